@@ -1,0 +1,32 @@
+"""Every error of the package.  All derive from `DashError`; each message names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class DashError(Exception):
+    """Base of all errors raised by dash_inductor."""
+
+
+class ArgumentError(DashError, ValueError):
+    """A bad argument of a public function or a bad setting.
+
+    Args:
+        name: the argument or setting.
+        value: what was given.
+        allowed: what it may be: a sentence, or the list of allowed values.
+    """
+
+    def __init__(self, name: str, value: object, allowed: str | Iterable[object]) -> None:
+        self.name, self.value = name, value
+        self.allowed = allowed if isinstance(allowed, str) else "one of " + ", ".join(repr(a) for a in allowed)
+        super().__init__(f"{name}={value!r} is not allowed: expected {self.allowed}")
+
+
+class UnsupportedVersionError(DashError, RuntimeError):
+    """This torch or triton lacks something that dash_inductor relies on."""
+
+
+class SiteKeptError(DashError, RuntimeError):
+    """With `strict` set: an attention backward could not be replaced (raised at compile time)."""
