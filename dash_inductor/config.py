@@ -1,0 +1,128 @@
+"""The settings of the package: one typed object, `config`, with an environment variable behind every setting.
+
+    from dash_inductor.config import config
+    config.strict = True
+    with config.patch(schedule="descending"):
+        ...
+
+Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
+`ArgumentError`, which lists the allowed ones.  Settings are read while a graph is compiled and are part of Inductor's cache keys.
+Standard library only: this module may be imported while torch itself is being imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from .errors import ArgumentError
+
+Schedule = Literal["auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "two_pass"]
+Cpu = Literal["off", "reference"]
+Forward = Literal["auto", "keep"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its environment variable, default and allowed values (the first spelling of each is the environment's)."""
+
+    env: str
+    default: bool | str
+    allowed: Mapping[str, bool | str]
+
+
+def _words(*names: str) -> dict[str, bool | str]:
+    return {name: name for name in names}
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "strict": Setting("DASH_INDUCTOR_STRICT", False, {"0": False, "1": True}),
+    "cpu": Setting("DASH_INDUCTOR_CPU", "off", _words("off", "reference")),
+    "schedule": Setting(
+        "DASH_INDUCTOR_SCHEDULE",
+        "auto",
+        _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "two_pass"),
+    ),
+    "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
+}
+
+
+class Config:
+    """Settings of dash_inductor.
+
+    Attributes:
+        strict: an attention backward that is kept raises `SiteKeptError` at compile time (DASH_INDUCTOR_STRICT=0|1).
+        cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU kernel
+            is deterministic (DASH_INDUCTOR_CPU).
+        schedule: "auto" lets the planner choose; a name forces that schedule at every site for which it is valid
+            (DASH_INDUCTOR_SCHEDULE).
+        forward: "auto" uses the fastest deterministic forward whose log-sum-exp the backward reads, "keep" leaves the
+            forward as PyTorch chose it (DASH_INDUCTOR_FORWARD).
+
+    Args:
+        environ: where the initial values come from; an empty variable counts as not set.
+    """
+
+    strict: bool
+    cpu: Cpu
+    schedule: Schedule
+    forward: Forward
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        for name, setting in SETTINGS.items():
+            text = environ.get(setting.env, "")
+            if text and text not in setting.allowed:
+                raise ArgumentError(setting.env, text, setting.allowed)
+            object.__setattr__(self, name, setting.allowed[text] if text else setting.default)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in SETTINGS:
+            raise ArgumentError("setting", name, SETTINGS)
+        allowed = tuple(SETTINGS[name].allowed.values())
+        if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
+            raise ArgumentError(f"config.{name}", value, allowed)
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> object:  # only reached for names that are no setting
+        raise AttributeError(f"dash_inductor has no setting {name!r}: the settings are {', '.join(SETTINGS)}")
+
+    @contextmanager
+    def patch(self, **changes: bool | str) -> Iterator[Config]:
+        """Change settings for a block; all are checked before the first is changed, all are restored at the end."""
+        before = {name: getattr(self, name) for name in SETTINGS}
+        try:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            yield self
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def cache_key(self) -> tuple[tuple[str, bool | str], ...]:
+        """All settings, for Inductor's cache keys.  `strict` too: a cached graph would otherwise hide a kept site from it."""
+        return tuple((name, getattr(self, name)) for name in SETTINGS)
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.cache_key())})"
+
+
+class _ConfigModule(ModuleType):
+    """``dash_inductor.config.strict = True`` reaches the object: it would otherwise only set a variable of this module."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(config, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(config, name, value)
+
+
+config = Config()
+sys.modules[__name__].__class__ = _ConfigModule
