@@ -1,0 +1,75 @@
+"""The kv-stationary part: dk and dv of one kv tile, and (one pass) its ordered contributions to dq."""
+
+import triton
+import triton.language as tl
+
+from .ordering import pass_turn_on, wait_for_turn
+from .schedule_functions import dash_num_steps, dash_q_range, dash_q_tile, dash_rank
+from .tiles import load_rows, load_tile, visible
+
+
+@triton.jit
+def dkdv_tile(
+    Q, K, V, DO, LSE, DELTA, DQ, SEM,
+    q_strides, k_strides, v_strides, do_strides, lse_strides,
+    b, h, kv, heads, q_len, kv_len, lo, hi, scale,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
+    ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+):
+    """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
+
+    Q, DO: [batch, heads * GROUP, q_len, HEAD_DIM]; K, V: [batch, heads, kv_len, HEAD_DIM], any strides (b, h, row, column).
+    LSE: natural log, fp32 [batch, heads * GROUP, >= q_len], any strides; DELTA: fp32 [batch, heads * GROUP, q_len].
+    DQ: fp32 [batch, heads * GROUP, q_len, HEAD_DIM], zeroed, unscaled; SEM: int32 [batch, heads * GROUP, q tiles], zeroed;
+    both only used when ORDERED (see Note [Ordered accumulation]).  The query heads of a group are walked in ascending
+    order, so dk and dv of grouped heads have a fixed order too.
+    """
+    kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
+    k = load_tile(K + b * k_strides[0] + h * k_strides[1], kv_rows, kv_len, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    v = load_tile(V + b * v_strides[0] + h * v_strides[1], kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
+    first, full_first, full_end, end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    steps = dash_num_steps(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    log2e = 1.4426950408889634
+    for g in range(GROUP):
+        hq = h * GROUP + g
+        q_head = Q + b * q_strides[0] + hq * q_strides[1]
+        do_head = DO + b * do_strides[0] + hq * do_strides[1]
+        lse_head = LSE + b * lse_strides[0] + hq * lse_strides[1]
+        row = b * heads * GROUP + hq
+        for step in tl.range(0, steps, num_stages=STAGES):
+            q_tile = dash_q_tile(step, kv, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+            q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
+            q = load_tile(q_head, q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+            lse = load_rows(lse_head, q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
+            # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
+            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
+            do = load_tile(do_head, q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+            delta = load_rows(DELTA + row * q_len, q_rows, q_len, 1, 0.0, EVEN_Q)
+            masked = (q_tile < full_first) | (q_tile >= full_end)
+            if HAS_LO or HAS_HI or not EVEN_KV:
+                if masked:
+                    keep = visible(q_rows[None, :], kv_rows[:, None], kv_len, lo, hi, HAS_LO, HAS_HI)
+                    p = tl.where(keep, p, 0.0)
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            ds = p * (dp - delta[None, :])
+            if HAS_LO or HAS_HI or not EVEN_KV:
+                if masked:  # a row that sees no key may have an infinite or undefined delta
+                    ds = tl.where(p == 0.0, 0.0, ds)
+            ds = ds.to(q.dtype)
+            dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+            if ORDERED:
+                dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
+                semaphore = SEM + row * n_q + q_tile
+                wait_for_turn(semaphore, dash_rank(q_tile, kv, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV), INTERPRET)
+                cols = tl.arange(0, BLOCK_D)
+                dq_ptrs = DQ + row * q_len * HEAD_DIM + q_rows[:, None] * HEAD_DIM + cols[None, :]
+                inside = (q_rows[:, None] < q_len) & (cols[None, :] < HEAD_DIM)
+                tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
+                pass_turn_on(semaphore, INTERPRET)
+    return dk, dv

@@ -1,0 +1,53 @@
+"""The q-stationary part of the two-pass backward: delta and dq of one q tile."""
+
+import triton
+import triton.language as tl
+
+from .schedule_functions import dash_kv_range
+from .tiles import load_rows, load_tile, visible
+
+
+@triton.jit
+def dq_tile(
+    Q, K, V, OUT, DO, LSE, DELTA,
+    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides,
+    b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, scale,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+):
+    """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
+
+    Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta = rowsum(out * do)
+    to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.
+    """
+    h = hq // GROUP
+    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
+    do = load_tile(
+        DO + b * do_strides[0] + hq * do_strides[1], q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q
+    )
+    out = load_tile(
+        OUT + b * out_strides[0] + hq * out_strides[1], q_rows, q_len, out_strides[2], out_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q
+    )
+    delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(DELTA + (b * q_heads + hq) * q_len + q_rows, delta, mask=q_rows < q_len)
+    q = load_tile(Q + b * q_strides[0] + hq * q_strides[1], q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    log2e = 1.4426950408889634
+    lse = load_rows(LSE + b * lse_strides[0] + hq * lse_strides[1], q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
+    k_head = K + b * k_strides[0] + h * k_strides[1]
+    v_head = V + b * v_strides[0] + h * v_strides[1]
+    dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    for kv in tl.range(first, end, num_stages=STAGES):
+        kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
+        k = load_tile(k_head, kv_rows, kv_len, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        v = load_tile(v_head, kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
+        ds = p * (dp - delta[:, None])
+        if HAS_LO or HAS_HI or not EVEN_KV:
+            if (kv < full_first) | (kv >= full_end):
+                ds = tl.where(visible(q_rows[:, None], kv_rows[None, :], kv_len, lo, hi, HAS_LO, HAS_HI), ds, 0.0)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq * scale

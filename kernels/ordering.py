@@ -1,0 +1,73 @@
+"""Waiting for a turn and passing it on: what makes an accumulation order true.
+
+Note [Ordered accumulation]
+    Every (batch, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dQ tile.
+    The contributor of rank r
+
+        1. spins on ``ld.acquire.gpu`` until the semaphore is r.  Every thread polls for itself, so each thread has acquired
+           everything that was released before: no CTA barrier is needed before its adds.
+        2. adds its tile with ``red.global.add.f32`` (performed at L2, nothing is loaded, so nothing can be prefetched above
+           the wait: a load of the accumulator would be moved there by the software pipeliner).
+        3. meets all threads of the CTA at ``bar.sync 0``: the adds of all threads happen before what follows.
+        4. lets one thread do ``red.release.gpu.add 1``.  Release is cumulative over the barrier, so whoever acquires
+           r + 1 has all adds of rank r behind it.
+
+    Hence the adds to one element happen in rank order, and fp32 addition in a fixed order gives fixed bits.  Steps 1, 3
+    and 4 are inline assembly because a `while` loop or `tl.debug_barrier` in the loop switches the pipeliner off.
+
+Note [Forward progress]
+    A CTA takes a ticket on entry, so the holders of all lower tickets are running or finished.  In a launch-ordered
+    schedule every wait is for a lower ticket; by induction over tickets every CTA finishes, on any number of SMs.  A
+    schedule that also waits for higher tickets is launched cooperatively: all CTAs are resident or the launch fails.
+    Tickets and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
+
+Under the interpreter programs run one after the other: a wait that is not already satisfied is an error, and is asserted.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait_for_turn(semaphore, rank, INTERPRET: tl.constexpr):
+    """Block until `semaphore` (int32) equals `rank`."""
+    if INTERPRET:
+        tl.device_assert(tl.load(semaphore) == rank, "accumulation out of order")
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred waiting;
+            SPIN:
+            ld.acquire.gpu.global.b32 $0, [$1];
+            setp.lt.s32 waiting, $0, $2;
+            @waiting bra SPIN;
+            }""",
+            "=r,l,r",
+            [semaphore, rank],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def pass_turn_on(semaphore, INTERPRET: tl.constexpr):
+    """All adds of this CTA are performed before `semaphore` is seen one higher."""
+    if INTERPRET:
+        tl.store(semaphore, tl.load(semaphore) + 1)
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred first; .reg .u32 thread;
+            bar.sync 0;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first red.release.gpu.global.add.u32 [$1], 1;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l",
+            [semaphore],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

@@ -1,0 +1,177 @@
+"""The portable kernels without Inductor: render the template text for given tensors, compile it for any GPU architecture.
+
+Used to pin registers, spills and shared memory where there is no GPU, to show what a model compiles to, and to measure tile
+shapes.  `compile_for` needs neither driver nor GPU: the assembler and the disassembler are inside the triton wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..errors import ArgumentError
+from ..schedule import schedules
+from ..schedule.problem import Plan, Site, Tiles
+from . import source
+
+_TYPES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
+_DIRECTORY = tempfile.TemporaryDirectory(prefix="dash_inductor_")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A kernel's text: `names` are its pointer arguments in order, `types` their Triton types, `grid` its programs."""
+
+    text: str
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    grid: int
+    tiles: Tiles
+
+    def load(self) -> Any:
+        """The `triton.jit` function of this text."""
+        path = Path(_DIRECTORY.name) / f"kernel_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}.py"
+        path.write_text(self.text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.kernel
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes: registers per thread, spilled bytes per thread, shared memory per CTA in bytes."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    shared_memory: int
+
+
+def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = None) -> list[Rendered]:
+    """The kernels of a plan in launch order, for static sizes.
+
+    Args:
+        plan: a plan of the portable kernel.
+        site: batch and lengths must be known.
+        strides: strides of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous (batch, head, row, column).
+    """
+    if plan.kernel != "portable":
+        raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
+    if site.batch is None or site.q_len is None or site.kv_len is None:
+        raise ArgumentError("site", site, "a site whose batch, q_len and kv_len are known")
+    q_shape = (site.batch, site.q_heads, site.q_len, site.head_dim)
+    kv_shape = (site.batch, site.kv_heads, site.kv_len, site.head_dim)
+    rows = (site.batch, site.q_heads, site.q_len)
+    dtype, fp32 = _TYPES[site.dtype], "*fp32"
+    shapes: dict[str, tuple[Sequence[int], str]] = {
+        "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (kv_shape, dtype), "LSE": (rows, fp32), "DELTA": (rows, fp32),
+        "DO": (q_shape, dtype), "OUT": (q_shape, dtype), "DV": (kv_shape, dtype), "DQ": (q_shape, fp32),
+        "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+    }  # fmt: skip
+    has_lo, has_hi = site.mask.lo is not None, site.mask.hi is not None
+    schedule = schedules.get(plan.schedule)
+    kernels = []
+    if plan.dq is not None:
+        programs = site.batch * site.q_heads * -(-site.q_len // plan.dq.block_q)
+        text = source.dq_template(has_lo, has_hi)
+        kernels.append(_render(text, plan, plan.dq, site, shapes, strides or {}, "DQ_OUT", programs, {}))
+    slots = -(-(-(-site.kv_len // plan.dkdv.block_kv)) // schedule.parts)
+    extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
+    text = source.dkdv_template(plan.schedule, has_lo, has_hi)
+    programs = site.batch * site.kv_heads * slots
+    kernels.append(_render(text, plan, plan.dkdv, site, shapes, strides or {}, "DK_OUT", programs, extra))
+    return kernels
+
+
+def _render(
+    text: str,
+    plan: Plan,
+    tiles: Tiles,
+    site: Site,
+    shapes: dict[str, tuple[Sequence[int], str]],
+    strides: dict[str, Sequence[int]],
+    output: str,
+    programs: int,
+    extra: dict[str, Any],
+) -> Rendered:
+    assert site.q_len is not None and site.kv_len is not None
+    constants = {"INDEX_DTYPE": "tl.int32"} | extra | source.constants(
+        plan, tiles, site.mask, site.scale, site.head_dim, site.group, even_q=site.q_len % tiles.block_q == 0,
+        even_kv=site.kv_len % tiles.block_kv == 0, interpret=False,
+    )  # fmt: skip
+    arguments: list[str] = []
+
+    def def_kernel(*names: str) -> str:
+        arguments.extend((*names, output, *(["ws_ptr"] if "ws_ptr" in text else [])))
+        head = f"import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel({', '.join(arguments)}):\n"
+        return head + "".join(f"    {name}: tl.constexpr = {value}\n" for name, value in constants.items())
+
+    def stride(name: str, index: int | None = None) -> str:
+        values = strides.get(name) or _contiguous(shapes[name][0])
+        return ", ".join(map(str, values)) if index is None else str(values[index])
+
+    def store_output(indices: Sequence[str], value: str, mask: str, **_: Any) -> str:
+        offset = " + ".join(f"{i} * {s}" for i, s in zip(indices, stride(output).split(", "), strict=True))
+        return f"tl.store({output} + {offset}, {value}.to({output}.dtype.element_ty), mask={mask})"
+
+    rendered = jinja2.Environment().from_string(text).render(
+        def_kernel=def_kernel, stride=stride, store_output=store_output, size=lambda name, i: str(shapes[name][0][i])
+    )
+    types = tuple("*i32" if name == "ws_ptr" else shapes[name][1] for name in arguments)
+    return Rendered(rendered, tuple(arguments), types, programs, tiles)
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
+
+
+def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
+    """Compile for "sm_80", "sm_90", ... without a GPU: Triton's compiled kernel and what it takes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    capability = int(arch.removeprefix("sm_"))
+    function = kernel.load()
+    signature = dict(zip(kernel.names, kernel.types, strict=True))
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.names))}
+    options = {"num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
+    compiled = triton.compile(
+        ASTSource(fn=function, signature=signature, constexprs={}, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
+    return compiled, _resources(compiled, arch)
+
+
+def _resources(compiled: Any, arch: str) -> Resources:
+    import triton
+
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    if int(arch.removeprefix("sm_")) >= 100:
+        ptxas = ptxas.with_name("ptxas-blackwell")
+    target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
+    assert target is not None
+    with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        command = [str(ptxas), "-v", f"--gpu-name={target[1]}", file.name, "-o", "/dev/null"]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    assert registers is not None and spills is not None, report
+    return Resources(int(registers[1]), int(spills[1]), int(spills[2]), compiled.metadata.shared)

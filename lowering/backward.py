@@ -1,0 +1,246 @@
+"""Lowering of `dash::attention_backward`: a plan becomes exactly one Triton template per kernel.
+
+One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay a
+kernel on semaphores that were zeroed once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
+from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
+from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
+from torch._inductor.select_algorithm import SymbolicGridFn
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import CeilDiv
+
+from .. import compat, ops
+from ..kernels import source
+from ..schedule import schedules
+from ..schedule.problem import Band, Plan, Tiles
+
+log = logging.getLogger("dash_inductor")
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def register() -> None:
+    register_lowering(ops.attention_backward, type_promotion_kind=None)(attention_backward)
+
+
+def attention_backward(
+    grad_out: TensorBox,
+    query: TensorBox,
+    key: TensorBox,
+    value: TensorBox,
+    out: TensorBox,
+    logsumexp: TensorBox,
+    mask: str,
+    scale: float,
+    dq_order: Sequence[int],
+    dk_order: Sequence[int],
+    dv_order: Sequence[int],
+    plan: str,
+    site: str,
+) -> Sequence[TensorBox]:
+    """dq, dk, dv of one site; shapes as in `ops`."""
+    parsed = Plan.parse(plan)
+    if parsed.kernel == "reference":
+        args = (grad_out, query, key, value, out, logsumexp, mask, scale, dq_order, dk_order, dv_order, plan, site)
+        result: Sequence[TensorBox] = fallback_handler(ops.attention_backward, add_to_fallback_set=False)(*args)
+        return result
+    log.debug("lowering %s: mask=%s plan=%s", site, mask, plan)
+    tensors = [_realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
+    call = _Call(parsed, Band.parse(mask), scale, *tensors)
+    return call.two_pass(dq_order, dk_order, dv_order) if parsed.dq else call.one_pass(dq_order, dk_order, dv_order)
+
+
+class _Call:
+    """The tensors and facts that the kernels of one site share."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        mask: Band,
+        scale: float,
+        query: TensorBox,
+        key: TensorBox,
+        value: TensorBox,
+        logsumexp: TensorBox,
+        grad_out: TensorBox,
+        out: TensorBox,
+    ) -> None:
+        self.plan, self.mask, self.scale = plan, mask, scale
+        self.query, self.key, self.value = query, key, value
+        self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
+        self.device = query.get_device()
+        self.batch, self.q_heads, self.q_len, head_dim = query.get_size()
+        _, self.heads, self.kv_len, _ = key.get_size()
+        guard = V.graph.sizevars.guard_int
+        self.head_dim = guard(head_dim)
+        self.group = guard(self.q_heads) // guard(self.heads)
+
+    def two_pass(
+        self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
+    ) -> tuple[TensorBox, TensorBox, TensorBox]:
+        """The dq kernel, which also writes delta, then the dk/dv kernel."""
+        assert self.plan.dq is not None
+        delta = _empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
+        dq = _template(
+            f"dash_dq_{self._bounds()}",
+            source.dq_template(self.mask.lo is not None, self.mask.hi is not None),
+            _dq_grid,
+            [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out],
+            self._layout(self.query, dq_order),
+            mutated=[delta],
+            call_sizes=[self.batch, self.q_heads, self.q_len],
+            tiles=self.plan.dq,
+            constants=self._constants(self.plan.dq),
+        )
+        dk, dv = self._dkdv(delta, None, dk_order, dv_order)
+        return dq, dk, dv
+
+    def one_pass(
+        self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
+    ) -> tuple[TensorBox, TensorBox, TensorBox]:
+        """delta from ordinary lowerings (Inductor may fuse them), the ordered kernel, then dq's scale and cast."""
+        product = lowerings[aten.mul](_to(self.out, torch.float32), _to(self.grad_out, torch.float32))
+        delta = _realized(ExternKernel.require_contiguous(lowerings[aten.sum](product, axis=-1)))
+        size = [self.batch, self.q_heads, self.q_len, self.head_dim]
+        accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
+        accumulator.realize()
+        dk, dv = self._dkdv(delta, accumulator, dk_order, dv_order)
+        dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
+        strides = self._layout(self.query, dq_order).stride
+        return ExternKernel.require_exact_strides(dq, strides), dk, dv
+
+    def _dkdv(
+        self, delta: TensorBox, accumulator: TensorBox | None, dk_order: Sequence[int], dv_order: Sequence[int]
+    ) -> tuple[TensorBox, TensorBox]:
+        tiles = self.plan.dkdv
+        schedule = schedules.get(self.plan.schedule)
+        dv = _empty(self.value.get_size(), dv_order, self.value.get_dtype(), self.device)
+        inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
+        extra: dict[str, Any] = {}
+        if accumulator is not None:
+            inputs.append(accumulator)
+            q_tiles = CeilDiv(self.q_len, sympy.Integer(tiles.block_q))
+            extra["workspace_arg"] = WorkspaceArg(
+                count=4 * (1 + self.batch * self.q_heads * q_tiles),  # bytes: the ticket, then one semaphore per q tile
+                zero_mode=WorkspaceZeroMode.ZERO_ON_CALL,
+                device=self.device,
+                outer_name=WorkspaceArg.unique_name(),
+                inner_name="ws_ptr",
+                dtype=torch.uint8,
+            )
+            if schedule.needs_coresidency:
+                extra["triton_meta"] = {"launch_cooperative_grid": True}
+        dk = _template(
+            f"dash_dkdv_{self.plan.schedule}_{self._bounds()}",
+            source.dkdv_template(self.plan.schedule, self.mask.lo is not None, self.mask.hi is not None),
+            _dkdv_grid,
+            inputs,
+            self._layout(self.key, dk_order),
+            mutated=inputs[6:],
+            call_sizes=[self.batch, self.heads, self.kv_len],
+            tiles=tiles,
+            constants=self._constants(tiles) | {"ORDERED": accumulator is not None, "PARTS": schedule.parts},
+            **extra,
+        )
+        return dk, dv
+
+    def _constants(self, tiles: Tiles) -> dict[str, Any]:
+        multiple = V.graph.sizevars.statically_known_multiple_of
+        return source.constants(
+            self.plan,
+            tiles,
+            self.mask,
+            self.scale,
+            self.head_dim,
+            self.group,
+            even_q=multiple(self.q_len, tiles.block_q),
+            even_kv=multiple(self.kv_len, tiles.block_kv),
+            interpret=compat.interpreting(),
+        )
+
+    def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:
+        size = list(like.get_size())
+        return FixedLayout(self.device, like.get_dtype(), size, stride=_dense_strides(size, order))
+
+    def _bounds(self) -> str:
+        return "_".join(
+            name for name, bound in (("lo", self.mask.lo), ("hi", self.mask.hi)) if bound is not None
+        ) or "full"
+
+
+def _dkdv_grid(batch: Any, heads: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any, int, int]:
+    return batch * heads * cdiv(cdiv(kv_len, meta["BLOCK_KV"]), meta["PARTS"]), 1, 1
+
+
+def _dq_grid(batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any, int, int]:
+    return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
+
+
+@functools.cache
+def _compiled_template(name: str, text: str, grid: Callable[..., Any]) -> Any:
+    return compat.make_template(name=name, grid=SymbolicGridFn(grid), source=text)
+
+
+def _template(
+    name: str,
+    text: str,
+    grid: Callable[..., Any],
+    inputs: list[TensorBox],
+    layout: FixedLayout,
+    *,
+    mutated: list[TensorBox],
+    call_sizes: list[Any],
+    tiles: Tiles,
+    constants: dict[str, Any],
+    **extra: Any,
+) -> TensorBox:
+    """One kernel of the graph: the template as the only choice."""
+    choices: list[Any] = []
+    error = _compiled_template(name, text, grid).maybe_append_choice(
+        choices,
+        input_nodes=inputs,
+        layout=layout,
+        mutated_inputs=mutated,
+        call_sizes=call_sizes,
+        num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps,
+        **constants,
+        **extra,
+    )
+    if error is not None:
+        raise error
+    return compat.autotune_select(name, choices, inputs, layout)
+
+
+def _to(x: TensorBox, dtype: torch.dtype) -> TensorBox:
+    converted: TensorBox = lowerings[prims.convert_element_type](x, dtype)
+    return converted
+
+
+def _realized(x: TensorBox) -> TensorBox:
+    x.realize()
+    return x
+
+
+def _dense_strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    strides: list[Any] = [None] * len(size)
+    step: Any = sympy.Integer(1)
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * size[dim]
+    return strides
+
+
+def _empty(size: Sequence[Any], order: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorBox:
+    buffer: TensorBox = empty_strided(list(size), _dense_strides(size, order), dtype=dtype, device=device)
+    return buffer
