@@ -1,0 +1,180 @@
+"""Code from the schedule expressions: Triton source for the kernels, Python functions for everything on the host.
+
+Both come from the same expressions by the same small printer, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # sympy is untyped
+
+from .problem import Band
+from .schedules import Schedule, schedule
+from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
+
+_TAIL = ("q_len", "kv_len", "lo", "hi", "BLOCK_Q", "BLOCK_KV")
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "dash_launch": ("ticket", "batch", "heads", *_TAIL, "SECTION"),
+    "dash_kv_tile": ("slot", "part", "head", *_TAIL),
+    "dash_num_steps": ("kv", *_TAIL),
+    "dash_q_tile": ("step", "kv", "head", *_TAIL),
+    "dash_rank": ("q", "kv", "head", *_TAIL),
+    "dash_q_range": ("kv", *_TAIL),
+    "dash_kv_range": ("q", *_TAIL),
+}
+HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
+    "dash_slots": _TAIL,
+    "dash_resident": ("batch", "heads", *_TAIL, "SECTION"),
+}
+
+
+def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
+    """Function name -> the expressions it returns, for `SIGNATURES` and `HOST_SIGNATURES`."""
+    q, kv = s.q_tiles, s.kv_tiles
+    return {
+        "dash_launch": s.launch,
+        "dash_kv_tile": (s.kv_tile,),
+        "dash_num_steps": (s.num_steps,),
+        "dash_q_tile": (s.q_tile,),
+        "dash_rank": (s.rank,),
+        "dash_q_range": (q.first, q.full_first, q.full_end, q.end),
+        "dash_kv_range": (kv.first, kv.full_first, kv.full_end, kv.end),
+        "dash_slots": (s.slots,),
+        "dash_resident": (s.resident if s.resident is not None else sympy.Integer(1),),
+    }
+
+
+class PythonPrinter:
+    """Prints an expression as Python; subclasses change the spelling of single operations."""
+
+    def where(self, condition: str, a: str, b: str) -> str:
+        return f"({a} if {condition} else {b})"
+
+    def extremum(self, name: str, a: str, b: str) -> str:
+        return f"{name}({a}, {b})"
+
+    def divide(self, a: str, b: str) -> str:
+        return f"({a} // {b})"
+
+    def remainder(self, a: str, b: str) -> str:
+        return f"({a} % {b})"
+
+    def print(self, e: Expr) -> str:
+        """Source text of `e`; compound results carry their own parentheses."""
+        if e.is_Symbol:
+            return str(e.name)
+        if e.is_Integer:
+            return str(int(e)) if e >= 0 else f"({int(e)})"
+        if isinstance(e, sympy.Add):
+            return f"({self._sum(e)})"
+        args = [self.print(a) for a in e.args]
+        if isinstance(e, sympy.Mul):
+            return f"({' * '.join(args)})"
+        if isinstance(e, FloorDiv):
+            return self.divide(*args)
+        if isinstance(e, Rem):
+            return self.remainder(*args)
+        if isinstance(e, Where):
+            return self.where(*args)
+        if isinstance(e, (Maximum, Minimum)):
+            return self.extremum("max" if isinstance(e, Maximum) else "min", *args)
+        if isinstance(e, sympy.core.relational.Relational):
+            return f"({args[0]} {e.rel_op} {args[1]})"
+        raise NotImplementedError(f"no spelling for {type(e).__name__} in {e}")
+
+    def _sum(self, e: Expr) -> str:
+        plus = [t for t in e.as_ordered_terms() if not t.could_extract_minus_sign()]
+        minus = [-t for t in e.as_ordered_terms() if t.could_extract_minus_sign()]
+        text = " + ".join(self.print(t) for t in plus) or "0"
+        return text + "".join(f" - {self.print(t)}" for t in minus)
+
+
+class TritonPrinter(PythonPrinter):
+    """Prints an expression for the body of a ``@triton.jit`` function."""
+
+    def where(self, condition: str, a: str, b: str) -> str:
+        return f"tl.where({condition}, {a}, {b})"
+
+    def extremum(self, name: str, a: str, b: str) -> str:
+        return f"tl.{name}imum({a}, {b})"
+
+
+def _share(results: Sequence[Expr]) -> tuple[list[tuple[Expr, Expr]], list[Expr]]:
+    """Subexpressions used more than once, as (symbol, value) in order of use; and the results in terms of them."""
+    uses: dict[Expr, int] = {}
+
+    def count(e: Expr) -> None:
+        uses[e] = uses.get(e, 0) + 1
+        if uses[e] == 1:
+            for a in e.args:
+                count(a)
+
+    shared: list[tuple[Expr, Expr]] = []
+    done: dict[Expr, Expr] = {}
+
+    def rewrite(e: Expr) -> Expr:
+        if not e.args:
+            return e
+        if e not in done:
+            args = [rewrite(a) for a in e.args]
+            new = e if all(a is b for a, b in zip(args, e.args, strict=True)) else e.func(*args)
+            if uses[e] > 1 and not e.could_extract_minus_sign() and isinstance(e, sympy.Expr):
+                shared.append((sympy.Symbol(f"t{len(shared)}", integer=True), new))
+                new = shared[-1][0]
+            done[e] = new
+        return done[e]
+
+    for r in results:
+        count(r)
+    return shared, [rewrite(r) for r in results]
+
+
+def function_source(name: str, parameters: Sequence[str], results: Sequence[Expr], printer: PythonPrinter) -> str:
+    """Source of a function; `parameters` are spelled as they shall appear, shared subexpressions get a name."""
+    shared, reduced = _share(results)
+    lines = [f"    {symbol.name} = {printer.print(value)}" for symbol, value in shared]
+    lines.append("    return " + ", ".join(printer.print(r) for r in reduced))
+    return f"def {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
+
+
+@cache
+def _triton_source(s: Schedule) -> str:
+    results, printer = definitions(s), TritonPrinter()
+    functions = []
+    for name, parameters in SIGNATURES.items():
+        spelled = [f"{p}: tl.constexpr" if p.isupper() else p for p in parameters]
+        functions.append("@triton.jit\n" + function_source(name, spelled, results[name], printer))
+    return "\n\n".join(functions)
+
+
+def triton_source(schedule_name: str, band: Band) -> str:
+    """Source of the ``@triton.jit`` functions named in `SIGNATURES`; the module that holds it imports triton and tl.
+
+    All values are int32.  `lo` and `hi` are anchored top left: subtract ``kv_len - q_len`` from the bounds of a band
+    anchored bottom right.  Where the band has no such bound, the argument is never read.
+
+    Raises ArgumentError on an unknown schedule or an unsupported mask.
+    """
+    return _triton_source(schedule(schedule_name, band))
+
+
+def compile_functions(s: Schedule, printer: PythonPrinter, scope: dict[str, Any] | None = None) -> SimpleNamespace:
+    """All functions of a schedule as Python callables; `scope` holds what the printer's spelling refers to."""
+    results, namespace = definitions(s), dict(scope or {})
+    for name, parameters in (SIGNATURES | HOST_SIGNATURES).items():
+        exec(function_source(name, parameters, results[name], printer), namespace)  # our own text, printed above
+    return SimpleNamespace(**{name: namespace[name] for name in results})
+
+
+@cache
+def _python_functions(s: Schedule) -> SimpleNamespace:
+    return compile_functions(s, PythonPrinter())
+
+
+def python_functions(schedule_name: str, band: Band) -> SimpleNamespace:
+    """The functions of `SIGNATURES` and `HOST_SIGNATURES` as Python callables with the same names and arguments."""
+    return _python_functions(schedule(schedule_name, band))

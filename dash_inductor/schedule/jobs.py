@@ -1,0 +1,125 @@
+"""A schedule written out for one problem: what every CTA does, in order.
+
+Simulator, checks, timeline and reference executor read these tables; they come from the expressions that the kernels
+run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from types import SimpleNamespace
+
+from ..errors import ArgumentError
+from .codegen import python_functions
+from .problem import Band
+from .schedules import PARTS
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention backward as the schedules see it.
+
+    Args:
+        band: the mask; any anchor.
+        q_len, kv_len: lengths in tokens, >= 1.
+        block_q, block_kv: tile shape in tokens.
+        batch: batch elements.
+        heads: kv heads per batch element.
+        group: query heads per kv head; a CTA runs through them in ascending order.
+        section: heads that are launched together.
+    """
+
+    band: Band
+    q_len: int
+    kv_len: int
+    block_q: int
+    block_kv: int
+    batch: int = 1
+    heads: int = 1
+    group: int = 1
+    section: int = 1
+
+    def __post_init__(self) -> None:
+        for f in fields(self)[1:]:
+            if getattr(self, f.name) < 1:
+                raise ArgumentError(f.name, getattr(self, f.name), "an integer >= 1")
+
+    @property
+    def n_q(self) -> int:
+        """Query tiles."""
+        return -(-self.q_len // self.block_q)
+
+    @property
+    def n_kv(self) -> int:
+        """Key/value tiles."""
+        return -(-self.kv_len // self.block_kv)
+
+    @property
+    def resolved(self) -> Problem:
+        """The same problem with the mask anchored top left, as the generated functions want it.
+
+        Bounds that exclude nothing are kept: whether a bound exists is a fact of the mask, not of the lengths.
+        """
+        offset = self.kv_len - self.q_len if self.band.anchor == "bottom_right" else 0
+        lo, hi = (None if x is None else x - offset for x in (self.band.lo, self.band.hi))
+        return replace(self, band=Band(lo, hi))
+
+    def tail(self) -> tuple[int, int, int, int, int, int]:
+        """The last arguments of the generated functions: lengths, bounds (0 where there is none) and tile shape."""
+        band = self.resolved.band
+        return self.q_len, self.kv_len, band.lo or 0, band.hi or 0, self.block_q, self.block_kv
+
+
+@dataclass(frozen=True)
+class Column:
+    """The walk over one kv tile: (q tile, rank) in order of time."""
+
+    kv: int
+    steps: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the CTA with this ticket does; head is ``b * heads + h``."""
+
+    ticket: int
+    head: int
+    columns: tuple[Column, ...]
+
+
+def functions(name: str, problem: Problem) -> SimpleNamespace:
+    """The Python form of the schedule's functions for the problem's mask."""
+    return python_functions(name, problem.resolved.band)
+
+
+def _columns(f: SimpleNamespace, name: str, problem: Problem, slot: int, head: int) -> tuple[Column, ...]:
+    tail, columns = problem.tail(), []
+    for part in range(PARTS[name]):
+        kv = f.dash_kv_tile(slot, part, head, *tail)
+        if kv < problem.n_kv:
+            walk = (f.dash_q_tile(step, kv, head, *tail) for step in range(f.dash_num_steps(kv, *tail)))
+            columns.append(Column(kv, tuple((q, f.dash_rank(q, kv, head, *tail)) for q in walk)))
+    return tuple(columns)
+
+
+@lru_cache(maxsize=64)
+def tables(name: str, problem: Problem) -> tuple[Job, ...]:
+    """All jobs in launch order.  Raises ArgumentError on an unknown schedule or an unsupported mask."""
+    f, tail = functions(name, problem), problem.tail()
+    tickets = problem.batch * problem.heads * f.dash_slots(*tail)
+    seen: dict[tuple[int, int], tuple[Column, ...]] = {}
+    jobs = []
+    for ticket in range(tickets):
+        head, slot = f.dash_launch(ticket, problem.batch, problem.heads, *tail, problem.section)
+        key = (slot, head % problem.heads % 2)  # walks and ranks know at most the parity of the head
+        if key not in seen:
+            seen[key] = _columns(f, name, problem, slot, head % problem.heads)
+        jobs.append(Job(ticket, head, seen[key]))
+    return tuple(jobs)
+
+
+def resident(name: str, problem: Problem) -> int:
+    """Least number of simultaneously resident CTAs with which the schedule cannot hang; 1 for launch-ordered ones."""
+    f = functions(name, problem)
+    return int(f.dash_resident(problem.batch, problem.heads, *problem.tail(), problem.section))

@@ -1,0 +1,294 @@
+"""Every schedule, defined once.
+
+A schedule says, as sympy expressions over tile indices and lengths, which CTA computes what and when (`kv_tile`,
+`q_tile`) and in which order the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
+executor and pictures all evaluate these expressions.  Neither walk nor rank knows the number of SMs, the batch or the
+section, so bits cannot depend on them.
+
+A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA
+runs through the query heads of its group in ascending order, each with its own dq accumulators and the same walk and
+ranks.
+
+Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
+deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
+for causal masks.  Fold is SPT with every second head mirrored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import sympy  # type: ignore[import-untyped]  # sympy is untyped
+
+from ..errors import ArgumentError
+from .geometry import N_KV, N_Q, Range, kv_range, q_range
+from .problem import Band
+from .symbols import (
+    BATCH,
+    HEAD,
+    HEADS,
+    KV,
+    PART,
+    SECTION,
+    SLOT,
+    STEP,
+    TICKET,
+    Expr,
+    FloorDiv,
+    Maximum,
+    Minimum,
+    Q,
+    Rem,
+    Where,
+    at_least_zero,
+    ceil_div,
+)
+
+POSITION = sympy.Symbol("position", integer=True, nonnegative=True)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One schedule for one kind of band (which of lo and hi exist).
+
+    Args:
+        name: the name used in plans.
+        parts: kv tiles that one CTA processes, one after the other.
+        slots: CTAs per head.
+        kv_tile: (slot, part, head within its batch element) -> kv tile, or the number of kv tiles for "no tile".
+        num_steps: kv -> q tiles to walk.
+        q_tile: (step, kv, head) -> q tile.
+        rank: (q, kv, head) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible
+            pairs.
+        q_tiles, kv_tiles: the visible q tiles of a kv tile, and the visible kv tiles of a q tile.
+        head_order: launch position of a head (0-based) -> head index ``b * heads + h``; `launch` applies it.
+        shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
+            which the owner of the q tile walks over the kv tiles.
+        resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
+            Else the least number of simultaneously resident CTAs for which the launch cannot hang: an exact bound.
+    """
+
+    name: str
+    parts: int
+    slots: Expr
+    kv_tile: Expr
+    num_steps: Expr
+    q_tile: Expr
+    rank: Expr
+    q_tiles: Range
+    kv_tiles: Range
+    head_order: Expr = POSITION
+    shared_accumulator: bool = True
+    resident: Expr | None = None
+
+    @property
+    def launch(self) -> tuple[Expr, Expr]:
+        """Ticket -> (head index, slot): sections of SECTION heads, inside a section slot-major and head-minor."""
+        section, within = FloorDiv(TICKET, SECTION * self.slots), Rem(TICKET, SECTION * self.slots)
+        size = Maximum(1, Minimum(SECTION, BATCH * HEADS - section * SECTION))  # the last section may be smaller
+        return self.head_order.subs(POSITION, section * SECTION + Rem(within, size)), FloorDiv(within, size)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the schedules of whole kv columns are made of."""
+
+    q: Range
+    kv: Range
+
+    @property
+    def steps(self) -> Expr:
+        return self.q.end - self.q.first
+
+    @property
+    def up(self) -> Expr:
+        return self.q.first + STEP
+
+    @property
+    def down(self) -> Expr:
+        return self.q.end - 1 - STEP
+
+    @property
+    def rank_up(self) -> Expr:
+        return KV - self.kv.first
+
+    @property
+    def rank_down(self) -> Expr:
+        return self.kv.end - 1 - KV
+
+
+LAST_FIRST = N_KV - 1 - SLOT
+
+
+def _column(name: str, c: _Columns, kv_tile: Expr, q_tile: Expr, rank: Expr, *, shared: bool = True) -> Schedule:
+    return Schedule(name, 1, N_KV, kv_tile, c.steps, q_tile, rank, c.q, c.kv, shared_accumulator=shared)
+
+
+def _ascending(c: _Columns) -> Schedule:
+    return _column("ascending", c, SLOT, c.up, c.rank_up)
+
+
+def _descending(c: _Columns) -> Schedule:
+    return _column("descending", c, SLOT, c.down, c.rank_up)
+
+
+def _spt(c: _Columns) -> Schedule:
+    return _column("spt", c, LAST_FIRST, c.up, c.rank_down)
+
+
+def _two_pass(c: _Columns) -> Schedule:
+    """The dk/dv kernel walks as in ascending; the dq kernel owns q tiles and walks over kv tiles upwards."""
+    return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
+
+
+def _fold(c: _Columns) -> Schedule:
+    """SPT on even heads of a batch element; descending on odd ones, which are launched last.
+
+    The parity is that of the head within its batch element: bits depend neither on the batch size nor on the position
+    in it.
+    """
+    mirrored = sympy.Eq(Rem(HEAD, 2), 1)
+    even, odd = ceil_div(HEADS, 2), Maximum(1, FloorDiv(HEADS, 2))
+    rest = at_least_zero(POSITION - BATCH * even)
+    order = Where(
+        BATCH * even > POSITION,
+        FloorDiv(POSITION, even) * HEADS + 2 * Rem(POSITION, even),
+        FloorDiv(rest, odd) * HEADS + 2 * Rem(rest, odd) + 1,
+    )
+    return Schedule(
+        "fold",
+        1,
+        N_KV,
+        Where(mirrored, SLOT, LAST_FIRST),
+        c.steps,
+        Where(mirrored, c.down, c.up),
+        Where(mirrored, c.rank_up, c.rank_down),
+        c.q,
+        c.kv,
+        head_order=order,
+    )
+
+
+def _ring_start(member: Expr, members: Expr, tiles: Expr) -> Expr:
+    """First tile of a member of a ring: members start evenly spread over the tiles."""
+    return FloorDiv(member * tiles, members)
+
+
+def _ring_rank(member: Expr, tile: Expr, members: Expr, tiles: Expr) -> Expr:
+    """Order in which the members of a ring reach a tile.
+
+    Members with ``start <= tile`` are ``0 .. last`` with ``last = ceil((tile + 1) * members / tiles) - 1`` (from
+    ``floor(m * tiles / members) <= tile  <=>  m < (tile + 1) * members / tiles``).  The highest of them is nearest
+    and comes first, down to 0; then the ring closes and the others follow, again from the highest.  So the step at
+    which a member reaches the tile never decreases along the ranks, for any two counts; with more members than tiles,
+    equal steps are ordered by rank.
+    """
+    return Rem(ceil_div((tile + 1) * members, tiles) - 1 - member + members, members)
+
+
+def _resident(contributing_slots: Expr) -> Expr:
+    """Exact co-residency bound of a ring whose member ``contributing_slots - 1`` everybody else waits for.
+
+    In a section of g heads the last member of the first head has the ticket ``(contributing_slots - 1) * g``.  If it
+    is resident, that head finishes and frees its workers for the next tickets.  With fewer workers no head ever gets
+    its last member.
+    """
+    return at_least_zero(contributing_slots - 1) * Minimum(SECTION, BATCH * HEADS) + 1
+
+
+def _shift(c: _Columns) -> Schedule:
+    """Full mask: cyclic walks with evenly spread starts, for any numbers of tiles."""
+    return Schedule(
+        "shift",
+        1,
+        N_KV,
+        SLOT,
+        c.steps,
+        Rem(_ring_start(KV, N_KV, N_Q) + STEP, N_Q),
+        _ring_rank(KV, Q, N_KV, N_Q),
+        c.q,
+        c.kv,
+        resident=_resident(N_KV),
+    )
+
+
+def _symmetric_shift(c: _Columns, has_lo: bool) -> Schedule:
+    """Bands without upper bound: a CTA does kv tile p, then kv tile n-1-p.
+
+    Let ``pairs = ceil(n / 2)``.  The *big* tiles ``kv < pairs`` all see the q tiles from ``top = first_q(pairs - 1)``
+    on: there they form a ring, as in shift.  Then each walks up its triangle, first_q(kv) .. top-1, with the highest
+    kv first in rank.  The *small* tiles walk down from the last q tile; their rank is kv, as every lower tile
+    contributes before them.  No big tile waits for a small one, and a small one only for lower tiles, so the waits
+    are acyclic for any lengths, odd n (the middle CTA has no second tile) and any lower bound.  For BLOCK_Q ==
+    BLOCK_KV, equal lengths and even n this is DASH's symmetric shift with ``finished = 0, active = n/2``; for
+    BLOCK_KV = S * BLOCK_Q starts are about S tiles apart instead of one.
+    """
+    pairs = ceil_div(N_KV, 2)
+    top = q_range(has_lo, False, kv=pairs - 1).first
+    height = at_least_zero(N_Q - top)
+    ring = Maximum(1, height)
+    big = pairs > KV
+    step_in_triangle = c.q.first + STEP - height
+    walk_big = Where(height > STEP, top + Rem(_ring_start(KV, pairs, ring) + STEP, ring), step_in_triangle)
+    member = Minimum(KV, pairs - 1)
+    rank_big = Where(top <= Q, _ring_rank(member, Minimum(at_least_zero(Q - top), ring - 1), pairs, ring), c.rank_down)
+    contributing = Minimum(pairs, kv_range(has_lo, False, q=N_Q - 1).end)
+    return Schedule(
+        "symmetric_shift",
+        2,
+        pairs,
+        Where(sympy.Eq(PART, 0), SLOT, Where(2 * SLOT + 1 < N_KV, N_KV - 1 - SLOT, N_KV)),
+        Where(N_KV > KV, c.steps, 0),
+        Where(big, walk_big, N_Q - 1 - STEP),
+        Where(big, rank_big, KV),
+        c.q,
+        c.kv,
+        resident=_resident(contributing),
+    )
+
+
+_COLUMNS: dict[str, Callable[[_Columns], Schedule]] = {
+    "ascending": _ascending,
+    "descending": _descending,
+    "shift": _shift,
+    "spt": _spt,
+    "fold": _fold,
+    "two_pass": _two_pass,
+}
+NAMES = (*_COLUMNS, "symmetric_shift")
+PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
+
+
+def check_name(name: str) -> None:
+    """Raise ArgumentError unless `name` is one of `NAMES`."""
+    if name not in NAMES:
+        raise ArgumentError("schedule", name, NAMES)
+
+
+def supports(name: str, band: Band) -> str | None:
+    """Why the schedule cannot run this mask, or None if it can, at any lengths >= 1.
+
+    Raises ArgumentError on an unknown name.
+    """
+    check_name(name)
+    if name == "shift" and not band.is_full:
+        return "shift needs the full mask"
+    if name == "symmetric_shift" and band.hi is not None:
+        return "symmetric_shift needs a mask without upper bound on i - j"
+    return None
+
+
+@cache
+def _build(name: str, has_lo: bool, has_hi: bool) -> Schedule:
+    columns = _Columns(q_range(has_lo, has_hi), kv_range(has_lo, has_hi))
+    return _symmetric_shift(columns, has_lo) if name == "symmetric_shift" else _COLUMNS[name](columns)
+
+
+def schedule(name: str, band: Band) -> Schedule:
+    """The expressions of a schedule for a band.  Raises ArgumentError on an unknown name or an unsupported mask."""
+    reason = supports(name, band)
+    if reason is not None:
+        raise ArgumentError("schedule", name, f"one that supports the mask {band}: {reason}")
+    return _build(name, band.lo is not None, band.hi is not None)
