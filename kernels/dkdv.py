@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .ordering import pass_turn_on, wait_for_turn
 from .schedule_functions import dash_num_steps, dash_q_range, dash_q_tile, dash_rank
-from .tiles import load_rows, load_tile, visible
+from .tiles import head_start, load_rows, load_tile, visible
 
 
 @triton.jit
@@ -26,8 +26,9 @@ def dkdv_tile(
     order, so dk and dv of grouped heads have a fixed order too.
     """
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-    k = load_tile(K + b * k_strides[0] + h * k_strides[1], kv_rows, kv_len, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
-    v = load_tile(V + b * v_strides[0] + h * v_strides[1], kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
+    k = load_tile(k_head, kv_rows, kv_len, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    v = load_tile(v_head, kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
@@ -36,10 +37,9 @@ def dkdv_tile(
     log2e = 1.4426950408889634
     for g in range(GROUP):
         hq = h * GROUP + g
-        q_head = Q + b * q_strides[0] + hq * q_strides[1]
-        do_head = DO + b * do_strides[0] + hq * do_strides[1]
-        lse_head = LSE + b * lse_strides[0] + hq * lse_strides[1]
-        row = b * heads * GROUP + hq
+        q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)
+        lse_head = head_start(LSE, b, hq, lse_strides)
+        row = (b * heads * GROUP + hq).to(tl.int64)
         for step in tl.range(0, steps, num_stages=STAGES):
             q_tile = dash_q_tile(step, kv, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
@@ -47,16 +47,16 @@ def dkdv_tile(
             lse = load_rows(lse_head, q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
             # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
             do = load_tile(do_head, q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             delta = load_rows(DELTA + row * q_len, q_rows, q_len, 1, 0.0, EVEN_Q)
+            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
             masked = (q_tile < full_first) | (q_tile >= full_end)
             if HAS_LO or HAS_HI or not EVEN_KV:
                 if masked:
                     keep = visible(q_rows[None, :], kv_rows[:, None], kv_len, lo, hi, HAS_LO, HAS_HI)
                     p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
             if HAS_LO or HAS_HI or not EVEN_KV:
                 if masked:  # a row that sees no key may have an infinite or undefined delta

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .schedule_functions import dash_kv_range
-from .tiles import load_rows, load_tile, visible
+from .tiles import head_start, load_rows, load_tile, visible
 
 
 @triton.jit
@@ -23,19 +23,17 @@ def dq_tile(
     """
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    do = load_tile(
-        DO + b * do_strides[0] + hq * do_strides[1], q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q
-    )
-    out = load_tile(
-        OUT + b * out_strides[0] + hq * out_strides[1], q_rows, q_len, out_strides[2], out_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q
-    )
+    do_head, out_head = head_start(DO, b, hq, do_strides), head_start(OUT, b, hq, out_strides)
+    do = load_tile(do_head, q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    out = load_tile(out_head, q_rows, q_len, out_strides[2], out_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(DELTA + (b * q_heads + hq) * q_len + q_rows, delta, mask=q_rows < q_len)
-    q = load_tile(Q + b * q_strides[0] + hq * q_strides[1], q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    row = (b * q_heads + hq).to(tl.int64)
+    tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
+    q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
+    q = load_tile(q_head, q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
     log2e = 1.4426950408889634
-    lse = load_rows(LSE + b * lse_strides[0] + hq * lse_strides[1], q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
-    k_head = K + b * k_strides[0] + h * k_strides[1]
-    v_head = V + b * v_strides[0] + h * v_strides[1]
+    lse = load_rows(lse_head, q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
+    k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     for kv in tl.range(first, end, num_stages=STAGES):

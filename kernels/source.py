@@ -41,10 +41,10 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(dq_argum
 _DKDV_TAIL = """
     dv_strides = ({{stride("DV")}},)
     head, slot = dash_launch(ticket, batch, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, SECTION)
-    b = (head // heads).to(tl.int64)
-    h = (head % heads).to(tl.int64)
+    b = head // heads
+    h = head % heads
     for part in range(PARTS):
-        kv = dash_kv_tile(slot, part, h.to(tl.int32), q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+        kv = dash_kv_tile(slot, part, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
             Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
             q_strides, k_strides, v_strides, do_strides, lse_strides,
@@ -56,7 +56,7 @@ _DKDV_TAIL = """
         idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = (idx_n < kv_len) & (idx_d < HEAD_DIM)
-        dv_ptrs = DV + b * dv_strides[0] + h * dv_strides[1] + idx_n.to(INDEX_DTYPE) * dv_strides[2] + idx_d * dv_strides[3]
+        dv_ptrs = DV + b.to(tl.int64) * dv_strides[0] + h.to(tl.int64) * dv_strides[1] + idx_n.to(INDEX_DTYPE) * dv_strides[2] + idx_d * dv_strides[3]
         tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
         idx_b = b
         idx_h = h
@@ -89,8 +89,8 @@ _DQ_TAIL = """
     place = pid - section * SECTION * n_q
     q_tile = n_q - 1 - place // width
     head = section * SECTION + place % width
-    b = (head // q_heads).to(tl.int64)
-    hq = (head % q_heads).to(tl.int64)
+    b = head // q_heads
+    hq = head % q_heads
     dq = dq_tile(
         Q, K, V, OUT, DO, LSE, DELTA,
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides,

@@ -80,7 +80,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
     }  # fmt: skip
     has_lo, has_hi = site.mask.lo is not None, site.mask.hi is not None
-    schedule = schedules.get(plan.schedule)
+    schedule = schedules.schedule(plan.schedule, site.mask)
     kernels = []
     if plan.dq is not None:
         programs = site.batch * site.q_heads * -(-site.q_len // plan.dq.block_q)
@@ -108,7 +108,7 @@ def _render(
     assert site.q_len is not None and site.kv_len is not None
     constants = {"INDEX_DTYPE": "tl.int32"} | extra | source.constants(
         plan, tiles, site.mask, site.scale, site.head_dim, site.group, even_q=site.q_len % tiles.block_q == 0,
-        even_kv=site.kv_len % tiles.block_kv == 0, interpret=False,
+        even_kv=site.kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=False,
     )  # fmt: skip
     arguments: list[str] = []
 

@@ -8,6 +8,12 @@ import triton.language as tl
 
 
 @triton.jit
+def head_start(ptr, b, h, strides):
+    """Pointer to the first row of head `h` of batch element `b`; strides: (batch, head, ...)."""
+    return ptr + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
+
+
+@triton.jit
 def load_tile(ptr, rows, n_rows, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
     """Rows `rows` of a [n_rows, HEAD_DIM] matrix as a [len(rows), BLOCK_D] tile; zeros outside.  EVEN: no row is outside."""
     cols = tl.arange(0, BLOCK_D)

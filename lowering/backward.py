@@ -123,7 +123,7 @@ class _Call:
         self, delta: TensorBox, accumulator: TensorBox | None, dk_order: Sequence[int], dv_order: Sequence[int]
     ) -> tuple[TensorBox, TensorBox]:
         tiles = self.plan.dkdv
-        schedule = schedules.get(self.plan.schedule)
+        schedule = schedules.schedule(self.plan.schedule, self.mask)
         dv = _empty(self.value.get_size(), dv_order, self.value.get_dtype(), self.device)
         inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
         extra: dict[str, Any] = {}
@@ -138,7 +138,7 @@ class _Call:
                 inner_name="ws_ptr",
                 dtype=torch.uint8,
             )
-            if schedule.needs_coresidency:
+            if schedule.resident is not None:
                 extra["triton_meta"] = {"launch_cooperative_grid": True}
         dk = _template(
             f"dash_dkdv_{self.plan.schedule}_{self._bounds()}",
@@ -149,12 +149,12 @@ class _Call:
             mutated=inputs[6:],
             call_sizes=[self.batch, self.heads, self.kv_len],
             tiles=tiles,
-            constants=self._constants(tiles) | {"ORDERED": accumulator is not None, "PARTS": schedule.parts},
+            constants=self._constants(tiles, schedule.parts) | {"ORDERED": accumulator is not None, "PARTS": schedule.parts},
             **extra,
         )
         return dk, dv
 
-    def _constants(self, tiles: Tiles) -> dict[str, Any]:
+    def _constants(self, tiles: Tiles, parts: int = 1) -> dict[str, Any]:
         multiple = V.graph.sizevars.statically_known_multiple_of
         return source.constants(
             self.plan,
@@ -164,7 +164,7 @@ class _Call:
             self.head_dim,
             self.group,
             even_q=multiple(self.q_len, tiles.block_q),
-            even_kv=multiple(self.kv_len, tiles.block_kv),
+            even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
         )
 
