@@ -1,0 +1,173 @@
+"""Discrete-event model of the ordered accumulation: CTAs on workers, and writers that wait for their turn.
+
+A job computes the tile pairs of its walk one after the other and adds each partial dq tile to its accumulator, which
+admits contributors by rank.  The times are those of "DASH: deterministic attention scheduling" (arXiv 2601.21824):
+
+* ``depth = 0``: adding occupies the worker, so a blocked add blocks everything after it (the paper's DAG model);
+* ``depth >= 1``: a separate writer drains `depth` buffers, so computing step k+1 overlaps waiting and adding of step k
+  and stalls only when all buffers are taken.
+
+Every time is a maximum of sums of earlier times, so a job is advanced as far as known turns allow, and again when the
+turn it waits for becomes known.  Only the hand-out of tickets needs the clock: the next ticket goes to the worker that
+is free first.  That is exact, because a job still blocked then depends on a ticket that starts no earlier.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .jobs import Job
+
+Accumulator = tuple[int, int, int]  # head, query head within the group, q tile
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Durations in any one unit.
+
+    Args:
+        compute: one tile pair.
+        reduce: adding one dq tile.
+        handover: extra latency between two writers of one accumulator.
+        epilogue: storing dk and dv at the end of a job.
+        depth: dq buffers of a separate writer; 0 without one.
+    """
+
+    compute: float = 1.0
+    reduce: float = 0.5
+    handover: float = 0.0
+    epilogue: float = 0.0
+    depth: int = 0
+
+
+class Span(NamedTuple):
+    """One tile pair: computed during ``start .. computed``, added to its accumulator during ``write .. written``."""
+
+    worker: int
+    ticket: int
+    accumulator: Accumulator
+    kv: int
+    rank: int
+    start: float
+    computed: float
+    write: float
+    written: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """Result of `simulate`; `makespan` is infinite if the schedule hangs, and `unfinished` names the tickets then."""
+
+    makespan: float
+    spans: tuple[Span, ...]
+    unfinished: tuple[int, ...]
+
+    def accumulation_order(self) -> dict[Accumulator, tuple[int, ...]]:
+        """Per accumulator the kv tiles in the order in which they were added."""
+        order: dict[Accumulator, list[int]] = {}
+        for span in sorted(self.spans, key=lambda s: (s.write, s.written, s.worker)):
+            order.setdefault(span.accumulator, []).append(span.kv)
+        return {accumulator: tuple(kvs) for accumulator, kvs in order.items()}
+
+
+class _Active:
+    """A job on a worker: its steps, how far it is, and the times that the next step needs."""
+
+    def __init__(self, job: Job, worker: int, now: float, group: int) -> None:
+        self.worker, self.ticket = worker, job.ticket
+        self.steps = [
+            ((job.head, g, q), column.kv, rank)
+            for column in job.columns
+            for g in range(group)
+            for q, rank in column.steps
+        ]
+        self.ready = now  # when the next compute may start
+        self.written: list[float] = []
+
+
+def simulate(
+    jobs: Sequence[Job],
+    workers: int,
+    costs: Costs = Costs(),
+    *,
+    group: int = 1,
+    static: Sequence[Sequence[int]] | None = None,
+    speeds: Sequence[float] | None = None,
+    jitter: float = 0.0,
+    seed: int = 0,
+    ordered: bool = True,
+) -> Run:
+    """Run `jobs` (in ticket order) on `workers` workers.
+
+    Args:
+        group: query heads per kv head; a job repeats each walk for every one, in ascending order.
+        static: ticket lists per worker (persistent CTAs) instead of handing out tickets.
+        speeds: factor on the durations, per worker.
+        jitter: relative half width of uniform noise on every duration, drawn from `seed`.
+        ordered: False ignores the ranks, as atomics would.
+    """
+    rng = random.Random(seed)
+    queues = [list(reversed(q)) for q in static] if static is not None else None
+    turns: dict[tuple[Accumulator, int], float] = {}
+    waiting: dict[tuple[Accumulator, int], _Active] = {}
+    free = [(0.0, w) for w in range(workers)]
+    spans: list[Span] = []
+    finished: set[int] = set()
+    makespan, next_ticket = 0.0, 0
+
+    def duration(a: _Active, base: float) -> float:
+        noise = 1.0 + jitter * rng.uniform(-1.0, 1.0) if jitter else 1.0
+        return base * noise * (speeds[a.worker] if speeds is not None else 1.0)
+
+    def advance(a: _Active) -> list[_Active]:
+        """Run `a` until it blocks or ends; returns the jobs whose turn came."""
+        nonlocal makespan
+        woken: list[_Active] = []
+        while len(a.written) < len(a.steps):
+            k = len(a.written)
+            accumulator, kv, rank = a.steps[k]
+            turn = 0.0
+            if ordered and rank > 0:
+                if (accumulator, rank - 1) not in turns:
+                    waiting[accumulator, rank] = a
+                    return woken
+                turn = turns[accumulator, rank - 1] + costs.handover
+            computed = a.ready + duration(a, costs.compute)
+            buffered = computed  # when the tile is in its buffer
+            if costs.depth and k >= costs.depth:
+                buffered = max(computed, a.written[k - costs.depth])
+            write = max(buffered, turn, a.written[-1] if a.written else 0.0)
+            written = write + duration(a, costs.reduce)
+            spans.append(Span(a.worker, a.ticket, accumulator, kv, rank, a.ready, computed, write, written))
+            a.written.append(written)
+            a.ready = buffered if costs.depth else written
+            turns[accumulator, rank] = written
+            if (accumulator, rank + 1) in waiting:
+                woken.append(waiting.pop((accumulator, rank + 1)))
+        end = max(a.ready + duration(a, costs.epilogue), a.written[-1] if a.written else 0.0)
+        makespan = max(makespan, end)
+        finished.add(a.ticket)
+        heapq.heappush(free, (end, a.worker))
+        return woken
+
+    heapq.heapify(free)
+    while free:
+        now, worker = heapq.heappop(free)
+        if queues is not None:
+            if not queues[worker]:
+                continue
+            job = jobs[queues[worker].pop()]
+        else:
+            if next_ticket == len(jobs):
+                break
+            job, next_ticket = jobs[next_ticket], next_ticket + 1
+        runnable = [_Active(job, worker, now, group)]
+        while runnable:
+            runnable += advance(runnable.pop())
+    unfinished = tuple(job.ticket for job in jobs if job.ticket not in finished)
+    return Run(math.inf if unfinished else makespan, tuple(spans), unfinished)

@@ -1,0 +1,79 @@
+"""Is a schedule right, and can it hang?  Checked on its tables, for one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .jobs import Job, Problem, functions, resident, tables
+from .schedules import schedule
+from .simulator import simulate
+
+
+def coverage_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[str]:
+    """What is wrong with the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator."""
+    f, tail, found = functions(name, problem), problem.tail(), []
+    heads = range(problem.batch * problem.heads)
+    owned = sorted((job.head, column.kv) for job in jobs for column in job.columns)
+    if owned != [(head, kv) for head in heads for kv in range(problem.n_kv)]:
+        found.append("the kv tiles are not owned exactly once each")
+    ranks: dict[tuple[int, int], list[int]] = {}
+    pairs = []
+    for job in jobs:
+        for column in job.columns:
+            for q, rank in column.steps:
+                pairs.append((job.head, q, column.kv))
+                ranks.setdefault((job.head, q), []).append(rank)
+    visible = []
+    for q in range(problem.n_q):
+        first, _, _, end = f.dash_kv_range(q, *tail)
+        visible += [(q, kv) for kv in range(first, end)]
+    if sorted(pairs) != [(head, q, kv) for head in heads for q, kv in visible]:
+        found.append("the visible tile pairs are not computed exactly once each")
+    for (head, q), values in sorted(ranks.items()):
+        if sorted(values) != list(range(len(values))):
+            found.append(f"head {head}, q tile {q}: ranks {sorted(values)} instead of 0 .. {len(values) - 1}")
+    return found
+
+
+def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
+    """A (waiting ticket, awaited ticket) where the awaited one is not earlier, or None if there is no such wait.
+
+    None means progress on any number of workers: ticket 0 waits for nobody, and if all earlier tickets finish, every
+    turn that a ticket waits for is passed on.  Within one job an earlier column counts as earlier.
+    """
+    at: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for job in jobs:
+        for c, column in enumerate(job.columns):
+            for q, rank in column.steps:
+                at[job.head, q, rank] = (job.ticket, c)
+    for (head, q, rank), place in at.items():
+        awaited = at.get((head, q, rank - 1))
+        if rank > 0 and awaited is not None and awaited >= place:
+            return place[0], awaited[0]
+    return None
+
+
+def progress_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[str]:
+    """What is wrong with the waits, given what the schedule declares about itself.
+
+    Launch-ordered schedules may only wait for earlier tickets.  The others must finish with the number of workers that
+    they declare to need, where every job is held up only by the model's waits.
+    """
+    definition = schedule(name, problem.resolved.band)
+    if not definition.shared_accumulator:
+        return []
+    if definition.resident is None:
+        wait = backward_wait(jobs)
+        return [] if wait is None else [f"ticket {wait[0]} waits for ticket {wait[1]}, which may not have started"]
+    bound = resident(name, problem)
+    run = simulate(jobs, bound, group=problem.group)
+    return [f"hangs with {bound} resident CTAs, tickets {run.unfinished}"] if run.unfinished else []
+
+
+def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> list[str]:
+    """Every fault of a schedule on a problem, in words; empty if it is right and cannot hang.
+
+    `jobs` replaces the schedule's own tables.  Raises ArgumentError on an unknown schedule or an unsupported mask.
+    """
+    jobs = tables(name, problem) if jobs is None else jobs
+    return coverage_faults(name, problem, jobs) + progress_faults(name, problem, jobs)
