@@ -1,0 +1,56 @@
+"""New nodes next to old ones: metadata copied, values computed on fake tensors, and all taken back if anything fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_map_only
+
+# What describes a node's own result; everything else (checkpoint tags, sequence number, source, partition) is inherited.
+_OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
+
+
+class Emitter:
+    """Adds nodes to a graph; `discard` takes back those that nothing uses yet."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.created: list[Node] = []
+
+    def call(self, target: Callable[..., Any], args: tuple[Any, ...], *, before: Node, like: Node) -> Node:
+        """``target(*args)`` in front of `before`, with the metadata of `like` and the value of running it on fakes."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args)
+        self.created.append(node)
+        node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
+        values = tree_map_only(Node, lambda n: n.meta["val"], args)
+        mode = torch._guards.detect_fake_mode(values)
+        assert mode is not None, f"no fake tensor among the arguments of {node.format_node()}"
+        with mode:
+            node.meta["val"] = target(*values)
+        return node
+
+    def discard(self) -> None:
+        """Erase what `call` added, latest first."""
+        for node in reversed(self.created):
+            self.graph.erase_node(node)
+        self.created.clear()
+
+
+def erase_dead(graph: Graph, nodes: list[Node], also: frozenset[Node] = frozenset()) -> None:
+    """Erase those of `nodes` that nothing uses, then those of their inputs that became unused, and so on.
+
+    Placeholders and operators with effects (random numbers included) stay, unless they are in `also`.
+    """
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen or node.users or (node.is_impure() and node not in also):
+            continue
+        seen.add(node)
+        sources = node.all_input_nodes
+        graph.erase_node(node)
+        nodes.extend(sources)

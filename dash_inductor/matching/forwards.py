@@ -1,0 +1,74 @@
+"""The forward of a site: where it is, and whether `dash::attention_forward` may take its place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from ..config import config
+from . import layout
+from .attention_ops import bind, op_name
+from .sites import Match
+
+_ALIASES = ("aten::alias", "aten::detach")
+
+
+def find_forward(match: Match) -> Node | None:
+    """The forward node that made the backward's `out` and `logsumexp`; None if it is not in this graph."""
+    out, logsumexp = (_origin(match.args[name]) for name in ("out", "logsumexp"))
+    for node, index in ((out, 0), (logsumexp, 1)):
+        if node.target is not operator.getitem or node.args[1] != index:
+            return None
+    forward = out.args[0]
+    assert isinstance(forward, Node)
+    same = forward is logsumexp.args[0] and op_name(forward) == match.backend.forward
+    return forward if same else None
+
+
+def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
+    """Why the forward of these backwards stays as PyTorch had it; "" if it is replaced.
+
+    All backwards that are replaced and that read this forward's outputs must be given.
+    """
+    if forward is None:
+        return "not in this graph"
+    if config.forward == "keep":
+        return "by the setting forward='keep'"
+    if any(match.plan.forward == "keep" for match in matches):
+        return "as planned"
+    if len({_call(match) for match in matches}) > 1:
+        return "several backwards of one forward differ"
+    bound = bind(forward)
+    if any(_origin(bound[name]) is not _origin(m.args[name]) for m in matches for name in ("query", "key", "value")):
+        return "forward and backward have different operands"
+    backwards = {match.node for match in matches}
+    for user in forward.users:
+        if user.target is not operator.getitem or (user.args[1] != 0 and not _only_used_by(user, backwards)):
+            return "log-sum-exp or random state has other users"
+    if out_order(forward) is None:
+        return "its output is not dense"
+    return ""
+
+
+def out_order(forward: Node) -> list[int] | None:
+    """The layout of the forward's output, dimensions from the largest stride to the smallest; None if it is not dense."""
+    out = forward.meta["val"][0]
+    return layout.dense_order(out.shape, out.stride())
+
+
+def _call(match: Match) -> tuple[object, ...]:
+    return (str(match.site.mask), match.site.scale, str(match.plan), match.operands.repeats)
+
+
+def _only_used_by(node: Node, allowed: set[Node]) -> bool:
+    return all(u in allowed or (op_name(u) in _ALIASES and _only_used_by(u, allowed)) for u in node.users)
+
+
+def _origin(node: Node) -> Node:
+    while op_name(node) in _ALIASES:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    return node

@@ -1,0 +1,44 @@
+"""Sizes and strides of fake tensors, static or symbolic, compared without adding guards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Dim = int | torch.SymInt
+
+
+def static(x: Dim) -> int | None:
+    """The value of a size if it is known when the graph is compiled."""
+    return x if isinstance(x, int) else x.node.maybe_as_int()
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are certainly equal."""
+    return a is b or statically_known_true(a == b)
+
+
+def same_all(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two lists of sizes are certainly equal."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+def dense_order(size: Sequence[Dim], stride: Sequence[Dim]) -> list[int] | None:
+    """The dimensions from the largest stride to the smallest, if the tensor is dense; else None.
+
+    The strides of a dense tensor made with this order are `stride`, where possible also in dimensions of size 1.
+    """
+    unit = [static(n) == 1 for n in size]
+    for exact in (True, False):
+        for order in itertools.permutations(range(len(size))):
+            expected: Dim = 1
+            for d in reversed(order):
+                if not ((unit[d] and not exact) or same(stride[d], expected)):
+                    break
+                expected = expected * size[d]
+            else:
+                return list(order)
+    return None

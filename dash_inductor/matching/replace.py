@@ -1,0 +1,121 @@
+"""Replacing one forward and the backwards that belong to it by `dash::attention_forward` and `dash::attention_backward`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ops import attention_backward, attention_forward
+from .emit import Emitter, erase_dead
+from .forwards import out_order
+from .operands import Gradient, output
+from .repeat_kv import Repeat
+from .sites import Match
+
+aten = torch.ops.aten
+
+
+def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> None:
+    """Replace the backwards of `matches`, and `forward` too unless it is None.
+
+    Either everything is replaced or, if anything raises, the graph is as it was.
+    """
+    emitter = Emitter(graph)
+    swaps: list[tuple[Node, Node]] = []
+    try:
+        logsumexp = None
+        if forward is not None:
+            logsumexp = _new_forward(emitter, forward, matches[0], swaps)
+        for match in matches:
+            _new_backward(emitter, match, logsumexp, swaps)
+    except BaseException:
+        emitter.discard()
+        raise
+    dead = [] if forward is None else [forward, *forward.users]
+    for match in matches:
+        dead += [match.node, *match.node.users]
+    for old, new in swaps:
+        old.replace_all_uses_with(new)
+        dead.append(old)
+    erase_dead(graph, dead, also=frozenset(node for node in (forward, *(m.node for m in matches)) if node is not None))
+
+
+def _new_forward(emitter: Emitter, forward: Node, match: Match, swaps: list[tuple[Node, Node]]) -> Node:
+    """The new forward; returns its log-sum-exp."""
+    operands = _operands(emitter, match, before=forward)
+    site = match.site
+    arguments = (*operands, str(site.mask), site.scale, out_order(forward), str(match.plan), match.node.name)
+    node = emitter.call(attention_forward, arguments, before=forward, like=forward)
+    results: dict[int, Node] = {}
+    for user in forward.users:
+        index = user.args[1]
+        if index in (0, 1) and index not in results:
+            results[index] = emitter.call(operator.getitem, (node, index), before=forward, like=user)
+        if index == 0:
+            swaps.append((user, results[0]))
+    return results[1]
+
+
+def _new_backward(emitter: Emitter, match: Match, logsumexp: Node | None, swaps: list[tuple[Node, Node]]) -> None:
+    """The new backward; `logsumexp` is that of the new forward, None if the old forward stays."""
+    old, args, site = match.node, match.args, match.site
+    if logsumexp is None:
+        logsumexp = args["logsumexp"]
+        assert isinstance(logsumexp, Node)
+        if logsumexp.meta["val"].dim() == 4:  # cuDNN: [B, H, Sq, 1]
+            logsumexp = emitter.call(aten.squeeze.dim, (logsumexp, 3), before=old, like=logsumexp)
+    gradients = match.operands.gradients
+    arguments = (
+        args[match.backend.grad_out],
+        *_operands(emitter, match, before=old),
+        args["out"],
+        logsumexp,
+        str(site.mask),
+        site.scale,
+        *(gradient.order for gradient in gradients),
+        str(match.plan),
+        old.name,
+    )
+    node = emitter.call(attention_backward, arguments, before=old, like=old)
+    repeats = (None, *(match.operands.repeats or (None, None)))
+    for index, (gradient, repeat) in enumerate(zip(gradients, repeats, strict=True)):
+        used = output(old, index)
+        if used is not None:
+            result = emitter.call(operator.getitem, (node, index), before=old, like=used)
+            swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
+
+
+def _consumer(
+    emitter: Emitter, used: Node, result: Node, gradient: Gradient, repeat: Repeat | None, before: Node
+) -> tuple[Node, Node]:
+    """What the rest of the graph reads: the old node and the one that takes its place."""
+    if gradient.reduction is None or repeat is None:
+        return used, result
+    total = gradient.reduction.total
+    if repeat.perm != (0, 1, 2, 3):
+        inverse = [repeat.perm.index(d) for d in range(4)]
+        result = emitter.call(aten.permute.default, (result, inverse), before=before, like=total)
+    if gradient.reduction.keepdim:
+        result = emitter.call(aten.unsqueeze.default, (result, repeat.head + 1), before=before, like=total)
+    return total, result
+
+
+def _operands(emitter: Emitter, match: Match, before: Node) -> tuple[Node, Node, Node]:
+    """Query, key and value in front of `before`; key and value without their repeats where the match says so."""
+    operands = match.operands
+    if operands.repeats is None:
+        return operands.query, operands.key, operands.value
+    key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
+    return operands.query, key, value
+
+
+def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:
+    node = repeat.base
+    if repeat.squeeze is not None:
+        node = emitter.call(aten.squeeze.dim, (node, repeat.squeeze), before=before, like=repeat.base)
+    if repeat.perm != (0, 1, 2, 3):
+        node = emitter.call(aten.permute.default, (node, list(repeat.perm)), before=before, like=repeat.base)
+    return node

@@ -1,0 +1,151 @@
+"""The pass over a joint graph: every attention backward becomes a dash operator or is kept with one reason; all are recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import traceback
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+
+from .. import _switch
+from ..config import config
+from ..errors import SiteKeptError
+from ..observe.reasons import Reason
+from ..observe.records import SiteRecord
+from ..observe.report import publish
+from ..schedule.problem import Band
+from .attention_ops import is_attention_backward, op_name
+from .forwards import cause_to_keep, find_forward
+from .masks import recognise
+from .replace import replace
+from .sites import Facts, Kept, Match, analyse
+from .source import source_line
+
+log = logging.getLogger("dash_inductor")
+
+_RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
+
+
+def rewrite_graph(graph: Graph) -> None:
+    """Replace what can be replaced, in place, and publish a record per site (see `observe`).
+
+    Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
+    attention backward.  Running it again changes nothing.
+
+    Raises:
+        SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
+            count: PyTorch's CPU kernel is deterministic, and leaving it alone was asked for.
+    """
+    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
+        return
+    readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
+    if not readings:
+        return
+    masks = _Masks()
+    for reading in readings:
+        reading.read(masks)
+    for group in _by_forward(readings):
+        _replace_group(graph, group)
+    for reading in readings:
+        if reading.reason is not None:
+            reading.node.meta[_RECORDED] = True
+    records = [reading.record() for reading in readings]
+    publish(records)
+    kept = [record for record in records if record.status == "kept" and record.reason is not Reason.CPU_OFF]
+    if config.strict and kept:
+        raise SiteKeptError("strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept)))
+
+
+@dataclass
+class _Reading:
+    """One site on its way to a record."""
+
+    node: Node
+    match: Match | None = None
+    reason: Reason | None = None
+    detail: str = ""
+    forward: Node | None = None
+    forward_kept: str = ""
+    facts: Facts = field(default_factory=Facts)
+
+    def __post_init__(self) -> None:
+        self.name, self.op = self.node.name, op_name(self.node)
+        self.source = source_line([self.node, *self.node.users])
+
+    def read(self, masks: _Masks) -> None:
+        try:
+            self.match = analyse(self.node, masks.read, self.facts)
+            self.forward = find_forward(self.match)
+            self.detail = self.match.operands.detail
+        except Kept as kept:
+            self.keep(kept.reason, kept.detail)
+        except Exception as error:
+            self.fail(error)
+
+    def keep(self, reason: Reason, detail: str) -> None:
+        self.match, self.forward, self.reason, self.detail = None, None, reason, detail
+
+    def fail(self, error: Exception) -> None:
+        log.debug("site %s", self.name, exc_info=error)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self.keep(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}")
+
+    def record(self) -> SiteRecord:
+        plan = self.match.plan if self.match else None
+        return SiteRecord(
+            name=self.name,
+            op=self.op,
+            status="kept" if self.reason else "replaced",
+            reason=self.reason,
+            detail=self.detail,
+            site=self.facts.site,
+            plan=plan,
+            forward=plan.forward if plan and not self.forward_kept else f"kept: {self.forward_kept}".removesuffix(": "),
+            mask=self.facts.mask,
+            source=self.source,
+        )
+
+
+class _Masks:
+    """Reads each mask of a graph once: the layers of a model share theirs."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Node, str, str], Band | Kept] = {}
+
+    def read(self, mask: Node, query: Node, key: Node) -> Band:
+        lengths = (str(node.meta["val"].shape[2]) for node in (query, key))
+        call = (mask, *lengths)
+        if call not in self._known:
+            result = recognise(mask, query=query, key=key)
+            self._known[call] = Kept(Reason(result.reason), result.detail) if result.band is None else result.band
+        answer = self._known[call]
+        if isinstance(answer, Kept):
+            raise Kept(answer.reason, answer.detail)
+        return answer
+
+
+def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
+    """The sites to replace, those of one forward together."""
+    groups: dict[Node, list[_Reading]] = {}
+    for reading in readings:
+        if reading.match is not None:
+            groups.setdefault(reading.forward or reading.node, []).append(reading)
+    return list(groups.values())
+
+
+def _replace_group(graph: Graph, group: list[_Reading]) -> None:
+    matches = [reading.match for reading in group if reading.match is not None]
+    try:
+        cause = cause_to_keep(group[0].forward, matches)
+        if cause:
+            matches = [dataclasses.replace(m, plan=dataclasses.replace(m.plan, forward="keep")) for m in matches]
+        replace(graph, None if cause else group[0].forward, matches)
+    except Exception as error:
+        for reading in group:
+            reading.fail(error)
+        return
+    for reading, match in zip(group, matches, strict=True):
+        reading.match, reading.forward_kept = match, cause

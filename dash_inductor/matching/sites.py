@@ -1,0 +1,207 @@
+"""From one attention backward node to a `Match`: the facts for the planner and the plan, or the one reason to keep the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from .. import schedule
+from ..config import config
+from ..errors import DashError
+from ..observe.reasons import Reason
+from ..schedule.problem import Band, DType, Plan, Site
+from . import arch, layout
+from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
+from .operands import Operands, find_operands, output
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+}
+MAX_HEAD_DIM = 128
+
+
+class Kept(Exception):
+    """Raised while a site is read: it is kept, for this reason."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Match:
+    """An attention backward that can be replaced.
+
+    Attributes:
+        node: the backward node.
+        backend: which operator it is.
+        args: its arguments by schema name.
+        site, plan: what the planner was given and what it answered.
+        operands: the query, key and value that the new operators read, and the layouts of the gradients.
+    """
+
+    node: Node
+    backend: Backend
+    args: dict[str, Any]
+    site: Site
+    plan: Plan
+    operands: Operands
+
+
+@dataclass
+class Facts:
+    """What is known so far of a site; the record of a kept site shows it too."""
+
+    site: Site | None = None
+    mask: str = ""
+
+
+ReadMask = Callable[[Node, Node, Node], Band]
+"""(mask, query, key) -> its normal form; raises `Kept`."""
+
+
+def analyse(node: Node, read_mask: ReadMask, facts: Facts) -> Match:
+    """Read one backward node.  `facts` is filled in as far as the reading gets.
+
+    Raises:
+        Kept: the node stays as it is.
+    """
+    device = _device(node)
+    if device.type == "cpu" and config.cpu == "off":
+        raise Kept(Reason.CPU_OFF)
+    if not arch.is_supported(device):
+        raise Kept(Reason.DEVICE, str(device))
+    if op_name(node) in KEPT:
+        raise Kept(KEPT[op_name(node)], op_name(node))
+    backend, args = BACKENDS[op_name(node)], bind(node)
+    if args["dropout_p"] != 0.0:
+        raise Kept(Reason.DROPOUT, f"dropout_p={args['dropout_p']}")
+    query, key, value = (args[name].meta["val"] for name in ("query", "key", "value"))
+    _check_sizes(query, key, value)
+    _check_dtypes(backend, args)
+    _check_logsumexp(args["logsumexp"].meta["val"], query)
+    if args.get("grad_input_mask", (False,) * 4)[3] or output(node, 3):
+        raise Kept(Reason.BIAS_GRADIENT)
+    mask = _mask(backend, args, read_mask)
+    facts.mask = str(mask)
+    operands = find_operands(node, args)
+    dtype = DTYPES[query.dtype]
+    facts.site = site = Site(
+        device="cpu" if device.type == "cpu" else "cuda",
+        dtype=dtype,
+        batch=layout.static(query.shape[0]),
+        q_heads=_known(query.shape[1]),
+        kv_heads=operands.kv_heads,
+        q_len=layout.static(query.shape[2]),
+        kv_len=layout.static(key.shape[2]),
+        head_dim=_known(query.shape[3]),
+        value_dim=_known(value.shape[3]),
+        mask=mask,
+        scale=_scale(args["scale"], _known(query.shape[3])),
+        allow_tf32=dtype == "float32" and arch.allow_tf32(device),
+    )
+    for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
+        if gradient.order is None:
+            raise Kept(Reason.LAYOUT, f"{name} is not dense")
+    return Match(node, backend, args, site, _plan(site, device), operands)
+
+
+def _device(node: Node) -> torch.device:
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, Tensor):
+            return value.device
+    raise ValueError(f"no tensor argument of {node.format_node()} has a value")
+
+
+def _known(x: layout.Dim) -> int:
+    value = layout.static(x)
+    if value is None:
+        raise Kept(Reason.DYNAMIC_DIMS, f"a size is {x}")
+    return value
+
+
+def _scale(scale: object, head_dim: int) -> float:
+    if scale is None:
+        return float(head_dim**-0.5)
+    if not isinstance(scale, (int, float)):
+        raise Kept(Reason.DYNAMIC_DIMS, f"scale={scale}")
+    return float(scale)
+
+
+def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.dim() == key.dim() == value.dim() == 4:
+        raise Kept(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
+    shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+    head_dim, value_dim, heads, kv_heads = map(_known, (query.shape[3], value.shape[3], query.shape[1], key.shape[1]))
+    if value_dim != head_dim:
+        raise Kept(Reason.VALUE_DIM, f"head dimension {head_dim}, of value {value_dim}")
+    if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise Kept(Reason.HEAD_DIM, f"head dimension {head_dim}")
+    batch_fits = layout.same(query.shape[0], key.shape[0])
+    if not batch_fits or not layout.same_all(key.shape, value.shape) or not kv_heads or heads % kv_heads:
+        raise Kept(Reason.SHAPE, shapes)
+    if _known(key.shape[3]) != head_dim or 0 in map(layout.static, (*query.shape, *key.shape)):
+        raise Kept(Reason.SHAPE, shapes)
+
+
+def _check_dtypes(backend: Backend, args: dict[str, Any]) -> None:
+    names = ("query", "key", "value", "out", backend.grad_out)
+    dtypes = [args[name].meta["val"].dtype for name in names]
+    if len(set(dtypes)) != 1 or dtypes[0] not in DTYPES:
+        raise Kept(Reason.DTYPE, ", ".join(f"{n}: {d}" for n, d in zip(names, dtypes, strict=True)))
+
+
+def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
+    """[B, H, >= Sq] as flash and efficient have it, or [B, H, Sq, 1] as cuDNN has it; fp32."""
+    trailing_one = logsumexp.dim() == 4 and layout.static(logsumexp.shape[3]) == 1
+    heads_fit = logsumexp.dim() >= 3 and layout.same_all(logsumexp.shape[:2], query.shape[:2])
+    if logsumexp.dtype != torch.float32 or not heads_fit or not (logsumexp.dim() == 3 or trailing_one):
+        raise Kept(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
+
+
+def _mask(backend: Backend, args: dict[str, Any], read_mask: ReadMask) -> Band:
+    query, key = args["query"], args["key"]
+    q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
+    bands = []
+    if args["is_causal"]:
+        # flash aligns the mask bottom right where the lengths differ, the others top left; PyTorch never sends flash such a call.
+        if backend is FLASH and not layout.same(q_len, kv_len):
+            raise Kept(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
+        bands.append(Band(0, None))
+    mask = args[backend.mask] if backend.mask else None
+    if mask is not None:
+        bands.append(read_mask(mask, query, key))
+    return intersect(bands, layout.static(q_len), layout.static(kv_len))
+
+
+def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
+    """The band of what all of them show.
+
+    Raises:
+        Kept: it is no band: empty, or the offset between two anchors is not known.
+    """
+    if len({band.anchor for band in bands if not band.is_full}) > 1:
+        if q_len is None or kv_len is None:
+            raise Kept(Reason.MASK_NOT_A_BAND, " and ".join(map(str, bands)) + " with dynamic lengths")
+        bands = [band.resolve(q_len, kv_len) for band in bands]
+    bands = [band for band in bands if not band.is_full]
+    lo = max((band.lo for band in bands if band.lo is not None), default=None)
+    hi = min((band.hi for band in bands if band.hi is not None), default=None)
+    if lo is not None and hi is not None and lo > hi:
+        raise Kept(Reason.MASK_NOT_A_BAND, "nothing is visible: " + " and ".join(map(str, bands)))
+    return Band(lo, hi, bands[0].anchor if bands else "top_left")
+
+
+def _plan(site: Site, device: torch.device) -> Plan:
+    try:
+        return schedule.plan(site, arch.arch_of(device), schedule=config.schedule)
+    except DashError as error:
+        raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error

@@ -1,0 +1,31 @@
+"""Where in the user's model a node comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from torch.fx import Node
+
+
+def source_line(nodes: Iterable[Node]) -> str:
+    """``file:line in module.path`` from the first of these nodes that knows it, "" if none does.
+
+    `line` is the innermost line of the model's stack; the module path is left out where PyTorch recorded none.
+    """
+    for node in nodes:
+        frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+        if frames:
+            file, line = frames[-1]
+            module = _module_path(node)
+            return f"{file}:{line} in {module}" if module else f"{file}:{line}"
+    return ""
+
+
+def _module_path(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return ""
+    path, kind = list(stack.values())[-1]
+    path = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)  # Dynamo's name of the root module: L['self']
+    return path or getattr(kind, "__name__", str(kind))

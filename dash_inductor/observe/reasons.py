@@ -1,0 +1,42 @@
+"""Why an attention backward is kept as PyTorch had it: `Reason`, the complete list."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(Enum):
+    """One member per cause; the value is the name used in records, logs and traces.
+
+    Attributes:
+        explanation: one sentence for users.
+    """
+
+    explanation: str
+
+    def __new__(cls, value: str, explanation: str) -> Reason:
+        member = object.__new__(cls)
+        member._value_ = value
+        member.explanation = explanation
+        return member
+
+    CPU_OFF = "cpu_off", "PyTorch's CPU kernel is deterministic already; cpu='reference' replaces it."
+    DEVICE = "device", "Only CUDA devices (not ROCm) and the CPU are supported."
+    UNSUPPORTED_OP = "unsupported_op", "This attention operator is not one that is replaced."
+    VARLEN = "varlen", "Packed (variable length) attention operators are not replaced."
+    FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
+    DROPOUT = "dropout", "Attention dropout would need PyTorch's random numbers bit for bit."
+    DTYPE = "dtype", "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site."
+    HEAD_DIM = "head_dim", "The head dimension must be a multiple of 8, at most 128."
+    VALUE_DIM = "value_dim", "The head dimension of value must be that of query and key."
+    SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
+    DYNAMIC_DIMS = "dynamic_dims", "Heads, head dimension and scale must be known when the graph is compiled."
+    CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
+    BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
+    MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "The mask is computed from model inputs."
+    MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band."
+    MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
+    MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
+    LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
+    SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
+    INTERNAL_ERROR = "internal_error", "dash_inductor failed on this site: please report it."

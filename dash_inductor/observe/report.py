@@ -1,0 +1,35 @@
+"""Publishing records: `sites()`, a log line each, counters, and an artifact in PyTorch's structured trace."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+from torch._dynamo.utils import counters
+from torch._logging._internal import trace_structured
+
+from . import records as _records
+from .reasons import Reason
+from .records import SiteRecord
+
+log = logging.getLogger("dash_inductor")
+
+
+def publish(records: Sequence[SiteRecord]) -> None:
+    """Make the records of one graph visible everywhere.
+
+    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>"; the artifact is named "dash_sites" (JSON).
+    """
+    _records.add(records)
+    for record in records:
+        level = logging.WARNING if record.reason is Reason.INTERNAL_ERROR else logging.INFO
+        log.log(level, "%s", record)
+        counters["dash_inductor"][record.status] += 1
+        if record.reason is not None:
+            counters["dash_inductor"][f"kept_{record.reason.value}"] += 1
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "dash_sites", "encoding": "json"},
+        payload_fn=lambda: json.dumps([record.as_dict() for record in records], indent=2),
+    )
