@@ -1,3 +1,43 @@
-"""Deterministic attention backward for torch.compile."""
+"""Deterministic attention backward for torch.compile.
+
+    torch.use_deterministic_algorithms(True)
+    model = torch.compile(model)
+
+needs no import of this package; importing it does the same where torch does not load extensions by itself
+(TORCH_DEVICE_BACKEND_AUTOLOAD=0), and gives the switch, the settings and the records:
+
+    enable(), disable(), is_enabled(), disabled()   on and off, for graphs compiled from then on
+    config                                          the settings, see `dash_inductor.config`
+    sites()                                         what became of every attention of the graphs compiled so far
+
+This file must not import torch: it may run while torch itself is being imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import _dash_inductor_autoload
+
+from ._switch import disable, disabled, enable, is_enabled
+
+if TYPE_CHECKING:
+    from .config import config
+    from .observe.records import sites
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "config", "disable", "disabled", "enable", "is_enabled", "sites"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "config":
+        return importlib.import_module(".config", __name__)  # the module stands for the object in it
+    if name == "sites":
+        from .observe.records import sites
+
+        return sites
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_dash_inductor_autoload.autoload()

@@ -6,8 +6,8 @@
         ...
 
 Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
-`ArgumentError`, which lists the allowed ones.  Settings are read while a graph is compiled and are part of Inductor's cache keys.
-Standard library only: this module may be imported while torch itself is being imported.
+`ArgumentError`, which lists the allowed ones.  Settings are read while a graph is compiled and are part of the keys of
+Inductor's caches.  Standard library only: this module may be imported while torch itself is being imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Forward = Literal["auto", "keep"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its environment variable, default and allowed values (the first spelling of each is the environment's)."""
+    """One setting: its environment variable, its default, and the allowed values by their spelling there."""
 
     env: str
     default: bool | str
@@ -57,8 +57,8 @@ class Config:
 
     Attributes:
         strict: an attention backward that is kept raises `SiteKeptError` at compile time (DASH_INDUCTOR_STRICT=0|1).
-        cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU kernel
-            is deterministic (DASH_INDUCTOR_CPU).
+        cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU
+            kernel is deterministic (DASH_INDUCTOR_CPU).
         schedule: "auto" lets the planner choose; a name forces that schedule at every site for which it is valid
             (DASH_INDUCTOR_SCHEDULE).
         forward: "auto" uses the fastest deterministic forward whose log-sum-exp the backward reads, "keep" leaves the
@@ -104,7 +104,7 @@ class Config:
                 setattr(self, name, value)
 
     def cache_key(self) -> tuple[tuple[str, bool | str], ...]:
-        """All settings, for Inductor's cache keys.  `strict` too: a cached graph would otherwise hide a kept site from it."""
+        """All settings, for the cache keys; `strict` too, because a cached graph would hide a kept site from it."""
         return tuple((name, getattr(self, name)) for name in SETTINGS)
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class Config:
 
 
 class _ConfigModule(ModuleType):
-    """``dash_inductor.config.strict = True`` reaches the object: it would otherwise only set a variable of this module."""
+    """Makes ``dash_inductor.config.strict = True`` reach the object, instead of setting a variable of this module."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(config, name)
@@ -122,6 +122,9 @@ class _ConfigModule(ModuleType):
             super().__setattr__(name, value)
         else:
             setattr(config, name, value)
+
+    def __repr__(self) -> str:
+        return repr(config)
 
 
 config = Config()

@@ -1,0 +1,52 @@
+# Every target sets up what it needs: a virtual environment in .venv with requirements-dev.txt and this package.
+# PYTHON=... uses an environment of your own as it is.  TORCH=2.11 uses the older supported torch (in .venv-torch2.11).
+
+ifdef TORCH
+VENV := .venv-torch$(TORCH)
+REQUIREMENTS := requirements-dev-torch$(TORCH).txt
+else
+VENV := .venv
+REQUIREMENTS := requirements-dev.txt
+endif
+
+ifdef PYTHON
+READY :=
+else
+PYTHON := $(CURDIR)/$(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+
+.PHONY: setup demo test test-gpu lint format bench
+
+setup: $(READY)
+
+$(VENV)/.ready: $(REQUIREMENTS) requirements-tools.txt pyproject.toml tools/setup.sh
+	tools/setup.sh $(VENV) $(REQUIREMENTS)
+	touch $@
+
+demo: $(READY)
+	$(PYTHON) -m examples.demo
+
+test: $(READY)
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not gpu"
+
+# With the python at hand, because a GPU machine may have its own torch and no registry: the editable install is enough.
+test-gpu: PYTHON := $(if $(filter $(CURDIR)/$(VENV)/bin/python,$(PYTHON)),python3,$(PYTHON))
+test-gpu:
+	$(PYTHON) -m pytest -m gpu
+
+# mypy needs the installed layout, where lowering/ and kernels/ lie inside the package.
+lint: $(READY)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	rm -rf build
+	$(PYTHON) -m pip install -q --no-index --no-build-isolation --no-deps --target build/installed .
+	cd build/installed && $(PYTHON) -m mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
+		-p dash_inductor -m _dash_inductor_autoload
+
+format: $(READY)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+bench: $(READY)
+	$(PYTHON) -m benchmarks.import_time

@@ -1,0 +1,67 @@
+"""On and off, in code.  Standard library only.
+
+The switch is read while a graph is compiled; what is compiled already stays as it was compiled.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import _dash_inductor_autoload as _autoload
+
+_on = True  # for the process
+_here: ContextVar[bool | None] = ContextVar("dash_inductor_switch", default=None)  # for a block; None: as the process
+
+
+def enable() -> None:
+    """Let graphs that are compiled from now on use dash_inductor (the initial state).
+
+    DASH_INDUCTOR=0 is stronger: then this only warns.
+    """
+    global _on
+    _on = True
+    if _autoload.off_by_environment():
+        warnings.warn("dash_inductor.enable() has no effect: DASH_INDUCTOR=0 is set", RuntimeWarning, stacklevel=2)
+
+
+def disable() -> None:
+    """Compile from now on as plain PyTorch does: same graphs, same cache keys.  Compiled functions stay as they are."""
+    global _on
+    _on = False
+
+
+def is_enabled() -> bool:
+    """Whether a graph that is compiled here and now under deterministic algorithms uses dash_inductor."""
+    return off_reason() is None
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Compile as plain PyTorch does inside the block (in this thread or task)."""
+    with override(False):
+        yield
+
+
+@contextmanager
+def override(value: bool) -> Iterator[None]:
+    """On or off inside the block (in this thread or task), whatever the process's switch says."""
+    token = _here.set(value)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def off_reason() -> str | None:
+    """Why a graph compiled here and now would be left alone, or None."""
+    if _autoload.off_by_environment():
+        return "DASH_INDUCTOR=0 is set"
+    if _autoload.failure is not None:
+        return _autoload.failure
+    here = _here.get()
+    if not (_on if here is None else here):
+        return "switched off by dash_inductor.disable()" if here is None else "inside dash_inductor.disabled()"
+    return None

@@ -1,0 +1,137 @@
+"""Every difference between versions of torch and triton that the package meets, and the probe of unknown versions.
+
+Tested: torch 2.11 with triton 3.6, torch 2.13 with triton 3.7.  Imported once Inductor has been imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+TESTED = ("2.11", "2.13")  # minor versions of torch
+
+# module, names in it, and what we need them for
+_NAMES = (
+    ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
+    ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
+    ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
+    ("torch._inductor.lowering", "register_lowering fallback_handler empty_strided lowerings", "lowerings"),
+    ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
+    ("torch._inductor.codegen.common", "WorkspaceArg WorkspaceZeroMode", "the semaphores' workspace"),
+    ("torch._inductor.ir", "ExternKernel FixedLayout TensorBox", "lowerings"),
+    ("torch._inductor.virtualized", "V", "lowerings"),
+)
+
+# operator, and the arguments that we bind by name beside those that all of them have
+_COMMON = "query key value out logsumexp dropout_p is_causal scale"
+_OPERATORS = (
+    ("_scaled_dot_product_flash_attention_backward", "grad_out"),
+    ("_scaled_dot_product_efficient_attention_backward", "grad_out_ attn_bias"),
+    ("_scaled_dot_product_cudnn_attention_backward", "grad_out attn_bias"),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", "grad_out attn_mask"),
+)
+
+
+def probe() -> list[str]:
+    """What this torch and triton lack of the things we rely on; empty in a version that can be used."""
+    return [*_probe_names(), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
+
+
+def _probe_names() -> Iterator[str]:
+    for module, names, purpose in _NAMES:
+        try:
+            found = importlib.import_module(module)
+        except ImportError as error:
+            yield f"{module} ({purpose}): {error}"
+            continue
+        yield from (f"{module}.{name} ({purpose})" for name in names.split() if not hasattr(found, name))
+
+
+def _probe_shapes() -> Iterator[str]:
+    """Names that exist, but are not what they were."""
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import codecache
+    from torch._inductor.fx_passes import joint_graph
+
+    passes = getattr(joint_graph, "pass_patterns", [])
+    if not (isinstance(passes, list) and all(callable(getattr(p, "apply", None)) for p in passes)):
+        yield "joint_graph.pass_patterns as a list of objects with apply(graph)"
+    base = getattr(codecache, "FxGraphHashDetails", None)
+    derived = getattr(autograd_cache, "AOTAutogradCacheDetails", None)
+    if base is None or derived is None:
+        return
+    if list(inspect.signature(base.__init__).parameters)[:2] != ["self", "gm"]:
+        yield "FxGraphHashDetails(gm, ...)"
+    if not issubclass(derived, base):
+        yield "AOTAutogradCacheDetails as a subclass of FxGraphHashDetails"
+
+
+def _probe_operators() -> Iterator[str]:
+    for name, own in _OPERATORS:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is None:
+            yield f"aten::{name}"
+            continue
+        found = {argument.name for argument in packet.default._schema.arguments}
+        missing = [argument for argument in f"{_COMMON} {own}".split() if argument not in found]
+        if missing:
+            yield f"aten::{name}({', '.join(missing)})"
+
+
+def _probe_triton() -> Iterator[str]:
+    version = triton_version()
+    if version is None:
+        yield "triton, which is not installed"
+    elif tuple(int(part) for part in version.split(".")[:2]) < (3, 6):
+        yield f"triton >= 3.6, found {version}"
+
+
+def triton_version() -> str | None:
+    """Version of the installed triton, None without one."""
+    try:
+        triton = importlib.import_module("triton")
+    except ImportError:
+        return None
+    return str(triton.__version__)
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def joint_passes() -> list[Any]:
+    """Inductor's list of joint-graph passes; an entry is any object with ``apply(graph) -> int``."""
+    from torch._inductor.fx_passes import joint_graph
+
+    passes: list[Any] = joint_graph.pass_patterns
+    return passes
+
+
+def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:
+    """A `TritonTemplate` whose layouts stay as they are, because its source has strides built in."""
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    # 2.13 may change an output's layout after the choice unless told not to; 2.11 never does and has no such argument.
+    accepted = inspect.signature(TritonTemplate.__init__).parameters
+    frozen: dict[str, Any] = {"always_freeze_layout": True} if "always_freeze_layout" in accepted else {}
+    return TritonTemplate(name=name, grid=grid, source=source, **frozen)
+
+
+def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], layout: Any) -> Any:
+    """The output of the only choice.
+
+    Raises:
+        ValueError: not exactly one choice.  Several would be timed, so that the result would depend on the clock.
+    """
+    from torch._inductor.select_algorithm import autotune_select_algorithm
+
+    if len(choices) != 1:
+        raise ValueError(f"{name}: exactly one choice is allowed, got {len(choices)}")
+    result: Any = autotune_select_algorithm(name, list(choices), list(inputs), layout)
+    return result[0] if isinstance(result, tuple) else result  # 2.13 returns (output, choice), 2.11 the output

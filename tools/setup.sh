@@ -1,0 +1,40 @@
+#!/bin/sh
+# Make a virtual environment and install the requirements and this package (editable) into it.
+#   tools/setup.sh VENV REQUIREMENTS
+# Needs Python >= 3.10 with venv and headers, and a C++ compiler, which Inductor uses on CPU.  As root on Debian or Ubuntu
+# what is missing is installed; elsewhere it is named.
+set -eu
+venv=$1
+requirements=$2
+python=${BASE_PYTHON:-python3}
+
+missing=""
+if command -v "$python" >/dev/null; then
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+        echo "error: $("$python" --version) is too old: Python 3.10 or newer is needed (BASE_PYTHON=... names another)" >&2
+        exit 1
+    fi
+    "$python" -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3-venv"
+    "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+        missing="$missing python3-dev"
+else
+    missing="python3 python3-venv python3-dev"
+fi
+command -v g++ >/dev/null || command -v clang++ >/dev/null || missing="$missing g++"
+
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing$missing"
+        apt-get update -qq
+        # shellcheck disable=SC2086  # one word per package
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+    else
+        echo "error: missing:$missing.  On Debian or Ubuntu: sudo apt-get install$missing" >&2
+        exit 1
+    fi
+fi
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip install -q --upgrade "pip>=23.1"
+"$venv/bin/python" -m pip install -q -r "$requirements"
+"$venv/bin/python" -m pip install -q --no-build-isolation --no-deps -e .
