@@ -1,0 +1,114 @@
+"""The forwards whose log-sum-exp the backward reads: one function per value of `Plan.forward`.
+
+All are deterministic (one writer per output element, no split sums); which one runs is the planner's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..schedule.problem import Band, Plan
+from .reference import logits, visible
+
+aten = torch.ops.aten
+
+
+def run(query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, plan: str) -> tuple[Tensor, Tensor]:
+    """(out, log-sum-exp): out [batch, q heads, q_len, head dim], lse fp32 [batch, q heads, q_len], natural log, contiguous.
+
+    Rows that see no key give zeros; their log-sum-exp is infinite.
+    """
+    name = Plan.parse(plan).forward
+    if name not in _FORWARDS:
+        raise ArgumentError("plan.forward", name, list(_FORWARDS))
+    band = Band.parse(mask).resolve(query.shape[2], key.shape[2])
+    out, logsumexp = _FORWARDS[name](query, key, value, band, scale)
+    return out, logsumexp.contiguous()
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    causal = _is_causal("cudnn", band)
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, causal, False, scale=scale
+    )
+    return out, lse.squeeze(-1)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2: query i sees keys from ``i + offset - left`` to ``i + offset + right``; -1 is unbounded."""
+    offset = key.shape[2] - query.shape[2]
+    left, right = (-1 if band.hi is None else band.hi + offset), (-1 if band.lo is None else -band.lo - offset)
+    if (band.hi is not None and left < 0) or (band.lo is not None and right < 0):
+        raise ArgumentError("mask", str(band), "for the flash forward: a band that contains the bottom-right diagonal")
+    out, lse, *_ = aten._flash_attention_forward(
+        *(x.transpose(1, 2) for x in (query, key, value)), None, None, query.shape[2], key.shape[2], 0.0, False, False,
+        scale=scale, window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return out.transpose(1, 2), lse
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    """CUTLASS memory-efficient attention; no grouped heads, and windows only on the bottom-right diagonal."""
+    offset = key.shape[2] - query.shape[2]
+    window = None if band.hi is None else band.hi + offset + 1
+    if band.is_full:
+        mask_type = 0
+    elif band.lo == 0 and band.hi is None:
+        mask_type = 1
+    elif band.lo == -offset and offset >= 0 and (window is None or window > 0):
+        mask_type = 2
+    else:
+        raise ArgumentError("mask", str(band), "for the efficient forward: full, causal or a causal window")
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
+    out, lse, *_ = aten._efficient_attention_forward(
+        *(x.transpose(1, 2) for x in (query, key, value)), None, None, None, None, None, 0.0, mask_type, True,
+        scale=scale, window_size=window,
+    )  # fmt: skip
+    return out.transpose(1, 2), lse[..., : query.shape[2]]
+
+
+def _cpu(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    causal = _is_causal("cpu", band)
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    return out, lse
+
+
+def _reference(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    """Plain softmax attention, 128 query rows at a time."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
+    kv_rows = torch.arange(key.shape[2], device=query.device)
+    outs, sums = [], []
+    for start in range(0, query.shape[2], 128):
+        q = query[:, :, start : start + 128]
+        keep = visible(band, start + torch.arange(q.shape[2], device=q.device), kv_rows)
+        s = logits(q, key, scale).masked_fill(~keep, float("-inf"))
+        lse = torch.logsumexp(s, -1)
+        p = torch.where(keep, torch.exp(s - lse[..., None]), 0.0)
+        outs.append((p.to(q.dtype).float() @ value.float()).to(q.dtype))
+        sums.append(lse)
+    return torch.cat(outs, 2), torch.cat(sums, 2)
+
+
+def _is_causal(forward: str, band: Band) -> bool:
+    if band.is_full:
+        return False
+    if (band.lo, band.hi) != (0, None):
+        raise ArgumentError("mask", str(band), f"for the {forward} forward: full or causal (top left)")
+    return True
+
+
+_FORWARDS: dict[str, Callable[[Tensor, Tensor, Tensor, Band, float], tuple[Tensor, Tensor]]] = {
+    "cudnn": _cudnn,
+    "flash": _flash,
+    "efficient": _efficient,
+    "cpu": _cpu,
+    "reference": _reference,
+}
