@@ -21,6 +21,11 @@ def same(a: Dim, b: Dim) -> bool:
     return a is b or statically_known_true(a == b)
 
 
+def differ(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are certainly different."""
+    return a is not b and statically_known_true(a != b)
+
+
 def same_all(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Whether two lists of sizes are certainly equal."""
     return len(a) == len(b) and all(map(same, a, b))

@@ -16,10 +16,9 @@ from ..errors import SiteKeptError
 from ..observe.reasons import Reason
 from ..observe.records import SiteRecord
 from ..observe.report import publish
-from ..schedule.problem import Band
+from ..schedule.problem import Plan
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
-from .masks import recognise
 from .replace import replace
 from .sites import Facts, Kept, Match, analyse
 from .source import source_line
@@ -44,9 +43,8 @@ def rewrite_graph(graph: Graph) -> None:
     readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
     if not readings:
         return
-    masks = _Masks()
     for reading in readings:
-        reading.read(masks)
+        reading.read()
     for group in _by_forward(readings):
         _replace_group(graph, group)
     for reading in readings:
@@ -75,9 +73,9 @@ class _Reading:
         self.name, self.op = self.node.name, op_name(self.node)
         self.source = source_line([self.node, *self.node.users])
 
-    def read(self, masks: _Masks) -> None:
+    def read(self) -> None:
         try:
-            self.match = analyse(self.node, masks.read, self.facts)
+            self.match = analyse(self.node, self.facts)
             self.forward = find_forward(self.match)
             self.detail = self.match.operands.detail
         except Kept as kept:
@@ -109,24 +107,6 @@ class _Reading:
         )
 
 
-class _Masks:
-    """Reads each mask of a graph once: the layers of a model share theirs."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Node, str, str], Band | Kept] = {}
-
-    def read(self, mask: Node, query: Node, key: Node) -> Band:
-        lengths = (str(node.meta["val"].shape[2]) for node in (query, key))
-        call = (mask, *lengths)
-        if call not in self._known:
-            result = recognise(mask, query=query, key=key)
-            self._known[call] = Kept(Reason(result.reason), result.detail) if result.band is None else result.band
-        answer = self._known[call]
-        if isinstance(answer, Kept):
-            raise Kept(answer.reason, answer.detail)
-        return answer
-
-
 def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
     """The sites to replace, those of one forward together."""
     groups: dict[Node, list[_Reading]] = {}
@@ -141,7 +121,7 @@ def _replace_group(graph: Graph, group: list[_Reading]) -> None:
     try:
         cause = cause_to_keep(group[0].forward, matches)
         if cause:
-            matches = [dataclasses.replace(m, plan=dataclasses.replace(m.plan, forward="keep")) for m in matches]
+            matches = [dataclasses.replace(match, plan=_keeping(match)) for match in matches]
         replace(graph, None if cause else group[0].forward, matches)
     except Exception as error:
         for reading in group:
@@ -149,3 +129,10 @@ def _replace_group(graph: Graph, group: list[_Reading]) -> None:
         return
     for reading, match in zip(group, matches, strict=True):
         reading.match, reading.forward_kept = match, cause
+
+
+def _keeping(match: Match) -> Plan:
+    """The match's plan with PyTorch's forward, which its numerics key then names."""
+    plan = match.plan
+    key = plan.numerics_key.removesuffix(f"/forward={plan.forward}")
+    return dataclasses.replace(plan, forward="keep", numerics_key=f"{key}/forward=keep:{match.backend.forward}")

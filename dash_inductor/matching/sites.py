@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .. import schedule
 from ..config import config
 from ..errors import DashError
 from ..observe.reasons import Reason
+from ..schedule import plan, supports
 from ..schedule.problem import Band, DType, Plan, Site
 from . import arch, layout
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
+from .masks import recognise
 from .operands import Operands, find_operands, output
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -63,11 +63,7 @@ class Facts:
     mask: str = ""
 
 
-ReadMask = Callable[[Node, Node, Node], Band]
-"""(mask, query, key) -> its normal form; raises `Kept`."""
-
-
-def analyse(node: Node, read_mask: ReadMask, facts: Facts) -> Match:
+def analyse(node: Node, facts: Facts) -> Match:
     """Read one backward node.  `facts` is filled in as far as the reading gets.
 
     Raises:
@@ -89,7 +85,7 @@ def analyse(node: Node, read_mask: ReadMask, facts: Facts) -> Match:
     _check_logsumexp(args["logsumexp"].meta["val"], query)
     if args.get("grad_input_mask", (False,) * 4)[3] or output(node, 3):
         raise Kept(Reason.BIAS_GRADIENT)
-    mask = _mask(backend, args, read_mask)
+    mask = _mask(backend, args)
     facts.mask = str(mask)
     operands = find_operands(node, args)
     dtype = DTYPES[query.dtype]
@@ -145,10 +141,11 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise Kept(Reason.VALUE_DIM, f"head dimension {head_dim}, of value {value_dim}")
     if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM:
         raise Kept(Reason.HEAD_DIM, f"head dimension {head_dim}")
-    batch_fits = layout.same(query.shape[0], key.shape[0])
-    if not batch_fits or not layout.same_all(key.shape, value.shape) or not kv_heads or heads % kv_heads:
+    # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
+    pairs = [(query.shape[0], key.shape[0]), *zip(key.shape, value.shape, strict=True), (query.shape[3], key.shape[3])]
+    if any(layout.differ(a, b) for a, b in pairs) or not kv_heads or heads % kv_heads:
         raise Kept(Reason.SHAPE, shapes)
-    if _known(key.shape[3]) != head_dim or 0 in map(layout.static, (*query.shape, *key.shape)):
+    if 0 in map(layout.static, (*query.shape, *key.shape)):
         raise Kept(Reason.SHAPE, shapes)
 
 
@@ -167,7 +164,7 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
         raise Kept(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _mask(backend: Backend, args: dict[str, Any], read_mask: ReadMask) -> Band:
+def _mask(backend: Backend, args: dict[str, Any]) -> Band:
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     bands = []
@@ -178,7 +175,10 @@ def _mask(backend: Backend, args: dict[str, Any], read_mask: ReadMask) -> Band:
         bands.append(Band(0, None))
     mask = args[backend.mask] if backend.mask else None
     if mask is not None:
-        bands.append(read_mask(mask, query, key))
+        result = recognise(mask, query=query, key=key)
+        if result.band is None:
+            raise Kept(Reason(f"mask_{result.reason}"), result.detail)
+        bands.append(result.band)
     return intersect(bands, layout.static(q_len), layout.static(kv_len))
 
 
@@ -201,7 +201,8 @@ def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
 
 
 def _plan(site: Site, device: torch.device) -> Plan:
+    forced = None if config.schedule == "auto" or supports(config.schedule, site.mask) else config.schedule
     try:
-        return schedule.plan(site, arch.arch_of(device), schedule=config.schedule)
+        return plan(site, arch.arch_of(device), schedule=forced)
     except DashError as error:
         raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error
