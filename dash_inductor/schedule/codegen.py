@@ -10,7 +10,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]  # sympy is untyped
+import sympy
 
 from .problem import Band
 from .schedules import Schedule, schedule

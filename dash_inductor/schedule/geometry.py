@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import sympy  # type: ignore[import-untyped]  # sympy is untyped
+import sympy
 
 from .symbols import (
     BLOCK_KV,

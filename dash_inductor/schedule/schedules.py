@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import sympy  # type: ignore[import-untyped]  # sympy is untyped
+import sympy
 
 from ..errors import ArgumentError
 from .geometry import N_KV, N_Q, Range, kv_range, q_range
@@ -46,7 +46,12 @@ from .symbols import (
     ceil_div,
 )
 
-POSITION = sympy.Symbol("position", integer=True, nonnegative=True)
+
+def _grouped(ticket: Expr, slots: Expr, heads: Expr) -> tuple[Expr, Expr]:
+    """Ticket -> (position of the head, slot): sections of SECTION heads, inside a section slot-major and head-minor."""
+    section, within = FloorDiv(ticket, SECTION * slots), Rem(ticket, SECTION * slots)
+    size = Maximum(1, Minimum(SECTION, heads - section * SECTION))  # the last section may be smaller
+    return section * SECTION + Rem(within, size), FloorDiv(within, size)
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,13 @@ class Schedule:
         name: the name used in plans.
         parts: kv tiles that one CTA processes, one after the other.
         slots: CTAs per head.
+        launch: ticket -> (head index ``b * heads + h``, slot), see `_grouped`.
         kv_tile: (slot, part, head within its batch element) -> kv tile, or the number of kv tiles for "no tile".
         num_steps: kv -> q tiles to walk.
         q_tile: (step, kv, head) -> q tile.
         rank: (q, kv, head) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible
             pairs.
         q_tiles, kv_tiles: the visible q tiles of a kv tile, and the visible kv tiles of a q tile.
-        head_order: launch position of a head (0-based) -> head index ``b * heads + h``; `launch` applies it.
         shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
             which the owner of the q tile walks over the kv tiles.
         resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
@@ -73,22 +78,15 @@ class Schedule:
     name: str
     parts: int
     slots: Expr
+    launch: tuple[Expr, Expr]
     kv_tile: Expr
     num_steps: Expr
     q_tile: Expr
     rank: Expr
     q_tiles: Range
     kv_tiles: Range
-    head_order: Expr = POSITION
     shared_accumulator: bool = True
     resident: Expr | None = None
-
-    @property
-    def launch(self) -> tuple[Expr, Expr]:
-        """Ticket -> (head index, slot): sections of SECTION heads, inside a section slot-major and head-minor."""
-        section, within = FloorDiv(TICKET, SECTION * self.slots), Rem(TICKET, SECTION * self.slots)
-        size = Maximum(1, Minimum(SECTION, BATCH * HEADS - section * SECTION))  # the last section may be smaller
-        return self.head_order.subs(POSITION, section * SECTION + Rem(within, size)), FloorDiv(within, size)
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,11 @@ class _Columns:
 
 
 LAST_FIRST = N_KV - 1 - SLOT
+_LAUNCH = _grouped(TICKET, N_KV, BATCH * HEADS)
 
 
 def _column(name: str, c: _Columns, kv_tile: Expr, q_tile: Expr, rank: Expr, *, shared: bool = True) -> Schedule:
-    return Schedule(name, 1, N_KV, kv_tile, c.steps, q_tile, rank, c.q, c.kv, shared_accumulator=shared)
+    return Schedule(name, 1, N_KV, _LAUNCH, kv_tile, c.steps, q_tile, rank, c.q, c.kv, shared_accumulator=shared)
 
 
 def _ascending(c: _Columns) -> Schedule:
@@ -151,23 +150,26 @@ def _fold(c: _Columns) -> Schedule:
     """
     mirrored = sympy.Eq(Rem(HEAD, 2), 1)
     even, odd = ceil_div(HEADS, 2), Maximum(1, FloorDiv(HEADS, 2))
-    rest = at_least_zero(POSITION - BATCH * even)
-    order = Where(
-        BATCH * even > POSITION,
-        FloorDiv(POSITION, even) * HEADS + 2 * Rem(POSITION, even),
-        FloorDiv(rest, odd) * HEADS + 2 * Rem(rest, odd) + 1,
+    up_tickets = BATCH * even * N_KV
+    second = up_tickets <= TICKET  # a section never mixes the two kinds of heads
+    position, slot = _grouped(
+        Where(second, at_least_zero(TICKET - up_tickets), TICKET),
+        N_KV,
+        BATCH * Where(second, FloorDiv(HEADS, 2), even),
     )
+    count = Where(second, odd, even)
+    head = FloorDiv(position, count) * HEADS + 2 * Rem(position, count) + Where(second, 1, 0)
     return Schedule(
         "fold",
         1,
         N_KV,
+        (head, slot),
         Where(mirrored, SLOT, LAST_FIRST),
         c.steps,
         Where(mirrored, c.down, c.up),
         Where(mirrored, c.rank_up, c.rank_down),
         c.q,
         c.kv,
-        head_order=order,
     )
 
 
@@ -204,6 +206,7 @@ def _shift(c: _Columns) -> Schedule:
         "shift",
         1,
         N_KV,
+        _LAUNCH,
         SLOT,
         c.steps,
         Rem(_ring_start(KV, N_KV, N_Q) + STEP, N_Q),
@@ -239,6 +242,7 @@ def _symmetric_shift(c: _Columns, has_lo: bool) -> Schedule:
         "symmetric_shift",
         2,
         pairs,
+        _grouped(TICKET, pairs, BATCH * HEADS),
         Where(sympy.Eq(PART, 0), SLOT, Where(2 * SLOT + 1 < N_KV, N_KV - 1 - SLOT, N_KV)),
         Where(N_KV > KV, c.steps, 0),
         Where(big, walk_big, N_Q - 1 - STEP),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]  # sympy is untyped
+import sympy
 
 Expr = Any  # sympy carries no types; an alias says what is meant
 

@@ -1,0 +1,79 @@
+"""Every constant of the planner: tile shapes and costs per architecture, dtype width and padded head dim.
+
+Costs are in units of the compute of one 128 x 128 tile pair at the architecture's best rate, five matmuls in one pass.
+They are calibrated from measurements kept in the repository, never at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import Tiles
+
+NUMERICS_VERSION = 1
+"""Raise it whenever a kernel changes the bits of a gradient for an otherwise equal numerics key."""
+
+WORKERS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "cpu": 1}
+"""Nominal CTAs at a time per architecture; a constant, whatever the device in the machine has."""
+
+SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+"""Shared memory that one CTA may use."""
+
+NOMINAL_LEN, NOMINAL_HEADS = 2048, 16
+"""The problem on which candidates are compared."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tile shapes with their costs.
+
+    Args:
+        dkdv, dq: tiles; `dq` only for two_pass.
+        matmul: cost of one matmul over a 128 x 128 tile pair.  The one-pass kernel does 5 per pair, the two kernels of
+            two_pass do 4 and 3.
+        reduce: cost of adding a 128-row dq tile in order.
+        handover: latency between two writers of one accumulator.
+        depth: dq buffers of a separate writer; 0 where adding blocks the CTA.
+    """
+
+    dkdv: Tiles
+    dq: Tiles | None = None
+    matmul: float = 0.2
+    reduce: float = 0.0
+    handover: float = 0.0
+    depth: int = 0
+
+
+Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
+
+
+def _rows(
+    arch: str, bits: int, dims: tuple[int, ...], dkdv: str, dq: str, ordered: str
+) -> dict[Key, tuple[Candidate, ...]]:
+    """The same two candidates for several head dims: one for two_pass, one for the ordered single-pass schedules."""
+    two_pass = Candidate(Tiles.parse(dkdv), Tiles.parse(dq))
+    one_pass = Candidate(Tiles.parse(ordered), matmul=0.35, reduce=0.5, handover=0.2)
+    return {(arch, bits, dim): (two_pass, one_pass) for dim in dims}
+
+
+CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
+    **_rows("sm_80", 16, (128,), dkdv="64x64w4s2", dq="64x64w4s2", ordered="64x64w4s2"),
+    **_rows("sm_80", 16, (16, 32, 64), dkdv="64x128w8s2", dq="128x64w8s2", ordered="64x128w8s2"),
+    **_rows("sm_89", 16, (128,), dkdv="32x64w4s2", dq="64x32w4s2", ordered="32x64w4s2"),
+    **_rows("sm_89", 16, (16, 32, 64), dkdv="64x64w4s2", dq="64x64w4s2", ordered="64x64w4s2"),
+    **_rows("sm_90", 16, (128,), dkdv="64x128w8s3", dq="128x64w8s3", ordered="64x128w8s2"),
+    **_rows("sm_90", 16, (16, 32, 64), dkdv="128x128w8s2", dq="128x128w8s2", ordered="64x128w8s2"),
+    **_rows("sm_100", 16, (128,), dkdv="64x128w8s2", dq="128x64w8s2", ordered="64x128w8s2"),
+    **_rows("sm_100", 16, (16, 32, 64), dkdv="128x128w8s2", dq="128x128w8s2", ordered="64x128w8s2"),
+    **_rows("cpu", 16, (16, 32, 64, 128), dkdv="64x64w1s1", dq="64x64w1s1", ordered="64x64w1s1"),
+    **_rows("cpu", 32, (16, 32, 64, 128), dkdv="64x64w1s1", dq="64x64w1s1", ordered="64x64w1s1"),
+}
+for _arch in SHARED_BYTES:
+    CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w4s1", dq="32x32w4s1", ordered="32x32w4s1")
+
+
+def shared_bytes(tiles: Tiles, bits: int, head_dim: int, *, owns_kv: bool) -> int:
+    """Estimated shared memory of a kernel: its own two tiles, `num_stages` pairs of streamed ones, and P and dS."""
+    own, streamed = (tiles.block_kv, tiles.block_q) if owns_kv else (tiles.block_q, tiles.block_kv)
+    elements = 2 * head_dim * (own + tiles.num_stages * streamed) + tiles.block_q * tiles.block_kv
+    return elements * bits // 8

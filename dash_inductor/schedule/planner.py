@@ -1,0 +1,184 @@
+"""`plan`: from the facts of a site to what runs there, as a pure function.
+
+Bits may depend on dtype, head dim, mask, group and architecture, never on batch or lengths: a graph with dynamic
+lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal problem
+(`costs.NOMINAL_LEN` square, `costs.NOMINAL_HEADS` heads, `costs.WORKERS` CTAs at a time): each candidate of the table
+`costs.CANDIDATES` is run through the simulator with its costs, which gives the critical path of the DAG weighted by
+those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go to the earlier
+candidate.  Schedules that need co-residency are never chosen, only taken when named.
+
+Lengths decide two things.  `section`, the launch grouping, never changes bits.  `forward` asks whether
+``q_len == kv_len`` is known, because then both anchors mean the same mask; the numerics key shows the outcome.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import lru_cache
+
+from ..errors import ArgumentError
+from . import costs
+from .costs import Candidate
+from .jobs import Problem, functions, resident, tables
+from .problem import Band, Plan, Site, Tiles
+from .schedules import NAMES, check_name, supports
+from .schedules import schedule as definition
+from .simulator import Costs, simulate
+
+_BITS = {"float16": 16, "bfloat16": 16, "float32": 32}
+
+
+def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
+    """What runs at `site` on architecture `arch` ("sm_80", "sm_89", "sm_90", "sm_100" or "cpu").
+
+    Args:
+        schedule: take this schedule instead of choosing one; it must support the mask.
+
+    Raises ArgumentError on an unknown architecture or schedule, on a schedule that does not support the mask, and on
+    dimensions that no kernel covers.
+    """
+    _check(site, arch, schedule)
+    bits, padded = _BITS[site.dtype], max(16, 1 << (site.head_dim - 1).bit_length())
+    name, candidate, length = _choose(arch, bits, padded, site.mask, schedule)
+    tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
+    kernel = "portable" if site.device == "cuda" else "reference"
+    forward = _forward(site, arch)
+    section = _section(name, site, arch, candidate.dkdv)
+    key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
+    return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key)
+
+
+def _check(site: Site, arch: str, schedule: str | None) -> None:
+    if arch not in costs.WORKERS:
+        raise ArgumentError("arch", arch, costs.WORKERS)
+    if (arch == "cpu") != (site.device == "cpu"):
+        raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
+    if site.dtype not in _BITS:
+        raise ArgumentError("dtype", site.dtype, _BITS)
+    if not 8 <= site.head_dim <= 128 or site.head_dim % 8:
+        raise ArgumentError("head_dim", site.head_dim, "a multiple of 8 from 8 to 128")
+    if site.value_dim != site.head_dim:
+        raise ArgumentError("value_dim", site.value_dim, f"head_dim={site.head_dim}")
+    if site.kv_heads < 1 or site.q_heads < 1 or site.q_heads % site.kv_heads:
+        raise ArgumentError("q_heads", site.q_heads, f"a multiple of kv_heads={site.kv_heads}")
+    if schedule is not None:
+        check_name(schedule)
+        reason = supports(schedule, site.mask)
+        if reason is not None:
+            raise ArgumentError("schedule", schedule, f"one that supports the mask {site.mask}: {reason}")
+
+
+@lru_cache(maxsize=256)
+def _choose(arch: str, bits: int, padded: int, mask: Band, schedule: str | None) -> tuple[str, Candidate, float]:
+    """(schedule, tiles, critical path) with the shortest critical path on the nominal problem."""
+    best: tuple[str, Candidate, float] | None = None
+    for candidate in costs.CANDIDATES[arch, bits, padded]:
+        for name in NAMES if schedule is None else (schedule,):
+            if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
+                continue
+            if schedule is None and definition(name, mask).resident is not None:
+                continue
+            if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[2]:
+                continue  # cannot be shorter
+            length = critical_path(name, candidate, mask, arch)
+            if best is None or length < best[2]:
+                best = name, candidate, length
+    assert best is not None  # the table holds a two_pass and a one-pass candidate for every key
+    return best
+
+
+def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
+    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `costs`)."""
+    kernels = _kernels(name, candidate, mask, arch)
+    return round(sum(_makespan(name, problem, prices, arch) for problem, prices in kernels), 6)
+
+
+def _work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
+    """A lower bound of `critical_path`: the work, spread evenly over the workers."""
+    total = 0.0
+    for problem, prices in _kernels(name, candidate, mask, arch):
+        step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
+        total += problem.heads * sum(_steps(name, problem)) * step
+    return total / costs.WORKERS[arch]
+
+
+def _kernels(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
+    """The kernels of a candidate on the nominal problem, with what a step costs in each."""
+    if candidate.dq is None:
+        return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
+    # The dq kernel is the same loop seen from the other side: q tiles own, kv tiles stream by.
+    lo, hi = (None if x is None else -x for x in (mask.hi, mask.lo))
+    swapped = Tiles(candidate.dq.block_kv, candidate.dq.block_q, candidate.dq.num_warps, candidate.dq.num_stages)
+    return [
+        _kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=4),
+        _kernel(name, candidate, swapped, Band(lo, hi), arch, matmuls=3),
+    ]
+
+
+def _kernel(
+    name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
+) -> tuple[Problem, Costs]:
+    length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
+    section = _launched_together(name, arch, -(-length // tiles.block_kv))
+    problem = Problem(band, length, length, tiles.block_q, tiles.block_kv, heads=costs.NOMINAL_HEADS, section=section)
+    compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
+    reduce = candidate.reduce * tiles.block_q / 128
+    return problem, Costs(compute, reduce, candidate.handover, depth=candidate.depth)
+
+
+def _steps(name: str, problem: Problem) -> list[int]:
+    """Tile pairs per kv tile."""
+    count = functions(name, problem).dash_num_steps
+    return [count(kv, *problem.tail()) for kv in range(problem.n_kv)]
+
+
+def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
+    """Simulated time of one kernel; without waits (two passes, or one worker) that is plain list scheduling."""
+    if definition(name, problem.band).shared_accumulator and costs.WORKERS[arch] > 1:
+        workers = max(costs.WORKERS[arch], resident(name, problem))
+        return simulate(tables(name, problem), workers, prices).makespan
+    steps = _steps(name, problem)
+    free = [0.0] * costs.WORKERS[arch]
+    for _ in range(problem.heads):
+        for count in steps:
+            heapq.heapreplace(free, free[0] + count * (prices.compute + prices.reduce))
+    return max(free)
+
+
+def _launched_together(name: str, arch: str, kv_tiles: int) -> int:
+    """Heads per section: about two waves of CTAs, a power of two; one where grouping buys nothing."""
+    if name in ("two_pass", "shift", "symmetric_shift"):
+        return 1
+    return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
+
+
+def _section(name: str, site: Site, arch: str, tiles: Tiles) -> int:
+    length = costs.NOMINAL_LEN if site.kv_len is None else site.kv_len
+    return _launched_together(name, arch, -(-length // tiles.block_kv))
+
+
+def _forward(site: Site, arch: str) -> str:
+    """The fastest deterministic forward whose log-sum-exp the backward can read."""
+    lo, hi, anchor = site.mask.lo, site.mask.hi, site.mask.anchor
+    square = site.q_len is not None and site.q_len == site.kv_len
+    causal, full = (lo, hi) == (0, None), site.mask.is_full
+    is_causal = causal and (anchor == "top_left" or square)  # what the operators call is_causal
+    window = (lo is None or lo <= 0) and (hi is None or hi >= 0)  # sees its own diagonal: FlashAttention's left, right
+    if site.device == "cpu":
+        return "cpu" if full or is_causal else "reference"
+    if site.dtype == "float32":
+        return "efficient" if full or (lo == 0 and (hi is None or hi >= 0)) else "keep"
+    if arch in ("sm_90", "sm_100") and (full or is_causal):
+        return "cudnn"
+    return "flash" if full or (window and (anchor == "bottom_right" or square)) else "keep"
+
+
+def _numerics_key(site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: str, tf32: bool) -> str:
+    """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
+    tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
+    facts = [site.dtype + ("+tf32" if tf32 else ""), f"d{site.head_dim}", str(site.mask), f"group{site.group}", arch]
+    return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts, f"forward={forward}"])
+
+
+def _shape(tiles: Tiles) -> str:
+    return f"{tiles.block_q}x{tiles.block_kv}w{tiles.num_warps}"
