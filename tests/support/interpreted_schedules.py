@@ -1,0 +1,100 @@
+"""Run in Triton's interpreter: compares the functions in a folder of generated modules with their Python form.
+
+Usage: ``TRITON_INTERPRET=1 python interpreted_schedules.py FOLDER``; prints ``compared <number of modules>``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dash_inductor.schedule.codegen import SIGNATURES, python_functions
+from dash_inductor.schedule.problem import Band
+
+RESULTS = {"dash_launch": 2, "dash_q_range": 4, "dash_kv_range": 4}
+BLOCKS = {"BLOCK_Q": 4, "BLOCK_KV": 8, "SECTION": 3}
+CASES = 128
+
+
+def kernel_source(function: str) -> str:
+    """A kernel that applies `function` to the columns of an int32 matrix [arguments, CASES]."""
+    runtime = [p for p in SIGNATURES[function] if not p.isupper()]
+    constants = [p for p in SIGNATURES[function] if p.isupper()]
+    count = RESULTS.get(function, 1)
+    results = [f"r{i}" for i in range(count)]
+    lines = [
+        "",
+        "",
+        "@triton.jit",
+        f"def run_{function}(args, out, {', '.join(f'{c}: tl.constexpr' for c in constants)}):",
+    ]
+    lines.append(f"    x = tl.arange(0, {CASES})")
+    lines += [f"    {p} = tl.load(args + {i * CASES} + x)" for i, p in enumerate(runtime)]
+    lines.append(f"    {', '.join(results)} = {function}({', '.join([*runtime, *constants])})")
+    lines += [f"    tl.store(out + {i * CASES} + x, {r} + x * 0)" for i, r in enumerate(results)]
+    return "\n".join(lines) + "\n"
+
+
+def load(path: Path) -> ModuleType:
+    path.write_text(path.read_text() + "".join(kernel_source(f) for f in SIGNATURES))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_case(function: str, python: Any, module: ModuleType, rng: random.Random) -> list[int]:
+    """Valid run-time arguments of `function`."""
+    q_len, kv_len, batch, heads = rng.randint(1, 60), rng.randint(1, 90), rng.randint(1, 3), rng.randint(1, 4)
+    lo = 0 if module.LO is None else rng.randint(-70, 20)
+    hi = 0 if module.HI is None else max(lo, rng.randint(-20, 70))
+    tail = (q_len, kv_len, lo, hi, BLOCKS["BLOCK_Q"], BLOCKS["BLOCK_KV"])
+    slots = python.dash_slots(*tail)
+    values = {"q_len": q_len, "kv_len": kv_len, "lo": lo, "hi": hi, "batch": batch, "heads": heads}
+    values["ticket"], values["slot"] = rng.randrange(batch * heads * slots), rng.randrange(slots)
+    values["part"], values["head"] = rng.randint(0, 1), rng.randint(0, 3)
+    values["kv"], values["q"] = rng.randrange(-(-kv_len // tail[5])), rng.randrange(-(-q_len // tail[4]))
+    steps = python.dash_num_steps(values["kv"], *tail)
+    values["step"] = rng.randrange(max(1, steps))
+    if function in ("dash_rank", "dash_q_tile"):  # only visible pairs have a rank
+        if steps == 0:
+            return random_case(function, python, module, rng)
+        values["q"] = python.dash_q_tile(values["step"], values["kv"], values["head"], *tail)
+    return [values[p] for p in SIGNATURES[function] if not p.isupper()]
+
+
+def compare(module: ModuleType) -> None:
+    rng = random.Random(module.NAME)
+    python = python_functions(module.NAME, Band(module.LO, module.HI))
+    for function, parameters in SIGNATURES.items():
+        constants = [BLOCKS[p] for p in parameters if p.isupper()]
+        cases = [random_case(function, python, module, rng) for _ in range(CASES)]
+        args = torch.tensor(cases, dtype=torch.int32).T.contiguous()
+        out = torch.empty(RESULTS.get(function, 1), CASES, dtype=torch.int32)
+        getattr(module, f"run_{function}")[(1,)](args, out, *constants)
+        for case, got in zip(cases, out.T.tolist(), strict=True):
+            expected = getattr(python, function)(*case, *constants)
+            assert tuple(got) == (expected if isinstance(expected, tuple) else (expected,)), (
+                module.NAME,
+                function,
+                case,
+            )
+
+
+def main() -> None:
+    paths = sorted(Path(sys.argv[1]).glob("case*.py"))
+    for path in paths:
+        compare(load(path))
+    print("compared", len(paths))
+
+
+if __name__ == "__main__":
+    main()

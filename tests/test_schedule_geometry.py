@@ -1,0 +1,70 @@
+"""The closed forms of tile visibility against the mask itself, token by token."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule.jobs import Problem, functions
+from dash_inductor.schedule.problem import Band
+from tests.support.schedules import problems
+
+
+def _seen(p: Problem) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """(visible, full) tile pairs, by looking at every existing row and key."""
+    count: dict[tuple[int, int], int] = {}
+    for i in range(p.q_len):
+        for j in range(p.kv_len):
+            if p.band.visible(i, j, p.q_len, p.kv_len):
+                pair = i // p.block_q, j // p.block_kv
+                count[pair] = count.get(pair, 0) + 1
+    full = set()
+    for (q, kv), n in count.items():
+        rows = min((q + 1) * p.block_q, p.q_len) - q * p.block_q
+        if (kv + 1) * p.block_kv <= p.kv_len and n == rows * p.block_kv:
+            full.add((q, kv))
+    return set(count), full
+
+
+def _assert_exact(p: Problem) -> None:
+    f, tail = functions("two_pass", p), p.tail()
+    visible, full = _seen(p)
+    for kv in range(p.n_kv):
+        first, full_first, full_end, end = f.dash_q_range(kv, *tail)
+        assert 0 <= first <= full_first <= full_end <= end <= p.n_q
+        assert list(range(first, end)) == sorted(q for q, k in visible if k == kv)
+        assert list(range(full_first, full_end)) == sorted(q for q, k in full if k == kv)
+    for q in range(p.n_q):
+        first, full_first, full_end, end = f.dash_kv_range(q, *tail)
+        assert 0 <= first <= full_first <= full_end <= end <= p.n_kv
+        assert list(range(first, end)) == sorted(k for x, k in visible if x == q)
+        assert list(range(full_first, full_end)) == sorted(k for x, k in full if x == q)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(problems(max_tiles=12))
+def test_visible_and_full_tiles_are_exact(p: Problem) -> None:
+    _assert_exact(p)
+
+
+@pytest.mark.parametrize(
+    "band", [Band(0, None), Band(0, 100), Band(-5, 5), Band(0, None, "bottom_right"), Band(-90, -3)]
+)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 113), (113, 1), (64, 64), (113, 129), (17, 17)])
+def test_visible_and_full_tiles_of_kernel_shapes(band: Band, q_len: int, kv_len: int) -> None:
+    for block_q, block_kv in ((32, 16), (16, 32), (16, 16)):
+        _assert_exact(Problem(band, q_len, kv_len, block_q, block_kv))
+
+
+def test_bounds_that_exclude_nothing_change_nothing() -> None:
+    bounded, free = Problem(Band(-10_000, 10_000), 37, 53, 8, 16), Problem(Band(), 37, 53, 8, 16)
+    for name in ("dash_q_range", "dash_kv_range"):
+        for x in range(4):
+            ranges = [getattr(functions("spt", p), name)(x, *p.tail()) for p in (bounded, free)]
+            assert ranges[0] == ranges[1]
+
+
+def test_lengths_must_be_positive() -> None:
+    with pytest.raises(ArgumentError, match="kv_len=0"):
+        Problem(Band(), 1, 0, 8, 8)

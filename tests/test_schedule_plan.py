@@ -1,0 +1,258 @@
+"""Plans: pinned texts and numerics keys, purity, overrides, errors.  ``EXPECTTEST_ACCEPT=1`` pins them anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import expecttest
+import pytest
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule import costs
+from dash_inductor.schedule.planner import critical_path, plan
+from dash_inductor.schedule.problem import Band, Plan, Site
+from dash_inductor.schedule.schedules import NAMES, supports
+from tests.support.processes import run_python
+
+CAUSAL, BOTTOM = Band(0, None), Band(0, None, "bottom_right")
+
+
+def site(q_heads: int, kv_heads: int, length: int | None, dim: int, mask: Band, **changes: object) -> Site:
+    """A bfloat16 self-attention site of batch 2 on CUDA, with fields changed by name."""
+    base = Site("cuda", "bfloat16", 2, q_heads, kv_heads, length, length, dim, dim, mask, dim**-0.5)
+    return replace(base, **changes)  # type: ignore[arg-type]  # the names are Site's
+
+
+SHAPES: dict[str, tuple[Site, str]] = {
+    "Llama 3 8B": (site(32, 8, 8192, 128, CAUSAL), "sm_90"),
+    "Llama 3 8B, dynamic": (site(32, 8, None, 128, CAUSAL, batch=None), "sm_90"),
+    "Llama 3 8B on A100": (site(32, 8, 8192, 128, CAUSAL), "sm_80"),
+    "Llama 3 8B on L4": (site(32, 8, 4096, 128, CAUSAL), "sm_89"),
+    "Llama 3 8B on B200": (site(32, 8, 8192, 128, CAUSAL), "sm_100"),
+    "Llama 3.2 1B": (site(32, 8, 4096, 64, CAUSAL), "sm_90"),
+    "Qwen 3 0.6B": (site(16, 8, 4096, 128, CAUSAL), "sm_90"),
+    "Mistral 7B, window": (site(32, 8, 8192, 128, Band(0, 4095)), "sm_90"),
+    "Mistral 7B, window, dynamic": (site(32, 8, None, 128, Band(0, 4095)), "sm_90"),
+    "window of 1024": (site(8, 4, 8192, 128, Band(0, 1023)), "sm_90"),
+    "GPT-2": (site(12, 12, 1024, 64, CAUSAL), "sm_90"),
+    "BERT base": (site(12, 12, 512, 64, Band()), "sm_90"),
+    "ViT-B/16": (site(12, 12, 197, 64, Band()), "sm_80"),
+    "ViT-H": (site(16, 16, 257, 80, Band()), "sm_90"),
+    "ModernBERT, local layers": (site(12, 12, 8192, 64, Band(-64, 64)), "sm_90"),
+    "DiT cross-attention": (site(24, 24, 4096, 64, Band(), kv_len=77), "sm_90"),
+    "chunked prefill": (site(32, 8, 1024, 128, BOTTOM, kv_len=8192), "sm_90"),
+    "fp32 causal": (site(8, 8, 2048, 64, CAUSAL, dtype="float32"), "sm_90"),
+    "fp32 causal, tf32 allowed": (site(8, 8, 2048, 32, CAUSAL, dtype="float32", allow_tf32=True), "sm_80"),
+    "tiny Llama on a CPU": (site(4, 2, 128, 32, CAUSAL, dtype="float32", device="cpu"), "cpu"),
+}
+
+
+class PinnedPlans(expecttest.TestCase):
+    def test_plans_of_real_shapes(self) -> None:
+        lines = []
+        for name, (facts, arch) in SHAPES.items():
+            p = plan(facts, arch)
+            lines += [name, f"  {p}", f"  {p.numerics_key}", f"  critical path {p.critical_path:g}"]
+        self.assertExpectedInline(
+            "\n".join(lines),
+            """\
+Llama 3 8B
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
+  critical path 37.8
+Llama 3 8B, dynamic
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
+  critical path 37.8
+Llama 3 8B on A100
+  portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=1/forward=flash
+  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/group4/sm_80/forward=flash
+  critical path 33.7
+Llama 3 8B on L4
+  portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/section=1/forward=flash
+  v1/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/group4/sm_89/forward=flash
+  critical path 27.6
+Llama 3 8B on B200
+  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=cudnn
+  critical path 35
+Llama 3.2 1B
+  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/causal/group4/sm_90/forward=cudnn
+  critical path 37.8
+Qwen 3 0.6B
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group2/sm_90/forward=cudnn
+  critical path 37.8
+Mistral 7B, window
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=flash
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=flash
+  critical path 37.8
+Mistral 7B, window, dynamic
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=keep
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=keep
+  critical path 37.8
+window of 1024
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=flash
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=flash
+  critical path 25.2
+GPT-2
+  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/causal/group1/sm_90/forward=cudnn
+  critical path 37.8
+BERT base
+  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/full/group1/sm_90/forward=cudnn
+  critical path 44.8
+ViT-B/16
+  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=flash
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=flash
+  critical path 67.2
+ViT-H
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d80/full/group1/sm_90/forward=cudnn
+  critical path 44.8
+ModernBERT, local layers
+  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=flash
+  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/band(-64,64)/group1/sm_90/forward=flash
+  critical path 8.4
+DiT cross-attention
+  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
+  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/full/group1/sm_90/forward=cudnn
+  critical path 44.8
+chunked prefill
+  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=flash
+  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=flash
+  critical path 37.8
+fp32 causal
+  portable/two_pass/dkdv=32x32w4s1/dq=32x32w4s1/section=1/forward=efficient
+  v1/portable/two_pass/dkdv=32x32w4/dq=32x32w4/float32/d64/causal/group1/sm_90/forward=efficient
+  critical path 25.05
+fp32 causal, tf32 allowed
+  portable/two_pass/dkdv=32x32w4s1/dq=32x32w4s1/section=1/forward=efficient/tf32
+  v1/portable/two_pass/dkdv=32x32w4/dq=32x32w4/float32+tf32/d32/causal/group1/sm_80/forward=efficient
+  critical path 29.8125
+tiny Llama on a CPU
+  reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=1/forward=cpu
+  v1/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/group2/cpu/forward=cpu
+  critical path 2956.8""",
+        )
+
+
+def _bits(p: Plan) -> tuple[object, ...]:
+    """What changes bits in the backward: everything of the key but the forward."""
+    return p.kernel, p.schedule, p.dkdv, p.dq, p.tf32
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_batch_and_lengths_never_change_the_backward_bits(name: str) -> None:
+    facts, arch = SHAPES[name]
+    expected = plan(facts, arch)
+    for batch in (None, 1, 7, 64):
+        assert plan(replace(facts, batch=batch), arch) == expected
+    for q_len, kv_len in ((None, None), (1, 1), (17, 100_000), (100_000, 3)):
+        assert _bits(plan(replace(facts, q_len=q_len, kv_len=kv_len), arch)) == _bits(expected)
+
+
+def test_lengths_change_the_key_only_through_a_square_mask() -> None:
+    """A top-left window is what FlashAttention computes only if q_len == kv_len; nothing else looks at lengths."""
+    for mask in (Band(), CAUSAL):
+        keys = {plan(site(8, 8, n, 64, mask), "sm_90").numerics_key for n in (None, 1, 512)}
+        assert len(keys) == 1
+    window = Band(0, 99)
+    assert plan(site(8, 8, 512, 64, window), "sm_90").forward == "flash"
+    assert plan(site(8, 8, None, 64, window), "sm_90").forward == "keep"
+
+
+def test_same_plans_in_a_fresh_process() -> None:
+    code = (
+        "from tests.test_schedule_plan import SHAPES, plan\n"
+        "print([(str(p), p.numerics_key, p.critical_path) for p in (plan(s, a) for s, a in SHAPES.values())])"
+    )
+    here = [(str(p), p.numerics_key, p.critical_path) for p in (plan(s, a) for s, a in SHAPES.values())]
+    assert run_python(code, path=Path(__file__).parents[1], PYTHONHASHSEED="77").stdout.strip() == str(here)
+
+
+def test_section_changes_with_length_but_not_the_key() -> None:
+    short, long = (plan(site(32, 32, n, 128, CAUSAL), "sm_90", schedule="spt") for n in (512, 65536))
+    assert short.section > long.section >= 1
+    assert short.numerics_key == long.numerics_key
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mask", [Band(), CAUSAL, Band(0, 100)])
+def test_override(name: str, mask: Band) -> None:
+    facts = site(8, 2, 1024, 128, mask)
+    if supports(name, mask) is not None:
+        with pytest.raises(ArgumentError, match=f"schedule='{name}'.*{name} needs"):
+            plan(facts, "sm_90", schedule=name)
+        return
+    p = plan(facts, "sm_90", schedule=name)
+    assert p.schedule == name
+    assert (p.dq is not None) == (name == "two_pass")
+    assert f"/{name}/" in p.numerics_key
+    assert p.critical_path > 0
+    assert str(Plan.parse(str(p))) == str(p)
+
+
+def test_the_choice_is_the_shortest_critical_path_without_co_residency() -> None:
+    for mask in (Band(), CAUSAL, Band(0, 255)):
+        p = plan(site(8, 8, 512, 64, mask), "sm_90")
+        for candidate in costs.CANDIDATES["sm_90", 16, 64]:
+            for name in ("ascending", "descending", "spt", "fold", "two_pass"):
+                if (name == "two_pass") == (candidate.dq is not None):
+                    assert critical_path(name, candidate, mask, "sm_90") >= p.critical_path
+
+
+def test_every_key_of_the_table_fits_and_covers_all_head_dims() -> None:
+    for arch in costs.WORKERS:
+        for bits in (16, 32):
+            for dim in (16, 32, 64, 128):
+                candidates = costs.CANDIDATES[arch, bits, dim]
+                assert {c.dq is None for c in candidates} == {True, False}
+                for c in candidates if arch != "cpu" else ():
+                    assert costs.shared_bytes(c.dkdv, bits, dim, owns_kv=True) <= costs.SHARED_BYTES[arch]
+                    assert (
+                        c.dq is None or costs.shared_bytes(c.dq, bits, dim, owns_kv=False) <= costs.SHARED_BYTES[arch]
+                    )
+
+
+FORWARDS = [
+    (site(8, 8, 512, 64, Band()), "sm_90", "cudnn"),
+    (site(8, 8, 512, 64, CAUSAL), "sm_80", "flash"),
+    (site(8, 8, None, 64, CAUSAL), "sm_80", "keep"),
+    (site(8, 8, 512, 64, BOTTOM), "sm_90", "cudnn"),
+    (site(8, 8, None, 64, BOTTOM), "sm_90", "flash"),
+    (site(8, 8, 512, 64, Band(None, 9, "bottom_right"), kv_len=64), "sm_90", "flash"),
+    (site(8, 8, 512, 64, Band(5, None)), "sm_90", "keep"),
+    (site(8, 8, 512, 64, Band(), dtype="float32"), "sm_90", "efficient"),
+    (site(8, 8, 512, 64, Band(0, 9), dtype="float32"), "sm_90", "efficient"),
+    (site(8, 8, 512, 64, Band(-9, 9), dtype="float32"), "sm_90", "keep"),
+    (site(8, 8, 512, 64, Band(), device="cpu"), "cpu", "cpu"),
+    (site(8, 8, 512, 64, CAUSAL, device="cpu", kv_len=64), "cpu", "cpu"),
+    (site(8, 8, 512, 64, BOTTOM, device="cpu", kv_len=64), "cpu", "reference"),
+]
+
+
+@pytest.mark.parametrize(("facts", "arch", "forward"), FORWARDS)
+def test_forward_table(facts: Site, arch: str, forward: str) -> None:
+    assert plan(facts, arch).forward == forward
+
+
+ERRORS = [
+    (site(8, 8, 64, 64, Band()), "sm_75", None, "arch='sm_75'"),
+    (site(8, 8, 64, 64, Band()), "cpu", None, "arch='cpu'"),
+    (site(8, 8, 64, 64, Band()), "sm_90", "diagonal", "schedule='diagonal'"),
+    (site(8, 8, 64, 136, Band()), "sm_90", None, "head_dim=136"),
+    (site(8, 8, 64, 60, Band()), "sm_90", None, "head_dim=60"),
+    (site(8, 8, 64, 64, Band(), value_dim=32), "sm_90", None, "value_dim=32"),
+    (site(8, 3, 64, 64, Band()), "sm_90", None, "q_heads=8"),
+    (site(8, 8, 64, 64, Band(), dtype="float64"), "sm_90", None, "dtype='float64'"),
+]
+
+
+@pytest.mark.parametrize(("facts", "arch", "schedule", "message"), ERRORS)
+def test_bad_input_is_named(facts: Site, arch: str, schedule: str | None, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        plan(facts, arch, schedule)

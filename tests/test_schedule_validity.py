@@ -1,0 +1,131 @@
+"""Every schedule is right and cannot hang; broken ones are caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule.jobs import Column, Job, Problem, resident, tables
+from dash_inductor.schedule.problem import Band
+from dash_inductor.schedule.schedules import NAMES, PARTS, schedule, supports
+from dash_inductor.schedule.simulator import simulate
+from dash_inductor.schedule.validity import backward_wait, check
+from tests.support.schedules import names_for, problems
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problems(), st.data())
+def test_every_schedule_is_right_and_live(p: Problem, data: st.DataObject) -> None:
+    """Visible tiles once each, ranks 0 .. n-1, and no wait that could hang."""
+    name = data.draw(st.sampled_from(names_for(p)))
+    assert check(name, p) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_at_every_pair_of_counts(name: str) -> None:
+    """All (n_q, n_kv) up to 7 x 7 with the tightest mask that the schedule supports."""
+    band = next(b for b in (Band(0, 2), Band(0, None), Band()) if supports(name, b) is None)
+    for n_q in range(1, 8):
+        for n_kv in range(1, 8):
+            assert check(name, Problem(band, n_q, n_kv, 1, 1, heads=2)) == []
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problems(max_tiles=16), st.sampled_from(("shift", "symmetric_shift")), st.booleans())
+def test_co_residency_bound_is_exact(p: Problem, name: str, causal: bool) -> None:
+    """Finishes with as many workers as declared, hangs with one less."""
+    if name not in names_for(p):
+        p = replace(p, band=Band(0, None) if causal and name == "symmetric_shift" else Band())
+    bound = resident(name, p)
+    assert not simulate(tables(name, p), bound, group=p.group).unfinished
+    if bound > 1:
+        assert simulate(tables(name, p), bound - 1, group=p.group).unfinished
+
+
+def test_bound_of_the_usual_case_is_all_ctas_of_a_head() -> None:
+    assert resident("shift", Problem(Band(), 8, 12, 1, 1, heads=4)) == 12
+    assert resident("symmetric_shift", Problem(Band(0, None), 12, 12, 1, 1, heads=4)) == 6
+    assert resident("shift", Problem(Band(), 8, 12, 1, 1, heads=4, section=3)) == 11 * 3 + 1
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("shift", "symmetric_shift", "two_pass")])
+def test_launch_ordered_schedules_finish_on_one_worker(name: str) -> None:
+    p = Problem(Band(0, None), 11, 7, 1, 2, batch=2, heads=3, group=2, section=4)
+    assert schedule(name, p.band).resident is None
+    assert not simulate(tables(name, p), 1, group=2).unfinished
+
+
+def _with_ranks_of(jobs: tuple[Job, ...], other: tuple[Job, ...]) -> tuple[Job, ...]:
+    ranks = {(j.head, c.kv, q): rank for j in other for c in j.columns for q, rank in c.steps}
+    return tuple(
+        replace(
+            j,
+            columns=tuple(Column(c.kv, tuple((q, ranks[j.head, c.kv, q]) for q, _ in c.steps)) for c in j.columns),
+        )
+        for j in jobs
+    )
+
+
+def test_ascending_ranks_under_spt_launch_are_caught() -> None:
+    p = Problem(Band(0, None), 6, 6, 1, 1)
+    broken = _with_ranks_of(tables("spt", p), tables("ascending", p))
+    assert any("waits for ticket" in fault for fault in check("spt", p, broken))
+    assert backward_wait(broken) is not None
+    assert simulate(broken, 5).unfinished
+
+
+def test_ring_with_ranks_against_its_walk_is_caught() -> None:
+    p = Problem(Band(), 6, 6, 1, 1)
+    jobs = tables("shift", p)
+    flipped = tuple(
+        replace(j, columns=tuple(Column(c.kv, tuple((q, 5 - r) for q, r in c.steps)) for c in j.columns)) for j in jobs
+    )
+    assert any("hangs with 6 resident CTAs" in fault for fault in check("shift", p, flipped))
+
+
+def test_missing_and_doubled_tiles_are_caught() -> None:
+    p = Problem(Band(), 4, 3, 1, 1)
+    jobs = tables("ascending", p)
+    assert len(check("ascending", p, jobs[:-1])) == 2  # owned tiles and pairs; the remaining ranks are 0, 1
+    assert any("ranks [0, 0, 1, 2]" in fault for fault in check("ascending", p, (*jobs, jobs[0])))
+
+
+def test_walks_and_ranks_ignore_batch_section_and_position() -> None:
+    """Per head within the batch element: the same columns whatever else is launched."""
+    for name in NAMES:
+        band = Band(0, None) if name != "shift" else Band()
+        alone = {j.head: dict.fromkeys(j.columns) for j in ()}
+        for batch, section in ((1, 1), (1, 3), (4, 1), (5, 7)):
+            p = Problem(band, 13, 9, 2, 2, batch=batch, heads=3, section=section)
+            for job in tables(name, p):
+                for column in job.columns:
+                    known = alone.setdefault(job.head % 3, {})
+                    assert known.setdefault(column.kv, column) == column, (name, batch, section)
+
+
+def test_fold_launches_mirrored_heads_last() -> None:
+    p = Problem(Band(0, None), 4, 4, 1, 1, batch=2, heads=3, section=2)
+    heads = list(dict.fromkeys(job.head for job in tables("fold", p)))
+    assert heads == [0, 2, 3, 5, 1, 4]
+    last = [job for job in tables("fold", p) if job.head == 4]
+    assert [job.columns[0].kv for job in last] == [0, 1, 2, 3]
+    assert [q for q, _ in last[0].columns[0].steps] == [3, 2, 1, 0]
+
+
+def test_parts_and_names() -> None:
+    assert set(PARTS) == set(NAMES)
+    for name in NAMES:
+        assert schedule(name, Band()).parts == PARTS[name]
+
+
+def test_unsupported_masks_are_named() -> None:
+    assert supports("shift", Band(0, None)) == "shift needs the full mask"
+    assert supports("symmetric_shift", Band(0, 5)) is not None
+    with pytest.raises(ArgumentError, match="shift needs the full mask"):
+        tables("shift", Problem(Band(0, None), 4, 4, 1, 1))
+    with pytest.raises(ArgumentError, match="'symmetric_shift'"):
+        supports("diagonal", Band())
