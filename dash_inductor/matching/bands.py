@@ -1,0 +1,124 @@
+"""From the value of a mask element, a decision tree over positions, to a diagonal band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from ..schedule.problem import Anchor, Band
+from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The plane of one attention: its lengths, and the index symbols of a query and a key."""
+
+    algebra: Algebra
+    q_len: sympy.Expr
+    kv_len: sympy.Expr
+    q: sympy.Expr
+    kv: sympy.Expr
+
+    @property
+    def offset(self) -> sympy.Expr:
+        """``kv_len - q_len``: what bottom-right anchoring adds to the diagonal."""
+        return self.kv_len - self.q_len
+
+
+def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value, bool]:
+    """Whether a mask element makes the key visible; and whether hidden keys all have the value -inf (or False)."""
+    if dtype == torch.bool:
+        return value, True
+    if not dtype.is_floating_point:
+        raise NotRecognised("not_a_band", f"a mask of type {dtype}")
+    hidden = torch.finfo(dtype).min / 2
+
+    def leaf(x: Leaf) -> Value:
+        if x == 0:
+            return True
+        if isinstance(x, bool) or not x.is_number or x is sympy.nan or x > hidden:
+            raise NotRecognised("not_a_band", f"adds {x} to the scores, neither 0 nor a lowest value")
+        return False
+
+    infinite = all(x == 0 or x == -sympy.oo for x in leaves(value))
+    return scores.algebra.lift(leaf, value), infinite
+
+
+def to_band(scores: Scores, visible: Value) -> Band:
+    """The band that `visible` describes; raises `NotRecognised` ("not_a_band") if it is none."""
+    anchors: set[Anchor] = set()
+    intervals = [_intersection(scores, path, anchors) for path in _paths(visible, ())]
+    if len(anchors) > 1:
+        raise NotRecognised("not_a_band", "one bound follows the top left corner, another the bottom right one")
+    if scores.q_len.is_Integer and scores.kv_len.is_Integer:
+        first, last = 1 - int(scores.kv_len), int(scores.q_len) - 1
+        intervals = [(max(low, first), min(high, last)) for low, high in intervals]
+    merged: list[tuple[float, float]] = []
+    for low, high in sorted(i for i in intervals if i[0] <= i[1]):
+        if merged and low <= merged[-1][1] + 1:
+            low, previous = merged.pop()[0], merged[-1][1] if merged else high
+            merged.append((low, max(high, previous)))
+        else:
+            merged.append((low, high))
+    if len(merged) != 1:
+        raise NotRecognised("not_a_band", f"{len(merged)} separate bands" if merged else "no query sees a key")
+    lo, hi = (None if math.isinf(x) else int(x) for x in merged[0])
+    band = Band(lo, hi, next(iter(anchors), "top_left"))
+    if scores.q_len.is_Integer and scores.kv_len.is_Integer:
+        return band.resolve(int(scores.q_len), int(scores.kv_len))
+    return band
+
+
+def require_visible_keys(scores: Scores, band: Band) -> None:
+    """Raise unless every query provably sees a key: a row of equal finite values is a uniform softmax, no empty one."""
+    offset = scores.offset if band.anchor == "bottom_right" else sympy.S.Zero
+    gaps = []
+    if band.lo is not None:
+        gaps.append(offset - band.lo)
+    if band.hi is not None:
+        gaps.append(band.hi + scores.offset - offset)
+    for gap in gaps:
+        low = scores.algebra.lower(gap)
+        if low is None or low < 0:
+            raise NotRecognised("not_a_band", f"{band} may hide all keys of a query by a finite value")
+
+
+def _paths(value: Value, path: tuple[sympy.Expr, ...]) -> Iterator[tuple[sympy.Expr, ...]]:
+    """Every way to a visible leaf: conditions ``>= 0`` that hold together."""
+    if isinstance(value, Branch):
+        yield from _paths(value.then, (*path, value.cond))
+        yield from _paths(value.other, (*path, -value.cond - 1))
+    elif value:
+        yield path
+
+
+def _intersection(scores: Scores, path: tuple[sympy.Expr, ...], anchors: set[Anchor]) -> tuple[float, float]:
+    low, high = -math.inf, math.inf
+    for cond in path:
+        sign, bound, anchor = _diagonal_bound(scores, cond)
+        anchors.add(anchor)
+        low, high = (max(low, bound), high) if sign > 0 else (low, min(high, bound))
+    return low, high
+
+
+def _diagonal_bound(scores: Scores, cond: sympy.Expr) -> tuple[int, int, Anchor]:
+    """``cond >= 0`` as ``d >= bound`` (sign 1) or ``d <= bound`` (sign -1) with d = q - kv, from the anchor."""
+    terms = sympy.expand(cond).as_coefficients_dict()
+    of_q, of_kv = terms.get(scores.q, 0), terms.get(scores.kv, 0)
+    if scores.q == 0:
+        of_q = -of_kv
+    if scores.kv == 0:
+        of_kv = -of_q
+    rest = sympy.expand(cond - of_q * scores.q - of_kv * scores.kv)
+    if abs(of_q) != 1 or of_q + of_kv != 0 or any(scores.algebra.is_index(s) for s in rest.free_symbols):
+        raise NotRecognised("not_a_band", f"visibility depends on {cond} >= 0")
+    sign = int(of_q)
+    for anchor, shift in (("top_left", sympy.S.Zero), ("bottom_right", scores.offset)):
+        bound = sympy.expand(shift - sign * rest)
+        if bound.is_Integer:
+            return sign, int(bound), anchor  # type: ignore[return-value]  # the tuple above holds two Anchor literals
+    raise NotRecognised("not_a_band", f"the bound of {cond} >= 0 is no constant")

@@ -1,0 +1,263 @@
+"""Exact algebra on tensor elements: the value of one element as a function of its position.
+
+A `Value` is a leaf or a decision tree of `Branch` nodes over leaves.  A leaf is a Python bool (bool tensors) or a sympy
+expression (numbers) over *index symbols* (a position along a dimension: 0 <= i < extent) and *size symbols* of
+Inductor's shape environment.  Every condition of a tree has one form, ``cond >= 0``, on integers.
+
+Nothing here rounds or samples: `Algebra` decides a condition only where the ranges of the symbols prove it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+Leaf: TypeAlias = "bool | sympy.Expr"
+Value: TypeAlias = "bool | sympy.Expr | Branch"
+
+MAX_LEAVES = 20_000
+"""Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """`then` where ``cond >= 0``, else `other`."""
+
+    cond: sympy.Expr
+    then: Value
+    other: Value
+
+
+class NotRecognised(Exception):
+    """Stops an interpretation: `reason` is one of `masks.MaskReason`, `detail` names the op or node."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+def same(a: Value, b: Value) -> bool:
+    """Whether two values are written alike (True and 1 are not)."""
+    if isinstance(a, Branch) and isinstance(b, Branch):
+        return a.cond == b.cond and same(a.then, b.then) and same(a.other, b.other)
+    if isinstance(a, (bool, Branch)) or isinstance(b, (bool, Branch)):
+        return a is b
+    return bool(a == b)
+
+
+def is_number(value: Value) -> bool:
+    return isinstance(value, sympy.Expr) and value.is_number
+
+
+class Algebra:
+    """Ranges of the symbols, and the operations on values that need them."""
+
+    def __init__(self, shape_env: ShapeEnv | None) -> None:
+        self._shape_env = shape_env
+        self._extent: dict[sympy.Symbol, sympy.Expr] = {}
+        self._size_range: dict[sympy.Expr, tuple[sympy.Expr | None, sympy.Expr | None]] = {}
+        self._bounds: dict[sympy.Expr, sympy.Expr | None] = {}
+        self._leaves = 0
+
+    # Symbols and their ranges
+
+    def index(self, name: str, extent: sympy.Expr) -> sympy.Expr:
+        """A new index symbol; the constant 0 where the extent is 1."""
+        if extent == 1:
+            return sympy.S.Zero
+        symbol = sympy.Symbol(name, integer=True, nonnegative=True)
+        self._extent[symbol] = extent
+        return symbol
+
+    def is_index(self, symbol: sympy.Basic) -> bool:
+        return symbol in self._extent
+
+    def lower(self, expr: sympy.Expr) -> sympy.Expr | None:
+        """A number that `expr` never falls below, or None where none is proved.  Exact for linear expressions."""
+        if expr.is_number:
+            return expr
+        if expr not in self._bounds:
+            self._bounds[expr] = self._lower(expr)
+        return self._bounds[expr]
+
+    def upper(self, expr: sympy.Expr) -> sympy.Expr | None:
+        low = self.lower(-expr)
+        return None if low is None else -low
+
+    def _lower(self, expr: sympy.Expr) -> sympy.Expr | None:
+        extreme = self._at_extreme(sympy.expand(expr))
+        if extreme is None:
+            return None
+        total = sympy.S.Zero
+        for monomial, coefficient in extreme.as_coefficients_dict().items():
+            low, high = self._monomial_range(monomial)
+            bound = low if coefficient > 0 else high
+            if bound is None:
+                return None
+            total += coefficient * bound
+        return total
+
+    def _at_extreme(self, expr: sympy.Expr) -> sympy.Expr | None:
+        """`expr` with every index symbol at the end of its range that makes its term smallest."""
+        total = sympy.S.Zero
+        for monomial, coefficient in expr.as_coefficients_dict().items():
+            if not coefficient.is_rational:
+                return None
+            for factor, power in monomial.as_powers_dict().items():
+                if factor in self._extent:
+                    if not (power.is_Integer and power > 0):
+                        return None
+                    end = sympy.S.Zero if coefficient > 0 else self._extent[factor] - 1
+                    monomial = monomial.xreplace({factor: end})
+                elif any(s in self._extent for s in factor.free_symbols) or (power != 1 and not factor.is_nonnegative):
+                    return None
+            total += coefficient * monomial
+        return sympy.expand(total)
+
+    def _monomial_range(self, monomial: sympy.Expr) -> tuple[sympy.Expr | None, sympy.Expr | None]:
+        low: sympy.Expr | None = sympy.S.One
+        high: sympy.Expr | None = sympy.S.One
+        factors = sympy.Mul.make_args(monomial)
+        for factor in factors:
+            flow, fhigh = self._range_of_size(factor)
+            if len(factors) > 1 and (flow is None or flow < 0):
+                return None, None
+            low = None if low is None or flow is None else low * flow
+            high = None if high is None or fhigh is None else high * fhigh
+        return low, high
+
+    def _range_of_size(self, expr: sympy.Expr) -> tuple[sympy.Expr | None, sympy.Expr | None]:
+        if expr.is_number:
+            return expr, expr
+        if expr not in self._size_range:
+            low: sympy.Expr | None = None
+            high: sympy.Expr | None = None
+            if self._shape_env is not None:
+                found = self._shape_env.bound_sympy(expr)
+                low = found.lower if found.lower.is_Integer else None
+                high = found.upper if found.upper.is_Integer else None
+            self._size_range[expr] = (low, high)
+        return self._size_range[expr]
+
+    # Conditions and trees
+
+    def at_least_zero(self, expr: sympy.Expr, strict: bool = False) -> Value:
+        """The truth of ``expr >= 0`` (or ``> 0``), for an expression that is integer-valued up to a constant."""
+        if expr.is_number:
+            if not expr.is_comparable:
+                raise NotRecognised("not_a_band", f"comparison with {expr}")
+            return bool(expr > 0) if strict else bool(expr >= 0)
+        expr = sympy.expand(expr)
+        constant, rest = expr.as_coeff_Add()
+        terms = rest.as_coefficients_dict()
+        if not all(c.is_Integer for c in terms.values()) or not rest.is_integer or not constant.is_finite:
+            raise NotRecognised("not_a_band", f"comparison of {expr} with zero")
+        constant = sympy.ceiling(constant) - 1 if strict else sympy.floor(constant)
+        gcd = math.gcd(*(int(c) for c in terms.values()))
+        expr = sympy.expand(rest / gcd) + sympy.floor(constant / gcd)
+        low, high = self.lower(expr), self.upper(expr)
+        if low is not None and low >= 0:
+            return True
+        if high is not None and high < 0:
+            return False
+        if terms[min(terms, key=str)] < 0:  # one spelling of a condition and its negation
+            return Branch(-expr - 1, False, True)
+        return Branch(expr, True, False)
+
+    def equal_zero(self, expr: sympy.Expr) -> Value:
+        if expr.is_number:
+            return bool(expr == 0)
+        return self.choose(self.at_least_zero(expr), self.at_least_zero(-expr), False)
+
+    def branch(self, cond: sympy.Expr, then: Value, other: Value) -> Value:
+        """`Branch`, or one of its sides where both agree wherever they apply."""
+        if same(then, other):
+            return then
+        for condition, inside, outside in ((cond, then, other), (-cond - 1, other, then)):
+            point = self._only_point(condition)
+            if point and same(_at(inside, point), _at(outside, point)):
+                return outside
+        return Branch(cond, then, other)
+
+    def _only_point(self, cond: sympy.Expr) -> dict[sympy.Basic, sympy.Expr] | None:
+        """Where ``cond >= 0`` pins index symbols to single values (cond's maximum is 0), those values."""
+        if self.upper(cond) != 0:
+            return None
+        coefficients = sympy.expand(cond).as_coefficients_dict()
+        return {s: self._extent[s] - 1 if c > 0 else sympy.S.Zero for s, c in coefficients.items() if s in self._extent}
+
+    def lift(self, leaf_op: Callable[..., Value], *values: Value) -> Value:
+        """Apply an operation on leaves to trees: ``f(if c: a else b, y) = if c: f(a, y) else f(b, y)``."""
+        for value in values:
+            if isinstance(value, Branch):
+                cond = value.cond
+                then, other = ([assume(v, cond, truth) for v in values] for truth in (True, False))
+                return self.branch(cond, self.lift(leaf_op, *then), self.lift(leaf_op, *other))
+        self._leaves += 1
+        if self._leaves > MAX_LEAVES:
+            raise NotRecognised("not_a_band", "too many cases")
+        return leaf_op(*values)
+
+    def choose(self, condition: Value, then: Value, other: Value) -> Value:
+        """`then` where the boolean tree `condition` holds, else `other`."""
+        if isinstance(condition, Branch):
+            cond = condition.cond
+            return self.branch(
+                cond,
+                self.choose(condition.then, assume(then, cond, True), assume(other, cond, True)),
+                self.choose(condition.other, assume(then, cond, False), assume(other, cond, False)),
+            )
+        return then if condition else other
+
+    # Division, for reshapes
+
+    def floor_divide(self, value: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+        """Quotient and remainder (of a positive divisor): exact where the ranges allow, else opaque FloorDiv and
+        Mod."""
+        if divisor == 1:
+            return value, sympy.S.Zero
+        quotient, rest = sympy.S.Zero, sympy.S.Zero
+        for term in sympy.Add.make_args(sympy.expand(value)):
+            ratio = sympy.cancel(term / divisor)
+            whole = ratio.is_polynomial() and all(c.is_Integer for c in ratio.as_coefficients_dict().values())
+            quotient, rest = (quotient + ratio, rest) if whole else (quotient, rest + term)
+        low, room = self.lower(rest), self.lower(divisor - 1 - rest)
+        if low is not None and low >= 0 and room is not None and room >= 0:
+            return quotient, rest
+        return quotient + FloorDiv(rest, divisor), Mod(rest, divisor)
+
+
+def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
+    """`value` where ``cond >= 0`` is known to be `truth`: branches that this decides disappear."""
+    if not isinstance(value, Branch):
+        return value
+    known = cond if truth else -cond - 1
+    weaker, contrary = value.cond - known, -value.cond - 1 - known
+    if weaker.is_number and weaker >= 0:
+        return assume(value.then, cond, truth)
+    if contrary.is_number and contrary >= 0:
+        return assume(value.other, cond, truth)
+    then, other = assume(value.then, cond, truth), assume(value.other, cond, truth)
+    return value if then is value.then and other is value.other else Branch(value.cond, then, other)
+
+
+def _at(value: Value, point: dict[Any, Any]) -> Value:
+    """`value` with index symbols replaced by numbers or sizes."""
+    if isinstance(value, Branch):
+        cond = sympy.expand(value.cond.xreplace(point))
+        if cond.is_number:
+            return _at(value.then if cond >= 0 else value.other, point)
+        return Branch(cond, _at(value.then, point), _at(value.other, point))
+    return value if isinstance(value, bool) else sympy.expand(value.xreplace(point))
+
+
+def leaves(value: Value) -> Sequence[Leaf]:
+    if isinstance(value, Branch):
+        return [*leaves(value.then), *leaves(value.other)]
+    return [value]

@@ -1,0 +1,266 @@
+"""Creation and movement rules of the mask reader: where an element comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from .index_expr import Branch, NotRecognised, Value
+from .mask_ops import convert, number
+from .mask_reader import MaskReader, Position, Rule, as_expr, meta_of, shape_of
+
+RULES: dict[str, Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update((f"aten::{name}", rule) for name in names)
+        return rule
+
+    return add
+
+
+# Creation
+
+
+@_rule("arange")
+def _arange(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    value = as_expr(args.get("start", 0)) + as_expr(args.get("step", 1)) * position[0]
+    return convert(reader, sympy.expand(value), node, position)
+
+
+RULES["prims::iota"] = _arange
+
+
+def _filled(argument: str | None, constant: int = 0) -> Rule:
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        value = as_expr(args[argument]) if argument else sympy.Integer(constant)
+        return convert(reader, value, node, position)
+
+    return rule
+
+
+_rule("full", "full_like", "new_full")(_filled("fill_value"))
+_rule("ones", "ones_like", "new_ones")(_filled(None, 1))
+_rule("zeros", "zeros_like", "new_zeros")(_filled(None, 0))
+_rule("scalar_tensor")(_filled("s"))
+
+
+# Movement without arithmetic on values
+
+
+@_rule("unsqueeze")
+def _unsqueeze(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    dim = args["dim"] % len(position)
+    return reader.load(args["self"], position[:dim] + position[dim + 1 :])
+
+
+@_rule("squeeze")
+def _squeeze(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    shape, dims = shape_of(args["self"]), args.get("dim")
+    chosen = range(len(shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {d % len(shape) for d in chosen if shape[d] == 1}
+    kept = iter(position)
+    return reader.load(args["self"], tuple(sympy.S.Zero if d in gone else next(kept) for d in range(len(shape))))
+
+
+@_rule("expand")
+def _expand(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    return reader.operand(args["self"], position)
+
+
+@_rule("permute", "transpose", "t")
+def _permute(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    order = list(range(len(position)))
+    if "dims" in args:
+        order = [d % len(order) for d in args["dims"]]
+    elif order[1:]:
+        a, b = args.get("dim0", 0), args.get("dim1", 1)
+        order[a], order[b] = order[b], order[a]
+    source = dict(zip(order, position, strict=True))
+    return reader.load(args["self"], tuple(source[d] for d in range(len(position))))
+
+
+@_rule("view", "_unsafe_view")
+def _view(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    before, after = shape_of(args["self"]), shape_of(node)
+    kept = [(n, i) for n, i in zip(after, position, strict=True) if n != 1]
+    if [n for n in before if n != 1] == [n for n, _ in kept]:
+        source = iter(i for _, i in kept)
+        return reader.load(args["self"], tuple(sympy.S.Zero if n == 1 else next(source) for n in before))
+    flat = sympy.S.Zero
+    for n, i in zip(after, position, strict=True):
+        flat = sympy.expand(flat * n + i)
+    source_position: list[sympy.Expr] = []
+    for n in reversed(before[1:]):
+        flat, rest = reader.algebra.floor_divide(flat, n)
+        source_position.insert(0, rest)
+    return reader.load(args["self"], (flat, *source_position) if before else ())
+
+
+@_rule("slice")
+def _slice(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    dim = args["dim"] % len(position)
+    start = _from_start(reader, args.get("start"), shape_of(args["self"])[dim])
+    at = sympy.expand(start + position[dim] * as_expr(args.get("step", 1)))
+    return reader.load(args["self"], (*position[:dim], at, *position[dim + 1 :]))
+
+
+@_rule("select")
+def _select(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    shape = shape_of(args["self"])
+    dim = args["dim"] % len(shape)
+    at = _from_start(reader, args["index"], shape[dim])
+    return reader.load(args["self"], (*position[:dim], at, *position[dim:]))
+
+
+def _from_start(reader: MaskReader, index: Any, extent: sympy.Expr) -> sympy.Expr:
+    """An index or slice start counted from the start of the dimension."""
+    at = as_expr(0 if index is None else index)
+    low, high = reader.algebra.lower(at), reader.algebra.upper(at)
+    if low is not None and low >= 0:
+        return at
+    if high is None or high >= 0:
+        raise NotRecognised("unknown_op", f"index {at} may be negative or not")
+    from_end = reader.algebra.lower(extent + at)
+    return extent + at if from_end is not None and from_end >= 0 else sympy.S.Zero
+
+
+@_rule("flip")
+def _flip(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    shape = shape_of(node)
+    dims = {d % len(shape) for d in args["dims"]}
+    return reader.load(args["self"], tuple(shape[d] - 1 - i if d in dims else i for d, i in enumerate(position)))
+
+
+# Joining and filling by position
+
+
+@_rule("cat")
+def _cat(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    dim = args.get("dim", 0) % len(position)
+    parts = [t for t in args["tensors"] if shape_of(t)[dim if len(shape_of(t)) > 1 else 0] != 0]
+
+    def read(parts: list[Node], at: sympy.Expr) -> Value:
+        value = reader.load(parts[0], (*position[:dim], at, *position[dim + 1 :]))
+        if len(parts) == 1:
+            return value
+        extent = shape_of(parts[0])[dim]
+        inside = reader.algebra.at_least_zero(extent - 1 - at)
+        if inside is True:
+            return value
+        return reader.algebra.choose(inside, value, read(parts[1:], sympy.expand(at - extent)))
+
+    return convert(reader, read(parts, position[dim]), node, position)
+
+
+def _within(reader: MaskReader, at: sympy.Expr, extent: sympy.Expr) -> Value:
+    algebra = reader.algebra
+    return algebra.choose(algebra.at_least_zero(at), algebra.at_least_zero(extent - 1 - at), False)
+
+
+@_rule("constant_pad_nd")
+def _pad(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    source, shape = list(position), shape_of(args["self"])
+    inside: Value = True
+    for k, left in enumerate(args["pad"][::2]):
+        dim = len(position) - 1 - k
+        source[dim] = sympy.expand(position[dim] - as_expr(left))
+        inside = reader.algebra.choose(inside, _within(reader, source[dim], shape[dim]), False)
+    outside = convert(reader, as_expr(args.get("value", 0)), node, position)
+    return reader.algebra.choose(inside, reader.load(args["self"], tuple(source)), outside)
+
+
+@_rule("slice_scatter")
+def _slice_scatter(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    if args.get("step", 1) != 1:
+        raise NotRecognised("unknown_op", f"slice_scatter with a step ({node.name})")
+    dim = args["dim"] % len(position)
+    at = sympy.expand(position[dim] - _from_start(reader, args.get("start"), shape_of(node)[dim]))
+    inside = _within(reader, at, shape_of(args["src"])[dim])
+    return reader.algebra.choose(
+        inside,
+        convert(reader, reader.load(args["src"], (*position[:dim], at, *position[dim + 1 :])), node, position),
+        reader.load(args["self"], position),
+    )
+
+
+@_rule("select_scatter")
+def _select_scatter(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    dim = args["dim"] % len(position)
+    at = _from_start(reader, args["index"], shape_of(node)[dim])
+    return reader.algebra.choose(
+        reader.algebra.equal_zero(position[dim] - at),
+        convert(reader, reader.load(args["src"], position[:dim] + position[dim + 1 :]), node, position),
+        reader.load(args["self"], position),
+    )
+
+
+def _triangle(sign: int) -> Rule:
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        above = position[-1] - position[-2] - as_expr(args.get("diagonal", 0))
+        zero = convert(reader, sympy.S.Zero, node, position)
+        inside = reader.algebra.at_least_zero(sign * above)
+        return reader.algebra.choose(inside, reader.load(args["self"], position), zero)
+
+    return rule
+
+
+_rule("triu")(_triangle(1))
+_rule("tril")(_triangle(-1))
+
+
+# Positions that are values
+
+
+@_rule("index")
+def _index(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    source, indices = args["self"], list(args["indices"])
+    shape = shape_of(source)
+    indices += [None] * (len(shape) - len(indices))
+    used = [d for d, t in enumerate(indices) if t is not None]
+    if any(meta_of(indices[d]).dtype in (torch.bool, torch.uint8) for d in used):
+        raise NotRecognised("unknown_op", f"indexing by a bool mask ({node.name})")
+    broadcast = max(len(shape_of(indices[d])) for d in used)
+    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    shared = position[first : first + broadcast]
+    others = iter(position[:first] + position[first + broadcast :])
+    plain = {d: next(others) for d in range(len(shape)) if d not in used}
+
+    def read(*values: Any) -> Value:
+        found = plain | {d: _in_range(reader, v, shape[d], node) for d, v in zip(used, values, strict=True)}
+        return reader.load(source, tuple(found[d] for d in range(len(shape))))
+
+    return reader.algebra.lift(read, *(reader.operand(indices[d], shared) for d in used))
+
+
+def _in_range(reader: MaskReader, at: sympy.Expr, extent: sympy.Expr, node: Node) -> sympy.Expr:
+    for shift in (sympy.S.Zero, extent):
+        low, room = reader.algebra.lower(at + shift), reader.algebra.lower(extent - 1 - at - shift)
+        if low is not None and low >= 0 and room is not None and room >= 0:
+            return sympy.expand(at + shift)
+    raise NotRecognised("not_a_band", f"{node.name} reads position {at} of {extent}: not proved to be inside")
+
+
+@_rule("cumsum")
+def _cumsum(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    """Of rows that are constant along the dimension: the constant times the number of elements so far."""
+    if not position:
+        return convert(reader, reader.load(args["self"], ()), node, position)
+    dim = args["dim"] % len(position)
+    along = reader.algebra.index(f"{node.name}_t", shape_of(node)[dim])
+    row = reader.load(args["self"], (*position[:dim], along, *position[dim + 1 :]))
+    if along in _symbols(row):
+        raise NotRecognised("unknown_op", f"{node.target} ({node.name}) of a row that is not constant")
+    count = position[dim] + 1
+    return convert(reader, reader.algebra.lift(lambda x: sympy.expand(number(x) * count), row), node, position)
+
+
+def _symbols(value: Value) -> set[Any]:
+    if isinstance(value, Branch):
+        return set(value.cond.free_symbols) | _symbols(value.then) | _symbols(value.other)
+    return set() if isinstance(value, bool) else set(value.free_symbols)

@@ -1,0 +1,281 @@
+"""Elementwise rules of the mask reader: arithmetic, comparison, logic, selection, conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch.fx import Node
+
+from .index_expr import Leaf, NotRecognised, Value
+from .mask_reader import MaskReader, Position, Rule, as_expr, is_size, meta_of
+
+RULES: dict[str, Rule] = {}
+
+LeafOp = Callable[..., Value]
+
+
+def _register(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update((name, rule) for name in names)
+        return rule
+
+    return add
+
+
+def number(leaf: Leaf) -> sympy.Expr:
+    return sympy.Integer(int(leaf)) if isinstance(leaf, bool) else leaf
+
+
+def convert(reader: MaskReader, value: Value, node: Node, position: Position) -> Value:
+    """`value` in the type of `node`: to bool (non-zero), to an integer (towards zero), or rounded to a float."""
+    dtype = meta_of(node).dtype
+
+    def leaf(x: Leaf) -> Value:
+        if dtype == torch.bool:
+            return _truth(reader, x)
+        x = number(x)
+        if not dtype.is_floating_point and not x.is_integer:
+            if not (x.is_number and x.is_finite):
+                raise NotRecognised("not_a_band", f"{node.name} turns inexact values into integers")
+            x = sympy.Integer(int(x))
+        return reader.exact(x, dtype, node, position)
+
+    return reader.algebra.lift(leaf, value)
+
+
+def _truth(reader: MaskReader, x: Leaf) -> Value:
+    return x if isinstance(x, bool) else reader.algebra.lift(_negate, reader.algebra.equal_zero(x))
+
+
+def _negate(x: Leaf) -> Value:
+    return not x
+
+
+def _common_dtype(operands: list[Any]) -> torch.dtype:
+    """The type in which an elementwise op meets its operands."""
+    metas = [x.meta["val"] if isinstance(x, Node) else x for x in operands]
+    found: torch.dtype = elementwise_dtypes(*metas, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    return found
+
+
+def _elementwise(names: str, compute: Callable[[MaskReader], LeafOp], truth: Callable[..., bool] | None = None) -> Rule:
+    """Rule of an op on numbers; `truth` is what it means on bool tensors (None: not defined there)."""
+
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        given = [args[name] for name in names.split() if args.get(name) is not None]
+        dtype = _common_dtype(given)
+        values = [reader.operand(x, position) for x in given]
+        if dtype == torch.bool and truth is not None:
+            return reader.algebra.lift(truth, *values)
+        op = compute(reader)
+
+        def leaf(*operands: Leaf) -> Value:
+            return op(*(reader.exact(number(x), dtype, node, position) for x in operands))
+
+        result = reader.algebra.lift(leaf, *values)
+        return convert(reader, result, node, position)
+
+    return rule
+
+
+# Arithmetic
+
+
+def _scaled(combine: LeafOp, truth: Callable[..., bool] | None = None) -> Rule:
+    """add, sub and rsub, with their factor `alpha`."""
+
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        alpha = as_expr(args.get("alpha", 1))
+        inner = _elementwise("self other", lambda _: lambda a, b: sympy.expand(combine(a, b, alpha)), truth)
+        return inner(reader, node, args, position)
+
+    return rule
+
+
+RULES["aten::add"] = _scaled(lambda a, b, alpha: a + alpha * b, lambda a, b: a or b)
+RULES["aten::sub"] = _scaled(lambda a, b, alpha: a - alpha * b)
+RULES["aten::rsub"] = _scaled(lambda a, b, alpha: b - alpha * a)
+RULES["aten::mul"] = _elementwise("self other", lambda _: lambda a, b: sympy.expand(a * b), lambda a, b: a and b)
+RULES["aten::neg"] = _elementwise("self", lambda _: lambda a: -a)
+
+
+def _minimum(reader: MaskReader) -> LeafOp:
+    return lambda a, b: reader.algebra.choose(reader.algebra.at_least_zero(b - a), a, b)
+
+
+def _maximum(reader: MaskReader) -> LeafOp:
+    return lambda a, b: reader.algebra.choose(reader.algebra.at_least_zero(a - b), a, b)
+
+
+RULES["aten::minimum"] = _elementwise("self other", _minimum, lambda a, b: a and b)
+RULES["aten::maximum"] = _elementwise("self other", _maximum, lambda a, b: a or b)
+RULES["aten::clamp_min"] = _elementwise("self min", _maximum)
+RULES["aten::clamp_max"] = _elementwise("self max", _minimum)
+RULES["aten::abs"] = _elementwise(
+    "self", lambda reader: lambda a: reader.algebra.choose(reader.algebra.at_least_zero(a), a, -a)
+)
+
+
+@_register("aten::clamp")
+def _clamp(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    def compute(_: MaskReader) -> LeafOp:
+        def leaf(x: sympy.Expr, *bounds: sympy.Expr) -> Value:
+            value: Value = x
+            rest = list(bounds)
+            if args.get("min") is not None:
+                value = reader.algebra.lift(_maximum(reader), value, rest.pop(0))
+            if rest:
+                value = reader.algebra.lift(_minimum(reader), value, rest[0])
+            return value
+
+        return leaf
+
+    return _elementwise("self min max", compute)(reader, node, args, position)
+
+
+def _divided(rounding: str | None, remainder: bool = False) -> Callable[[MaskReader], LeafOp]:
+    def compute(reader: MaskReader) -> LeafOp:
+        def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
+            if rounding is None:
+                if b == 0:
+                    raise NotRecognised("not_a_band", "division by zero")
+                return sympy.expand(a / b)
+            positive = reader.algebra.lower(b)
+            if not (a.is_integer and b.is_integer and positive is not None and positive > 0):
+                raise NotRecognised("not_a_band", f"integer division of {a} by {b}")
+            low = reader.algebra.lower(a)
+            if rounding == "trunc" and (low is None or low < 0):
+                raise NotRecognised("not_a_band", f"truncating division of {a}, which may be negative")
+            return reader.algebra.floor_divide(a, b)[1 if remainder else 0]
+
+        return leaf
+
+    return compute
+
+
+@_register("aten::div")
+def _div(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    return _elementwise("self other", _divided(args.get("rounding_mode")))(reader, node, args, position)
+
+
+RULES["aten::floor_divide"] = _elementwise("self other", _divided("floor"))
+RULES["aten::remainder"] = _elementwise("self other", _divided("floor", remainder=True))
+
+
+# Comparison
+
+
+def _compared(sign: int, strict: bool) -> Callable[[MaskReader], LeafOp]:
+    def compute(reader: MaskReader) -> LeafOp:
+        def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
+            if sympy.nan in (a, b):
+                return False
+            if a == b:  # also for infinities, whose difference is no number
+                return not strict
+            return reader.algebra.at_least_zero(sign * (a - b), strict)
+
+        return leaf
+
+    return compute
+
+
+def _equal(reader: MaskReader) -> LeafOp:
+    return lambda a, b: (
+        bool(a == b and a is not sympy.nan) if a.is_number and b.is_number else reader.algebra.equal_zero(a - b)
+    )
+
+
+def _not_equal(reader: MaskReader) -> LeafOp:
+    return lambda a, b: reader.algebra.lift(_negate, _equal(reader)(a, b))
+
+
+RULES["aten::ge"] = _elementwise("self other", _compared(1, False))
+RULES["aten::gt"] = _elementwise("self other", _compared(1, True))
+RULES["aten::le"] = _elementwise("self other", _compared(-1, False))
+RULES["aten::lt"] = _elementwise("self other", _compared(-1, True))
+RULES["aten::eq"] = _elementwise("self other", _equal, lambda a, b: a == b)
+RULES["aten::ne"] = _elementwise("self other", _not_equal, lambda a, b: a != b)
+
+
+# Logic (bool tensors; the bitwise ops on integers are not read)
+
+
+def _logic(truth: Callable[..., bool]) -> Rule:
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        given = [args[name] for name in ("self", "other") if name in args]
+        logical = "logical" in str(node.target)
+        if not logical and _common_dtype(given) != torch.bool:
+            raise NotRecognised("unknown_op", f"{node.target} ({node.name}) on integers")
+
+        def leaf(*operands: Leaf) -> Value:
+            return reader.algebra.lift(truth, *(_truth(reader, x) for x in operands))
+
+        return reader.algebra.lift(leaf, *(reader.operand(x, position) for x in given))
+
+    return rule
+
+
+for _prefix in ("aten::bitwise_", "aten::logical_"):
+    RULES[_prefix + "and"] = _logic(lambda a, b: a and b)
+    RULES[_prefix + "or"] = _logic(lambda a, b: a or b)
+    RULES[_prefix + "xor"] = _logic(lambda a, b: a != b)
+    RULES[_prefix + "not"] = _logic(lambda a: not a)
+RULES["aten::__and__"] = RULES["aten::bitwise_and"]
+RULES["aten::__or__"] = RULES["aten::bitwise_or"]
+RULES["aten::__xor__"] = RULES["aten::bitwise_xor"]
+
+
+# Selection and conversion
+
+
+def _selected(condition: str, then: str, other: str) -> Rule:
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        sides = [convert(reader, reader.operand(args[name], position), node, position) for name in (then, other)]
+        return reader.algebra.choose(reader.operand(args[condition], position), *sides)
+
+    return rule
+
+
+RULES["aten::where"] = _selected("condition", "self", "other")
+RULES["aten::masked_fill"] = _selected("mask", "value", "self")
+
+
+def _copied(source: str) -> Rule:
+    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+        return convert(reader, reader.operand(args[source], position), node, position)
+
+    return rule
+
+
+for _names, _source in (
+    ("clone alias detach _to_copy lift_fresh lift_fresh_copy positive", "self"),
+    ("copy", "src"),
+    ("fill", "value"),
+):
+    RULES.update((f"aten::{name}", _copied(_source)) for name in _names.split())
+for _name in ("convert_element_type", "device_put"):
+    RULES["prims::" + _name] = _copied("a")
+
+
+@_register("get_attr")
+def _get_attr(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    """A tensor kept with the graph: only single numbers (``torch.tensor(5)`` in the model) are read."""
+    del args
+    holder: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        holder = getattr(holder, name)
+    if type(holder) not in (torch.Tensor, torch.nn.Parameter) or holder.numel() != 1:
+        raise NotRecognised("unknown_op", f"get_attr {node.target}")
+    return convert(reader, as_expr(holder.item()), node, position)
+
+
+@_register("placeholder")
+def _placeholder(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    del reader, args, position
+    if is_size(node):
+        raise NotRecognised("unknown_op", f"size {node.name} is used as a tensor")
+    raise NotRecognised("depends_on_input", f"input {node.name}")

@@ -1,0 +1,219 @@
+"""Evaluates nodes that reach no graph input with their own operators, on the CPU, for a window of the result.
+
+A mask of 32768 x 32768 is never built: a window (a range per dimension) is pushed through elementwise operators and
+movement down to vectors, which are small.  Every operator that computes is called as the graph calls it; only the
+ranges it is called on differ.  This shares no rule with the symbolic interpretation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from .attention_ops import bind, op_name
+from .index_expr import NotRecognised
+from .mask_reader import is_size, meta_of
+
+Window = tuple[tuple[int, int], ...]
+"""(start, stop) for every dimension."""
+
+SMALL = 1 << 16
+"""Tensors up to this many elements are evaluated whole, and cut."""
+LARGE = 1 << 23
+"""Tensors above this many elements are evaluated in windows only."""
+
+_TAGLESS = "alias detach lift_fresh lift_fresh_copy copy fill masked_fill floor_divide _to_copy __and__ __or__ __xor__"
+_ELEMENTWISE = frozenset({"prims::device_put"} | {f"aten::{name}" for name in _TAGLESS.split()})
+"""Elementwise in fact, though not all of their overloads carry the tag ``pointwise``."""
+
+_CONSTANT = {"full": None, "full_like": None, "new_full": None, "ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0}
+_CONSTANT |= {"zeros_like": 0, "new_zeros": 0}
+
+
+class RealValues:
+    """Tensors of the graph for given values of the size symbols."""
+
+    def __init__(self, sizes: dict[sympy.Symbol, sympy.Integer]) -> None:
+        self._sizes = sizes
+        self._whole: dict[Node, torch.Tensor] = {}
+        self._parts: dict[tuple[Node, Window], torch.Tensor] = {}
+
+    def size(self, value: Any) -> Any:
+        """A size, SymInt or number-valued node as a Python number."""
+        if isinstance(value, Node):
+            value = value.meta["val"]
+        if isinstance(value, torch.SymInt):
+            value = value.node.expr
+        if isinstance(value, sympy.Expr):
+            number = value.xreplace(self._sizes)
+            if not number.is_Integer:
+                raise NotRecognised("value_mismatch", f"size {value} has no value to check with")
+            return int(number)
+        return value
+
+    def shape(self, node: Node) -> tuple[int, ...]:
+        return tuple(self.size(n) for n in meta_of(node).shape)
+
+    def window(self, node: Node, window: Window) -> torch.Tensor:
+        """Elements of `node` in a window: a tensor of the window's shape."""
+        shape = self.shape(node)
+        if _count(shape) <= SMALL or window == tuple((0, n) for n in shape):
+            return self.whole(node)[tuple(slice(*r) for r in window)]
+        key = (node, window)
+        if key not in self._parts:
+            name = op_name(node)
+            if torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ELEMENTWISE:
+                self._parts[key] = self._call(node, lambda n: self._broadcast(n, window))
+            elif name in _WINDOWED:
+                self._parts[key] = _WINDOWED[name](self, node, bind(node), window)
+            else:
+                self._parts[key] = self.whole(node)[tuple(slice(*r) for r in window)]
+        return self._parts[key]
+
+    def forget(self) -> None:
+        """Drop the windows computed so far; whole tensors stay."""
+        self._parts.clear()
+
+    def whole(self, node: Node) -> torch.Tensor:
+        """All elements; `NotRecognised` ("value_mismatch") where these would be too many to check."""
+        if node not in self._whole:
+            if _count(self.shape(node)) > LARGE:
+                raise NotRecognised("value_mismatch", f"{node.target} ({node.name}) is too large to check in windows")
+            if node.op == "get_attr":
+                holder: Any = node.graph.owning_module
+                for name in str(node.target).split("."):
+                    holder = getattr(holder, name)
+                self._whole[node] = holder.detach().cpu()
+            else:
+                self._whole[node] = self._call(node, self.whole)
+        return self._whole[node]
+
+    def _call(self, node: Node, tensor: Callable[[Node], torch.Tensor]) -> torch.Tensor:
+        def argument(value: Any) -> Any:
+            if isinstance(value, Node):
+                return self.size(value) if is_size(value) else tensor(value)
+            return torch.device("cpu") if isinstance(value, torch.device) else self.size(value)
+
+        if node.op != "call_function":
+            raise NotRecognised("value_mismatch", f"{node.op} {node.name} cannot be evaluated")
+        constant = _constant(node)
+        if constant is not None:  # its tensor argument only lends shape and type, and may be an input of the graph
+            return torch.full(self.shape(node), self.size(constant), dtype=meta_of(node).dtype)
+        kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        result = cast(Any, node.target)(*map_aggregate(node.args, argument), **map_aggregate(kwargs, argument))
+        return cast(torch.Tensor, result)
+
+    def _broadcast(self, node: Node, window: Window) -> torch.Tensor:
+        shape = self.shape(node)
+        tail = window[len(window) - len(shape) :]
+        return self.window(node, tuple((0, 1) if n == 1 else r for n, r in zip(shape, tail, strict=True)))
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _constant(node: Node) -> Any:
+    namespace, _, name = op_name(node).partition("::")
+    if namespace != "aten" or name not in _CONSTANT:
+        return None
+    return bind(node)["fill_value"] if _CONSTANT[name] is None else _CONSTANT[name]
+
+
+# Operators that move elements: the window of the source.
+
+_Rule = Callable[[RealValues, Node, dict[str, Any], Window], torch.Tensor]
+
+
+def _lengths(window: Window) -> list[int]:
+    return [stop - start for start, stop in window]
+
+
+def _full(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    return torch.full((), values.size(_constant(node)), dtype=meta_of(node).dtype).expand(_lengths(window))
+
+
+def _expand(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    return values._broadcast(args["self"], window).expand(_lengths(window))
+
+
+def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    """View-like ops that only add or remove dimensions of size 1; others need the whole source."""
+    source = values.shape(args["self"])
+    kept = [(n, r) for n, r in zip(values.shape(node), window, strict=True) if n != 1]
+    if [n for n in source if n != 1] != [n for n, _ in kept]:
+        return values.whole(node)[tuple(slice(*r) for r in window)]
+    ranges = iter(r for _, r in kept)
+    part = values.window(args["self"], tuple((0, 1) if n == 1 else next(ranges) for n in source))
+    return part.reshape(_lengths(window))
+
+
+def _permute(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    order = list(range(len(window)))
+    if "dims" in args:
+        order = [d % len(order) for d in args["dims"]]
+    elif len(order) > 1:
+        a, b = args.get("dim0", 0), args.get("dim1", 1)
+        order[a], order[b] = order[b], order[a]
+    source = dict(zip(order, window, strict=True))
+    return values.window(args["self"], tuple(source[d] for d in range(len(order)))).permute(order)
+
+
+def _slice(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    dim, step = args["dim"] % len(window), args.get("step", 1)
+    if step != 1:
+        return values.whole(node)[tuple(slice(*r) for r in window)]
+    start, end = (None if args.get(k) is None else values.size(args[k]) for k in ("start", "end"))
+    first, _, _ = slice(start, end).indices(values.shape(args["self"])[dim])
+    moved = tuple((a + first, b + first) if d == dim else (a, b) for d, (a, b) in enumerate(window))
+    return values.window(args["self"], moved)
+
+
+def _pad(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    source, pads = list(window), list(args["pad"])
+    left = {len(window) - 1 - k: values.size(p) for k, p in enumerate(pads[::2])}
+    shape, missing = values.shape(args["self"]), []
+    for d, (start, stop) in reversed(list(enumerate(window))):
+        shifted = start - left.get(d, 0), stop - left.get(d, 0)
+        source[d] = min(max(shifted[0], 0), shape[d]), min(max(shifted[1], 0), shape[d])
+        before = min(max(-shifted[0], 0), stop - start)
+        missing += [before, stop - start - before - (source[d][1] - source[d][0])]
+    inner = values.window(args["self"], tuple(source))
+    padded: torch.Tensor = torch.ops.aten.constant_pad_nd.default(inner, missing, args.get("value", 0))
+    return padded
+
+
+def _triangle(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    (row, _), (column, _) = window[-2:]
+    moved = values.size(args.get("diagonal", 0)) + row - column
+    return cast(torch.Tensor, cast(Any, node.target)(values.window(args["self"], window), moved))
+
+
+def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    if any(t is None for t in args["indices"]) or len(args["indices"]) != len(values.shape(args["self"])):
+        return values.whole(node)[tuple(slice(*r) for r in window)]
+    indices = [values._broadcast(t, window) for t in args["indices"]]
+    return cast(torch.Tensor, cast(Any, node.target)(values.whole(args["self"]), indices))
+
+
+_WINDOWED: dict[str, _Rule] = {
+    f"aten::{name}": rule
+    for names, rule in (
+        (" ".join(_CONSTANT), _full),
+        ("expand", _expand),
+        ("view _unsafe_view unsqueeze squeeze", _same_elements),
+        ("permute transpose t", _permute),
+        ("slice", _slice),
+        ("constant_pad_nd", _pad),
+        ("tril triu", _triangle),
+        ("index", _index),
+    )
+    for name in names.split()
+}
