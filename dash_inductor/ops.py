@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .errors import ArgumentError
+from .errors import ArgumentError, DashError
 
 _lib = torch.library.Library("dash", "DEF")
 _lib.define(
@@ -108,6 +108,16 @@ def _with_order(tensor: Tensor, order: list[int]) -> Tensor:
         return tensor
     return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
 
+
+def _not_differentiable(ctx: object, *grads: Tensor) -> None:
+    raise DashError(
+        "dash::attention_forward and dash::attention_backward stand in compiled graphs, where forward and backward are "
+        "already separate; autograd cannot differentiate through them"
+    )
+
+
+for _name in ("attention_forward", "attention_backward"):
+    torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
 
 # Eager calls run the reference executor; compiled calls on CUDA are lowered to the plan's kernels.
 for _device in ("CPU", "CUDA"):
