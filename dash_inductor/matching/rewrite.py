@@ -117,8 +117,8 @@ def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
 
 
 def _replace_group(graph: Graph, group: list[_Reading]) -> None:
-    matches = [reading.match for reading in group if reading.match is not None]
     try:
+        matches = [reading.match.refreshed() for reading in group if reading.match is not None]
         cause = cause_to_keep(group[0].forward, matches)
         if cause:
             matches = [dataclasses.replace(match, plan=_keeping(match)) for match in matches]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,11 @@ class Match:
     plan: Plan
     operands: Operands
 
+    def refreshed(self) -> Match:
+        """The same match after other sites were replaced: their new nodes may be this site's arguments."""
+        args = bind(self.node)
+        return replace(self, args=args, operands=find_operands(self.node, args))
+
 
 @dataclass
 class Facts:
@@ -102,6 +107,7 @@ def analyse(node: Node, facts: Facts) -> Match:
         mask=mask,
         scale=_scale(args["scale"], _known(query.shape[3])),
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
+        square=layout.same(query.shape[2], key.shape[2]),
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:

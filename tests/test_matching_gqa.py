@@ -1,0 +1,154 @@
+"""Grouped heads: `enable_gqa`, and key/value repeated by the model, whose repeats and sums over groups leave the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dash_inductor.observe.records import sites
+
+from .support.graphs import BACKWARD, FORWARD, assert_as_exact, capture, step, tensors
+
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+SHAPES = [(2, 6, 40, 16), (2, 2, 40, 16), (2, 2, 40, 16)]
+GROUP = 3
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def repeat_heads(x: Tensor) -> Tensor:
+    """As in transformers: [B, H_kv, S, D] to [B, H, S, D]."""
+    batch, heads, length, dim = x.shape
+    return x[:, :, None, :, :].expand(batch, heads, GROUP, length, dim).reshape(batch, heads * GROUP, length, dim)
+
+
+def repeat_before_transpose(x: Tensor) -> Tensor:
+    """The heads are repeated in [B, S, H_kv, D], then transposed, as in torchtitan."""
+    x = x.transpose(1, 2)
+    batch, length, heads, dim = x.shape
+    x = x[:, :, :, None, :].expand(batch, length, heads, GROUP, dim).reshape(batch, length, heads * GROUP, dim)
+    return x.transpose(1, 2)
+
+
+def interleave(x: Tensor) -> Tensor:
+    return x.repeat_interleave(GROUP, dim=1)
+
+
+def five_dimensions(x: Tensor) -> Tensor:
+    """The dimension that is expanded exists before, as in a fused projection viewed as [B, S, H_kv, 1, D]."""
+    x = (x * 2).transpose(1, 2).reshape(2, 40, 2, 1, 16)
+    return x.expand(2, 40, 2, GROUP, 16).reshape(2, 40, 2 * GROUP, 16).transpose(1, 2)
+
+
+def with_repeat(repeat: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda q, k, v: attention(q, repeat(k), repeat(v))
+
+
+def test_enable_gqa() -> None:
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    inputs = tensors(*SHAPES)
+    with capture() as graphs:
+        results = step(torch.compile(grouped), inputs)
+    assert graphs.count(BACKWARD) == 1
+    (record,) = sites()
+    assert record.site is not None
+    assert (record.site.q_heads, record.site.kv_heads) == (6, 2)
+    assert_as_exact(grouped, inputs, results)
+
+
+@pytest.mark.parametrize("repeat", [repeat_heads, repeat_before_transpose, interleave, five_dimensions])
+def test_repeats_and_sums_disappear(repeat) -> None:
+    inputs = tensors(*SHAPES)
+    with capture() as graphs:
+        compiled = graphs.compile(with_repeat(repeat))
+        results, again = step(compiled, inputs), step(compiled, inputs)
+    assert (graphs.count_before("aten::expand"), graphs.count_before("aten::sum")) == (2, 2)
+    assert (graphs.count("aten::expand"), graphs.count("aten::sum")) == (0, 0)
+    assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (1, 1)
+    (record,) = sites()
+    assert record.site is not None
+    assert (record.site.kv_heads, record.site.group) == (2, GROUP)
+    assert record.detail == "key and value repeat each head 3 times: the tensors before that are read"
+    assert_as_exact(with_repeat(repeat), inputs, results)
+    assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+
+
+def test_dynamic_lengths() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return with_repeat(repeat_heads)(q, k, v)
+
+    with capture() as graphs:
+        compiled = graphs.compile(model)
+        for length in (40, 23):
+            inputs = tensors(*[(2, heads, length, 16) for heads in (6, 2, 2)])
+            for tensor in inputs:
+                torch._dynamo.mark_dynamic(tensor, 2)
+            assert_as_exact(model, inputs, step(compiled, inputs))
+    assert len(graphs.after) == 1
+    assert (graphs.count("aten::expand"), graphs.count("aten::sum")) == (0, 0)
+
+
+def test_repeat_in_the_other_order_is_no_group() -> None:
+    """``x.repeat`` puts copies of all heads one after the other: query head h reads key head h % 2, not h // 3."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k.repeat(1, GROUP, 1, 1), v.repeat(1, GROUP, 1, 1))
+
+    inputs = tensors(*SHAPES)
+    with capture() as graphs:
+        results = step(graphs.compile(model), inputs)
+    assert graphs.count(BACKWARD) == 1
+    assert [r.site.kv_heads for r in sites() if r.site] == [6]
+    assert_as_exact(model, inputs, results)
+
+
+def test_only_value_repeats() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, repeat_heads(v))
+
+    inputs = tensors(SHAPES[0], SHAPES[0], SHAPES[2])
+    with capture() as graphs:
+        results = step(graphs.compile(model), inputs)
+    assert graphs.count(BACKWARD) == 1
+    assert [r.detail for r in sites()] == ["only one of key and value repeats heads"]
+    assert_as_exact(model, inputs, results)
+
+
+def test_repeated_key_has_another_use() -> None:
+    """The gradient of the repeated key is added to another one before the sum: the repeated tensors stay the operands."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        key = repeat_heads(k)
+        return attention(q, key, repeat_heads(v)) + key
+
+    inputs = tensors(*SHAPES)
+    with capture() as graphs:
+        results = step(graphs.compile(model), inputs)
+    assert graphs.count(BACKWARD) == 1
+    (record,) = sites()
+    assert record.site is not None
+    assert record.site.group == 1
+    assert "repeated tensors are read" in record.detail
+    assert_as_exact(model, inputs, results)
+
+
+def test_key_without_gradient() -> None:
+    def model(q: Tensor, v: Tensor) -> Tensor:
+        key = torch.ones(2, 2, 40, 16, dtype=q.dtype) * torch.arange(40)[:, None] / 40
+        return attention(q, repeat_heads(key), repeat_heads(v))
+
+    inputs = tensors(SHAPES[0], SHAPES[2])
+    with capture() as graphs:
+        results = step(graphs.compile(model), inputs)
+    assert graphs.count(BACKWARD) == 1
+    assert [r.site.kv_heads for r in sites() if r.site] == [2]
+    assert_as_exact(model, inputs, results)
