@@ -1,0 +1,76 @@
+"""Set-up shared by all tests: private Inductor caches, the `gpu` marker, fresh settings and records for every test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported: no cache of another run may answer, and every compile in this process really compiles.
+_CACHE = tempfile.mkdtemp(prefix="dash-inductor-tests-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
+os.environ["TRITON_CACHE_DIR"] = os.path.join(_CACHE, "triton")
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+for _name in [name for name in os.environ if name.startswith("DASH_INDUCTOR")]:
+    del os.environ[_name]
+
+from dash_inductor.config import config  # noqa: E402  # only after the environment is set
+from dash_inductor.observe.records import clear_sites  # noqa: E402
+
+from .support.distribution import build_wheel, copy_sources, install_wheel  # noqa: E402
+
+
+def pytest_sessionfinish() -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_state() -> Iterator[None]:
+    """Settings, records, compiled functions and the determinism flag of one test do not reach the next."""
+    with config.patch():
+        clear_sites()
+        yield
+    clear_sites()
+    torch = sys.modules.get("torch")  # tests of dash_inductor.schedule do not import it
+    if torch is not None:
+        torch.use_deterministic_algorithms(False)
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+
+
+@pytest.fixture
+def deterministic() -> None:
+    """Deterministic algorithms are on during the test."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel of this source tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    return build_wheel(copy_sources(folder / "source"), folder)
+
+
+@pytest.fixture
+def copied_package(wheel: Path, tmp_path: Path) -> Path:
+    """A directory with an installed copy of the package that the test may break; to be put on PYTHONPATH."""
+    return install_wheel(wheel, tmp_path / "site")

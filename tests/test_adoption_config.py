@@ -1,0 +1,86 @@
+"""Settings: typed, checked everywhere, part of the cache keys."""
+
+from __future__ import annotations
+
+import pytest
+
+import dash_inductor
+from dash_inductor.config import SETTINGS, Config, config
+from dash_inductor.errors import ArgumentError, DashError
+
+
+def test_defaults() -> None:
+    fresh = Config({})
+    assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (False, "off", "auto", "auto")
+
+
+def test_environment() -> None:
+    environ = {"DASH_INDUCTOR_STRICT": "1", "DASH_INDUCTOR_CPU": "reference", "DASH_INDUCTOR_SCHEDULE": "shift"}
+    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep"})
+    assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (True, "reference", "shift", "keep")
+    assert Config({"DASH_INDUCTOR_CPU": ""}).cpu == "off"  # empty is not set
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "allowed"),
+    [
+        ("DASH_INDUCTOR_STRICT", "yes", "one of '0', '1'"),
+        ("DASH_INDUCTOR_CPU", "Reference", "one of 'off', 'reference'"),
+        ("DASH_INDUCTOR_FORWARD", "fast", "one of 'auto', 'keep'"),
+    ],
+)
+def test_bad_environment(variable: str, text: str, allowed: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        Config({variable: text})
+    assert str(raised.value) == f"{variable}={text!r} is not allowed: expected {allowed}"
+
+
+@pytest.mark.parametrize(("name", "value"), [("strict", 1), ("strict", "1"), ("cpu", True), ("schedule", "best")])
+def test_bad_assignment(name: str, value: object) -> None:
+    before = config.cache_key()
+    with pytest.raises(ArgumentError, match=rf"config\.{name}=.* is not allowed: expected one of"):
+        setattr(config, name, value)
+    assert config.cache_key() == before
+
+
+def test_unknown_setting() -> None:
+    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward'"):
+        config.strcit = True  # type: ignore[attr-defined]  # the point of the test
+    with pytest.raises(AttributeError, match="the settings are strict, cpu, schedule, forward"):
+        _ = config.strcit  # type: ignore[attr-defined]  # the point of the test
+
+
+def test_patch_restores() -> None:
+    config.cpu = "reference"
+    with config.patch(strict=True, cpu="off") as patched:
+        assert patched is config
+        assert (config.strict, config.cpu) == (True, "off")
+    assert (config.strict, config.cpu) == (False, "reference")
+    with pytest.raises(ZeroDivisionError), config.patch(strict=True):
+        _ = 1 / 0
+    assert config.strict is False
+
+
+def test_patch_with_a_bad_value_changes_nothing() -> None:
+    with pytest.raises(ArgumentError), config.patch(strict=True, cpu="gpu"):
+        pytest.fail("the block must not run")
+    assert config.strict is False
+
+
+def test_every_setting_changes_the_cache_key() -> None:
+    for name, setting in SETTINGS.items():
+        seen = set()
+        for value in setting.allowed.values():
+            with config.patch(**{name: value}):
+                seen.add(config.cache_key())
+        assert len(seen) == len(setting.allowed), name
+
+
+def test_attribute_of_the_package() -> None:
+    dash_inductor.config.strict = True
+    assert config.strict is True
+    with dash_inductor.config.patch(cpu="reference"):
+        assert config.cpu == "reference"
+    with pytest.raises(DashError):
+        dash_inductor.config.cpu = "fast"  # type: ignore[assignment]  # the point of the test
+    assert repr(dash_inductor.config) == "Config(strict=True, cpu='off', schedule='auto', forward='auto')"
