@@ -58,85 +58,85 @@ class PinnedPlans(expecttest.TestCase):
             "\n".join(lines),
             """\
 Llama 3 8B
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
+  critical path 191.2
 Llama 3 8B, dynamic
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
+  critical path 191.2
 Llama 3 8B on A100
-  portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=1/forward=flash
+  portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=4/forward=flash
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/group4/sm_80/forward=flash
-  critical path 33.7
+  critical path 225.5
 Llama 3 8B on L4
-  portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/section=1/forward=flash
+  portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/section=4/forward=flash
   v1/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/group4/sm_89/forward=flash
-  critical path 27.6
+  critical path 173.2
 Llama 3 8B on B200
-  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=cudnn
-  critical path 35
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s2/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=cudnn
+  critical path 171.8
 Llama 3.2 1B
-  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/causal/group4/sm_90/forward=cudnn
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/causal/group4/sm_90/forward=cudnn
+  critical path 185.95
 Qwen 3 0.6B
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal/group2/sm_90/forward=cudnn
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group2/sm_90/forward=cudnn
+  critical path 191.2
 Mistral 7B, window
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=flash
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=flash
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=flash
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=flash
+  critical path 191.2
 Mistral 7B, window, dynamic
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=keep
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=keep
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=keep
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=keep
+  critical path 191.2
 window of 1024
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=flash
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=flash
-  critical path 25.2
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=flash
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=flash
+  critical path 146.8
 GPT-2
-  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/causal/group1/sm_90/forward=cudnn
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/causal/group1/sm_90/forward=cudnn
+  critical path 185.95
 BERT base
-  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/full/group1/sm_90/forward=cudnn
-  critical path 44.8
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/full/group1/sm_90/forward=cudnn
+  critical path 358.4
 ViT-B/16
-  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=flash
+  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=4/forward=flash
   v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=flash
-  critical path 67.2
+  critical path 425.6
 ViT-H
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d80/full/group1/sm_90/forward=cudnn
-  critical path 44.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d80/full/group1/sm_90/forward=cudnn
+  critical path 358.4
 ModernBERT, local layers
-  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=flash
-  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/band(-64,64)/group1/sm_90/forward=flash
-  critical path 8.4
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=flash
+  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/group1/sm_90/forward=flash
+  critical path 32.55
 DiT cross-attention
-  portable/two_pass/dkdv=128x128w8s2/dq=128x128w8s2/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=128x128w8/dq=128x128w8/bfloat16/d64/full/group1/sm_90/forward=cudnn
-  critical path 44.8
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
+  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/full/group1/sm_90/forward=cudnn
+  critical path 358.4
 chunked prefill
-  portable/two_pass/dkdv=64x128w8s3/dq=128x64w8s3/section=1/forward=flash
-  v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=flash
-  critical path 37.8
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=flash
+  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=flash
+  critical path 191.2
 fp32 causal
-  portable/two_pass/dkdv=32x32w4s1/dq=32x32w4s1/section=1/forward=efficient
-  v1/portable/two_pass/dkdv=32x32w4/dq=32x32w4/float32/d64/causal/group1/sm_90/forward=efficient
-  critical path 25.05
+  portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=efficient
+  v1/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32/d64/causal/group1/sm_90/forward=efficient
+  critical path 179.488
 fp32 causal, tf32 allowed
-  portable/two_pass/dkdv=32x32w4s1/dq=32x32w4s1/section=1/forward=efficient/tf32
-  v1/portable/two_pass/dkdv=32x32w4/dq=32x32w4/float32+tf32/d32/causal/group1/sm_80/forward=efficient
-  critical path 29.8125
+  portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=efficient/tf32
+  v1/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/group1/sm_80/forward=efficient
+  critical path 218.588
 tiny Llama on a CPU
-  reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=1/forward=cpu
+  reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=cpu
   v1/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/group2/cpu/forward=cpu
-  critical path 2956.8""",
+  critical path 23654.4""",
         )
 
 

@@ -7,8 +7,8 @@ lengths and one with static lengths must agree.  So schedule and tiles are chose
 those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go to the earlier
 candidate.  Schedules that need co-residency are never chosen, only taken when named.
 
-Lengths decide two things.  `section`, the launch grouping, never changes bits.  `forward` asks whether
-``q_len == kv_len`` is known, because then both anchors mean the same mask; the numerics key shows the outcome.
+Lengths decide two things.  `section`, the launch grouping, never changes bits.  `forward` asks whether the lengths are
+known to be equal (`Site.square`), because then both anchors mean the same mask; the numerics key shows the outcome.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
     Args:
         schedule: take this schedule instead of choosing one; it must support the mask.
 
-    Raises ArgumentError on an unknown architecture or schedule, on a schedule that does not support the mask, and on
+    An architecture of `costs.SAME_AS` gets the plan of its relative, under a numerics key of its own.  Raises ArgumentError on an unknown architecture or schedule, on a schedule that does not support the mask, and on
     dimensions that no kernel covers.
     """
     _check(site, arch, schedule)
     bits, padded = _BITS[site.dtype], max(16, 1 << (site.head_dim - 1).bit_length())
-    name, candidate, length = _choose(arch, bits, padded, site.mask, schedule)
+    tables_of = costs.SAME_AS.get(arch, arch)
+    name, candidate, length = _choose(tables_of, bits, padded, site.mask, schedule)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     kernel = "portable" if site.device == "cuda" else "reference"
-    forward = _forward(site, arch)
-    section = _section(name, site, arch, candidate.dkdv)
+    forward = _forward(site, tables_of)
+    section = _section(name, site, tables_of, candidate.dkdv)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key)
 
 
 def _check(site: Site, arch: str, schedule: str | None) -> None:
-    if arch not in costs.WORKERS:
-        raise ArgumentError("arch", arch, costs.WORKERS)
+    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
+        raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in _BITS:
@@ -146,9 +147,11 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
 
 
 def _launched_together(name: str, arch: str, kv_tiles: int) -> int:
-    """Heads per section: about two waves of CTAs, a power of two; one where grouping buys nothing."""
-    if name in ("two_pass", "shift", "symmetric_shift"):
+    """Heads per section: a few where nobody waits (it balances the tail), else about two waves of CTAs."""
+    if name in ("shift", "symmetric_shift"):
         return 1
+    if name == "two_pass":
+        return 4
     return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
 
 
@@ -158,19 +161,26 @@ def _section(name: str, site: Site, arch: str, tiles: Tiles) -> int:
 
 
 def _forward(site: Site, arch: str) -> str:
-    """The fastest deterministic forward whose log-sum-exp the backward can read."""
-    lo, hi, anchor = site.mask.lo, site.mask.hi, site.mask.anchor
-    square = site.q_len is not None and site.q_len == site.kv_len
-    causal, full = (lo, hi) == (0, None), site.mask.is_full
-    is_causal = causal and (anchor == "top_left" or square)  # what the operators call is_causal
-    window = (lo is None or lo <= 0) and (hi is None or hi >= 0)  # sees its own diagonal: FlashAttention's left, right
+    """The fastest deterministic forward that computes this mask and whose log-sum-exp the backward can read.
+
+    FlashAttention-2 and the memory-efficient kernel align windows bottom right, the operators' is_causal is top left; with
+    equal lengths that is the same.  The memory-efficient kernel is wrong where a row sees no key (q_len > kv_len, bottom
+    right), so it needs equal lengths there.  docs/notes.md has the measurements.
+    """
+    lo, hi, bottom_right = site.mask.lo, site.mask.hi, site.mask.anchor == "bottom_right"
+    full = site.mask.is_full
+    is_causal = (lo, hi) == (0, None) and (site.square or not bottom_right)
+    aligned = full or site.square or bottom_right
+    sees_diagonal = (lo is None or lo <= 0) and (hi is None or hi >= 0)
     if site.device == "cpu":
         return "cpu" if full or is_causal else "reference"
     if site.dtype == "float32":
-        return "efficient" if full or (lo == 0 and (hi is None or hi >= 0)) else "keep"
+        return "efficient" if full or is_causal or (site.square and lo == 0) else "keep"
     if arch in ("sm_90", "sm_100") and (full or is_causal):
         return "cudnn"
-    return "flash" if full or (window and (anchor == "bottom_right" or square)) else "keep"
+    if aligned and sees_diagonal:
+        return "flash"
+    return "cudnn" if is_causal else "keep"
 
 
 def _numerics_key(site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: str, tf32: bool) -> str:

@@ -85,7 +85,8 @@ class Band:
 class Site:
     """Facts of one attention backward, as the planner needs them.
 
-    Lengths and batch are None when they are dynamic.  `head_dim` is the dimension of q and k, `value_dim` that of v.
+    Lengths and batch are None when they are dynamic; `square` says that q_len equals kv_len, which may be known of dynamic
+    lengths too.  `head_dim` is the dimension of q and k, `value_dim` that of v.
     """
 
     device: Literal["cuda", "cpu"]
@@ -100,6 +101,11 @@ class Site:
     mask: Band
     scale: float
     allow_tf32: bool = False
+    square: bool = False
+
+    def __post_init__(self) -> None:
+        if self.q_len is not None and self.kv_len is not None:
+            object.__setattr__(self, "square", self.q_len == self.kv_len)
 
     @property
     def group(self) -> int:

@@ -1,0 +1,144 @@
+"""A whole training step of an unmodified Hugging Face Llama: default, deterministic, deterministic with dash_inductor.
+
+    python -m benchmarks.step [--length 8192 --layers 8 --batch 2] [--variants default deterministic dash] [--name step]
+
+Each variant runs in a process of its own (`torch.compile`, fused AdamW, bf16, random init from a config): median step time,
+peak memory, and whether two trainings from the same start are bitwise equal.  The dash variant also prints its sites and
+what the passes of dash_inductor cost at compile time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from . import common
+
+VARIANTS = ("default", "deterministic", "dash")
+
+
+def train(options: argparse.Namespace, steps: int) -> tuple[Any, list[float], list[float], float]:
+    """(model, losses, step times in ms, seconds of the first step) of one training from a fixed start."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    config = LlamaConfig(
+        hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=4,
+        num_hidden_layers=options.layers, vocab_size=32000, max_position_embeddings=options.length,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    tokens = torch.randint(0, 32000, (options.batch, options.length), device="cuda", generator=generator)
+    compiled = torch.compile(model)
+    losses, times, first = [], [], 0.0
+    for step in range(steps):
+        common.watchdog(400)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = compiled(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        elapsed = time.perf_counter() - start
+        losses.append(loss.item())
+        if step == 0:
+            first = elapsed
+        else:
+            times.append(elapsed * 1e3)
+    return model, losses, times[2:], first
+
+
+def run_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    import dash_inductor
+
+    torch.use_deterministic_algorithms(variant != "default")
+    if variant != "dash":
+        dash_inductor.disable()
+    passes = _TimedPasses()
+    torch.cuda.reset_peak_memory_stats()
+    model, losses, times, first = train(options, options.steps)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    parameters = [p.detach().cpu() for p in model.parameters()]
+    del model
+    again, losses_again, _, _ = train(options, options.steps)
+    equal = losses == losses_again and all(torch.equal(a, b.detach().cpu()) for a, b in zip(parameters, again.parameters()))
+    row = {
+        "variant": variant, "step ms": statistics.median(times), "peak GiB": peak, "bitwise equal": equal,
+        "first step s": first, "passes s": passes.seconds / 2, "last loss": losses[-1],
+    }  # fmt: skip
+    if variant == "dash":
+        records = dash_inductor.sites()
+        row["sites"] = f"{sum(r.status == 'replaced' for r in records)}/{len(records)}"
+        print(records[0], file=sys.stderr)
+    return row
+
+
+class _TimedPasses:
+    """Wall time spent in dash_inductor's matching and lowering while compiling."""
+
+    def __init__(self) -> None:
+        from dash_inductor import lowering
+        from dash_inductor.lowering import backward
+        from dash_inductor.matching import rewrite
+
+        self.seconds = 0.0
+        backward.attention_backward = self.timed(backward.attention_backward)
+        rewrite.rewrite_graph = self.timed(rewrite.rewrite_graph)
+        lowering.register()
+
+    def timed(self, function: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return wrapper
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--name", default="step", help="name of the results file")
+    parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print("ROW " + json.dumps(run_variant(options.child, options)))
+        return
+    rows = []
+    for variant in options.variants:
+        command = [sys.executable, "-m", "benchmarks.step", "--child", variant]
+        for name in ("length", "layers", "batch", "steps"):
+            command += [f"--{name}", str(getattr(options, name))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        found = [line for line in done.stdout.splitlines() if line.startswith("ROW ")]
+        if not found:
+            raise SystemExit(f"variant {variant} ended with exit status {done.returncode} and no result")
+        rows.append(json.loads(found[0][4:]))
+    columns = [k for k in rows[-1] if k != "sites"]
+    common.table([{k: row[k] for k in columns} for row in rows])
+    reference = {row["variant"]: row["step ms"] for row in rows}
+    if {"default", "dash"} <= set(reference):
+        print(f"dash / default: {reference['dash'] / reference['default']:.3f} of the time")
+    settings = {k: v for k, v in vars(options).items() if k != "child"}
+    print(common.write(options.name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
