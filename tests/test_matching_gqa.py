@@ -1,4 +1,4 @@
-"""Grouped heads: `enable_gqa`, and key/value repeated by the model, whose repeats and sums over groups leave the graph."""
+"""Grouped heads: `enable_gqa`, and key/value repeated by the model, whose repeats and sums leave the graph."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_only_value_repeats() -> None:
 
 
 def test_repeated_key_has_another_use() -> None:
-    """The gradient of the repeated key is added to another one before the sum: the repeated tensors stay the operands."""
+    """The repeated key's gradient is added to another one before the sum: the repeated tensors stay the operands."""
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         key = repeat_heads(k)
@@ -137,7 +137,7 @@ def test_repeated_key_has_another_use() -> None:
     (record,) = sites()
     assert record.site is not None
     assert record.site.group == 1
-    assert "repeated tensors are read" in record.detail
+    assert record.detail.endswith("the repeated tensors are read")
     assert_as_exact(model, inputs, results)
 
 

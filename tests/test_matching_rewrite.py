@@ -1,4 +1,4 @@
-"""The rewrite inside real compiles on the CPU: which operators the joint graph has afterwards, and what they compute."""
+"""The rewrite inside compiles on the CPU: which operators the joint graph has afterwards, and what they compute."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ def test_hand_written_attention_is_replaced() -> None:
     inputs = tensors(*QKV)
     with capture(plane_length=48) as graphs:
         results = step(graphs.compile(hand_written), inputs)
-    assert graphs.count_before("aten::_softmax") + graphs.count_before("prims::exp") + graphs.count_before("aten::exp") == 1
+    assert (
+        graphs.count_before("aten::_softmax") + graphs.count_before("prims::exp") + graphs.count_before("aten::exp")
+        == 1
+    )
     assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (1, 1)
     assert graphs.planes == []
     assert sites()[0].mask == "full"
@@ -147,7 +150,7 @@ def test_dynamic_lengths_compile_once() -> None:
             for tensor in inputs:
                 torch._dynamo.mark_dynamic(tensor, 0)
                 torch._dynamo.mark_dynamic(tensor, 2)
-            assert_as_exact(causal, inputs, step(compiled, [t for t in inputs]))
+            assert_as_exact(causal, inputs, step(compiled, inputs))
     assert (len(graphs.after), graphs.count(BACKWARD)) == (1, 1)
     (record,) = sites()
     assert record.site is not None

@@ -68,7 +68,7 @@ def assert_gradients_as_exact(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_layers(checkpointed: bool) -> None:
-    """A checkpointed layer runs its forward again in the backward graph, because the new nodes carry the old ones' tags."""
+    """A checkpointed layer runs its forward again in the backward graph: the new nodes carry the old ones' tags."""
     model, x = model_and_input(checkpointed)
     with capture() as graphs:
         graphs.compile(model)(x).square().mean().backward()
@@ -100,7 +100,7 @@ def test_compiled_autograd(checkpointed: bool) -> None:
 
 
 def test_backward_without_its_forward_in_the_graph() -> None:
-    """Compiled autograd of an eager forward: the saved tensors are inputs of the graph, and the backward is replaced alone."""
+    """Compiled autograd of an eager forward: saved tensors are inputs of the graph; the backward is replaced alone."""
     model, x = model_and_input()
     loss = model(x).square().mean()
     with capture() as graphs, torch._dynamo.compiled_autograd._enable(graphs.compile):

@@ -1,4 +1,4 @@
-"""The attention operators of PyTorch, by name: which backwards are replaced, which are known and kept.  Arguments by schema name."""
+"""The attention operators of PyTorch, by name: which backwards are replaced, and which are known but kept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KEPT = {
 
 
 def op_name(node: Node) -> str:
-    """``namespace::name`` of the operator that a node calls (a higher-order operator has no namespace), "" for other nodes."""
+    """``namespace::name`` of the operator that a node calls (higher-order: ``name``), "" for other nodes."""
     if node.op != "call_function":
         return ""
     if isinstance(node.target, torch._ops.OpOverload):
@@ -65,7 +65,7 @@ def is_attention_backward(node: Node) -> bool:
 
 
 def bind(node: Node) -> dict[str, Any]:
-    """The node's arguments by their names in the operator's schema, defaults included; a `Node` or a Python value each."""
+    """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values."""
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}

@@ -1,4 +1,4 @@
-"""New nodes next to old ones: metadata copied, values computed on fake tensors, and all taken back if anything fails."""
+"""New nodes next to old ones: metadata copied, values computed on fakes, and all taken back if anything fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_map_only
 
-# What describes a node's own result; everything else (checkpoint tags, sequence number, source, partition) is inherited.
+# What describes a node's own result; all else (checkpoint tags, sequence number, source, partition) is inherited.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
 
 

@@ -41,7 +41,8 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
     if len({_call(match) for match in matches}) > 1:
         return "several backwards of one forward differ"
     bound = bind(forward)
-    if any(_origin(bound[name]) is not _origin(m.args[name]) for m in matches for name in ("query", "key", "value")):
+    operands = ("query", "key", "value")
+    if any(_origin(bound[name]) is not _origin(match.args[name]) for match in matches for name in operands):
         return "forward and backward have different operands"
     backwards = {match.node for match in matches}
     for user in forward.users:
@@ -53,7 +54,7 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
 
 
 def out_order(forward: Node) -> list[int] | None:
-    """The layout of the forward's output, dimensions from the largest stride to the smallest; None if it is not dense."""
+    """The dimensions of the forward's output from the largest stride to the smallest; None if it is not dense."""
     out = forward.meta["val"][0]
     return layout.dense_order(out.shape, out.stride())
 

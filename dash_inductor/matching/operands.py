@@ -1,4 +1,4 @@
-"""Which tensors the new operators read, and in which layout they return gradients, so that the rest of the graph stays valid."""
+"""Which tensors the new operators read, and in which layouts they return what the rest of the graph expects."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_operands(node: Node, args: dict[str, Any]) -> Operands:
     summed = [_summed_gradient(node, index, repeat) for index, repeat in zip((1, 2), repeats, strict=True)]
     dk, dv = summed
     if dk is None or dv is None or repeats[0].kv_heads != repeats[1].kv_heads:
-        note = "key and value repeat heads, but their gradients are not summed over the group alone: repeated tensors are read"
+        note = "key and value repeat heads, but their gradients are used otherwise: the repeated tensors are read"
         return Operands(query, key, value, None, key.meta["val"].shape[1], (plain[0], plain[1], plain[2]), note)
     group = repeats[0].group
     note = f"key and value repeat each head {group} times: the tensors before that are read"

@@ -1,8 +1,8 @@
 """Grouped heads that a model spelled out: key or value repeated to the query heads before attention.
 
 A repeat is ``expand`` along a new dimension right after the heads, then a view that merges both; in the backward, the
-gradient is viewed apart again and summed over that dimension.  Both may happen in any order of the other dimensions, with
-permutations between them and the attention operator.
+gradient is viewed apart again and summed over that dimension.  Both may happen in any order of the other dimensions,
+with permutations between them and the attention operator.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def find_repeat(operand: Node) -> Repeat | None:
 
 
 def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
-    """The sum over the group that alone uses `gradient` (of the repeated operand); None if something else happens to it."""
+    """The sum over the group that alone uses the repeated operand's `gradient`; None if something else happens to it."""
     perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
     node = gradient
     while True:
@@ -147,7 +147,8 @@ def _permutation(node: Node) -> tuple[int, ...] | None:
         return tuple(int(d) % len(dims) for d in dims if isinstance(d, int))
     if name == "aten::transpose":
         a, b = node.args[1:]
-        assert isinstance(a, int) and isinstance(b, int)
+        assert isinstance(a, int)
+        assert isinstance(b, int)
         rank = len(_shape(node))
         order = list(range(rank))
         order[a], order[b] = order[b], order[a]

@@ -1,4 +1,4 @@
-"""Replacing one forward and the backwards that belong to it by `dash::attention_forward` and `dash::attention_backward`."""
+"""Puts `dash::attention_forward` and `dash::attention_backward` in the place of a forward and its backwards."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def _new_forward(emitter: Emitter, forward: Node, match: Match, swaps: list[tupl
     site = match.site
     arguments = (*operands, str(site.mask), site.scale, out_order(forward), str(match.plan), match.node.name)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward)
-    results: dict[int, Node] = {}
+    logsumexp = None
     for user in forward.users:
-        index = user.args[1]
-        if index in (0, 1) and index not in results:
-            results[index] = emitter.call(operator.getitem, (node, index), before=forward, like=user)
-        if index == 0:
-            swaps.append((user, results[0]))
-    return results[1]
+        if user.args[1] == 0:
+            swaps.append((user, emitter.call(operator.getitem, (node, 0), before=forward, like=user)))
+        elif user.args[1] == 1:
+            logsumexp = emitter.call(operator.getitem, (node, 1), before=forward, like=user)
+    assert logsumexp is not None  # `find_forward` saw the backward read it
+    return logsumexp
 
 
 def _new_backward(emitter: Emitter, match: Match, logsumexp: Node | None, swaps: list[tuple[Node, Node]]) -> None:

@@ -1,4 +1,4 @@
-"""The pass over a joint graph: every attention backward becomes a dash operator or is kept with one reason; all are recorded."""
+"""The pass over a graph: an attention backward becomes a dash operator or is kept for one reason; all are recorded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def rewrite_graph(graph: Graph) -> None:
     publish(records)
     kept = [record for record in records if record.status == "kept" and record.reason is not Reason.CPU_OFF]
     if config.strict and kept:
-        raise SiteKeptError("strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept)))
+        raise SiteKeptError(
+            "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
+        )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""From one attention backward node to a `Match`: the facts for the planner and the plan, or the one reason to keep the node."""
+"""From an attention backward node to a `Match`: facts for the planner and its plan, or the one reason to keep it."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _mask(backend: Backend, args: dict[str, Any]) -> Band:
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     bands = []
     if args["is_causal"]:
-        # flash aligns the mask bottom right where the lengths differ, the others top left; PyTorch never sends flash such a call.
+        # Where the lengths differ, flash aligns bottom right and the others top left; PyTorch avoids flash then.
         if backend is FLASH and not layout.same(q_len, kv_len):
             raise Kept(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
         bands.append(Band(0, None))

@@ -14,7 +14,7 @@ class Reason(Enum):
 
     explanation: str
 
-    def __new__(cls, value: str, explanation: str) -> Reason:
+    def __new__(cls, value: str, explanation: str = "") -> Reason:
         member = object.__new__(cls)
         member._value_ = value
         member.explanation = explanation
@@ -39,4 +39,4 @@ class Reason(Enum):
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
-    INTERNAL_ERROR = "internal_error", "dash_inductor failed on this site: please report it."
+    INTERNAL_ERROR = "internal_error", "Replacing this site failed unexpectedly: please report it."

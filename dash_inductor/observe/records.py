@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -103,14 +104,21 @@ def shape_text(site: Site | None) -> str:
 
 
 def format_table(records: Sequence[SiteRecord]) -> str:
-    """The records as a text table, one line per site; identical decisions at one source line share a line with a count."""
+    """The records as a text table.
+
+    Sites with the same decision at one source line share a row with a count; the layer numbers in which their module
+    paths differ are shown as ``*``.
+    """
     header = ("sites", "status", "shape", "mask", "plan or reason", "forward", "source")
-    counts: dict[tuple[str, ...], int] = {}
+    groups: dict[tuple[str, ...], list[SiteRecord]] = {}
     for r in records:
         decision = r.reason.value if r.reason else str(r.plan)
-        row = (r.status, shape_text(r.site), r.mask, decision, r.forward, r.source)
-        counts[row] = counts.get(row, 0) + 1
-    rows = [header, *((str(count), *row) for row, count in counts.items())]
+        row = (r.status, shape_text(r.site), r.mask, decision, r.forward, re.sub(r"\.\d+(?=\.|$)", ".*", r.source))
+        groups.setdefault(row, []).append(r)
+    rows: list[tuple[str, ...]] = [header]
+    for (*cells, pattern), group in groups.items():
+        source = group[0].source if len({r.source for r in group}) == 1 else pattern
+        rows.append((str(len(group)), *cells, source))
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))

@@ -19,7 +19,7 @@ log = logging.getLogger("dash_inductor")
 def publish(records: Sequence[SiteRecord]) -> None:
     """Make the records of one graph visible everywhere.
 
-    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>"; the artifact is named "dash_sites" (JSON).
+    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>"; the artifact "dash_sites" is JSON.
     """
     _records.add(records)
     for record in records:

@@ -1,4 +1,4 @@
-"""Joint graphs for tests: captured before and after all joint passes of a compile, or traced by hand on fake CUDA tensors."""
+"""Joint graphs for tests: captured before and after the joint passes of a compile, or traced on fake CUDA tensors."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def step(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tens
 def assert_as_exact(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor], *, strides: bool = True
 ) -> None:
-    """`results` (of `step`) are at most twice as far from double precision as eager PyTorch, and have its shapes and strides.
+    """`results` (of `step`) are at most twice as far from double precision as eager, and have its shapes and strides.
 
     The floor of 8 units in the last place of the largest element covers results that eager gets exactly right by luck.
     """
@@ -178,7 +178,9 @@ Maker = Callable[..., tuple[Any, ...]]
 
 def flash(q: Tensor, k: Tensor, v: Tensor, do: Tensor, *, causal: bool = True, dropout: float = 0.0) -> tuple[Any, ...]:
     """out, dq, dk, dv as ``F.scaled_dot_product_attention`` leaves them with FlashAttention."""
-    out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, scale=0.125)
+    out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+        q, k, v, dropout, causal, scale=0.125
+    )
     backward = aten._scaled_dot_product_flash_attention_backward
     return out, *backward(do, q, k, v, aten.alias(out), lse, cq, ck, mq, mk, dropout, causal, seed, offset, scale=0.125)
 
@@ -203,7 +205,9 @@ def efficient(
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, do: Tensor, *, causal: bool = True) -> tuple[Any, ...]:
     """out, dq, dk, dv of cuDNN; the log-sum-exp is [B, H, Sq, 1]."""
-    out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
+    out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal
+    )
     backward = aten._scaled_dot_product_cudnn_attention_backward
     return out, *backward(do, q, k, v, aten.alias(out), lse, seed, offset, None, cq, ck, mq, mk, 0.0, causal)
 
@@ -230,7 +234,7 @@ def cuda_inputs(shape: Shape) -> list[Tensor]:
     return [query, key, value, grad_out]
 
 
-def joint_graph(maker: Maker, shape: Shape = Shape(), **options: Any) -> GraphModule:  # noqa: B008  (a frozen value)
+def joint_graph(maker: Maker, shape: Shape = Shape(), **options: Any) -> GraphModule:
     """A hand-made joint graph of one site on fake CUDA tensors."""
     return trace(lambda *inputs: maker(*inputs, **options), lambda: cuda_inputs(shape))
 

@@ -1,0 +1,117 @@
+"""Records of sites: text forms, the table, and the places where they are published."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from expecttest import assert_expected_inline
+from torch._dynamo.utils import counters
+from torch._logging._internal import trace_log
+
+import dash_inductor
+from dash_inductor.observe import records
+from dash_inductor.observe.reasons import Reason
+from dash_inductor.observe.records import SiteRecord, clear_sites, format_table, sites
+from dash_inductor.observe.report import publish
+from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
+
+SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, Band(0, None), 0.0883)
+PLAN = Plan("portable", "descending", "cudnn", Tiles(64, 128, 8, 2), numerics_key="v1/portable")
+REPLACED = SiteRecord(
+    name="flash_backward",
+    op="aten::_scaled_dot_product_flash_attention_backward",
+    status="replaced",
+    reason=None,
+    detail="",
+    site=SITE,
+    plan=PLAN,
+    forward="cudnn",
+    mask="causal",
+    source="model.py:12 in layers.0.attn",
+)
+KEPT = SiteRecord(
+    name="flash_backward_1",
+    op="aten::_scaled_dot_product_flash_attention_backward",
+    status="kept",
+    reason=Reason.DROPOUT,
+    detail="dropout_p=0.1",
+    site=None,
+    plan=None,
+    forward="kept",
+    mask="",
+    source="",
+)
+FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "", "")
+
+
+def test_one_line_per_record() -> None:
+    assert_expected_inline(
+        f"{REPLACED}\n{KEPT}",
+        """\
+flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=cudnn, forward cudnn at model.py:12 in layers.0.attn
+flash_backward_1: kept, dropout: Attention dropout would need PyTorch's random numbers bit for bit. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
+    )
+
+
+def test_table_counts_equal_decisions_at_one_line() -> None:
+    assert_expected_inline(
+        format_table([REPLACED, replace(REPLACED, source="model.py:12 in layers.1.attn"), KEPT, KEPT]),
+        """\
+sites  status    shape                      mask    plan or reason                                               forward  source
+-----  --------  -------------------------  ------  -----------------------------------------------------------  -------  ----------------------------
+2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=cudnn  cudnn    model.py:12 in layers.*.attn
+2      kept                                         dropout                                                      kept""",  # noqa: E501  # a table as it is printed
+    )
+
+
+def test_shapes() -> None:
+    dynamic = Site("cpu", "float32", None, 4, 4, None, None, 64, 64, Band(), 0.125)
+    lengths = Site("cpu", "float32", 1, 4, 4, 17, 48, 64, 64, Band(), 0.125)
+    assert [records.shape_text(s) for s in (SITE, dynamic, lengths, None)] == [
+        "2x16(4)x8192x128 bfloat16",
+        "?x4x?x64 float32",
+        "1x4x17/48x64 float32",
+        "",
+    ]
+
+
+@pytest.fixture
+def artifacts() -> Iterator[list[dict[str, Any]]]:
+    """What reaches PyTorch's structured trace."""
+    seen: list[dict[str, Any]] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append({"metadata": getattr(record, "metadata", {}), "payload": getattr(record, "payload", None)})
+
+    handler, level = Handler(), trace_log.level
+    trace_log.addHandler(handler)
+    trace_log.setLevel(logging.DEBUG)
+    yield seen
+    trace_log.removeHandler(handler)
+    trace_log.setLevel(level)
+
+
+def test_published_everywhere(artifacts, caplog) -> None:
+    counters["dash_inductor"].clear()
+    with caplog.at_level(logging.INFO, logger="dash_inductor"):
+        publish([REPLACED, KEPT, FAILED])
+    assert sites() == dash_inductor.sites() == (REPLACED, KEPT, FAILED)
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "dash_inductor"]
+    assert lines == [("INFO", str(REPLACED)), ("INFO", str(KEPT)), ("WARNING", str(FAILED))]
+    assert counters["dash_inductor"] == {"replaced": 1, "kept": 2, "kept_dropout": 1, "kept_internal_error": 1}
+    (artifact,) = (a for a in artifacts if a["metadata"].get("artifact", {}).get("name") == "dash_sites")
+    assert artifact["metadata"]["artifact"]["encoding"] == "json"
+    assert json.loads(artifact["payload"]) == [record.as_dict() for record in (REPLACED, KEPT, FAILED)]
+    assert json.loads(artifact["payload"])[0]["plan"] == str(PLAN)
+
+
+def test_clear() -> None:
+    records.add([REPLACED])
+    clear_sites()
+    assert sites() == ()
