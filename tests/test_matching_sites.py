@@ -166,6 +166,13 @@ def test_forward_with_a_kept_backward_is_kept() -> None:
     }
 
 
+def test_backward_without_its_forward_in_the_graph() -> None:
+    """As compiled autograd leaves it after an eager forward: the saved tensors are inputs of the graph."""
+    graph, record = rewritten(joint_graph(flash_backward))
+    assert op_counts(graph)[BACKWARD] == 1
+    assert (record.status, record.forward) == ("replaced", "kept: not in this graph")
+
+
 def test_two_backwards_of_one_forward_share_the_new_forward() -> None:
     def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
         out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)

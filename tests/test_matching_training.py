@@ -99,17 +99,6 @@ def test_compiled_autograd(checkpointed: bool) -> None:
     assert_gradients_as_exact(model)
 
 
-def test_backward_without_its_forward_in_the_graph() -> None:
-    """Compiled autograd of an eager forward: saved tensors are inputs of the graph; the backward is replaced alone."""
-    model, x = model_and_input()
-    loss = model(x).square().mean()
-    with capture() as graphs, torch._dynamo.compiled_autograd._enable(graphs.compile):
-        loss.backward()
-    assert (graphs.count(CPU_BACKWARD), graphs.count(FORWARD), graphs.count(BACKWARD)) == (0, 0, LAYERS)
-    assert {(r.status, r.forward) for r in sites()} == {("replaced", "kept: not in this graph")}
-    assert_gradients_as_exact(model)
-
-
 def test_training_repeats_bit_for_bit() -> None:
     def train() -> list[Tensor]:
         model, x = model_and_input()

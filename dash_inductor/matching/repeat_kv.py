@@ -84,7 +84,7 @@ def find_repeat(operand: Node) -> Repeat | None:
 
 
 def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
-    """The sum over the group that alone uses the repeated operand's `gradient`; None if something else happens to it."""
+    """The sum over the group, if it alone uses the repeated operand's `gradient`; else None."""
     perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
     node = gradient
     while True:
