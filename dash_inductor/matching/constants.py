@@ -10,6 +10,7 @@ the reverse.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import sympy
@@ -40,55 +41,76 @@ def verify(node: Node, chain: list[Node], band: Band, plane: Position, shape_env
         plane: shape of the scores, [B, H, q_len, kv_len].
     """
     checked = 0
-    for sizes in _assignments(chain, band, plane, shape_env):
-        _compare(node, band, plane, RealValues(sizes), sizes)
-        checked += 1
+    with _one_thread():
+        for sizes in _assignments(chain, band, plane, shape_env):
+            _compare(node, band, plane, RealValues(sizes), sizes)
+            checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Operators this small do not gain from threads, and are 30 times slower with them where processes share cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _compare(node: Node, band: Band, plane: Position, values: RealValues, sizes: Sizes) -> None:
     q_len, kv_len = (values.size(n) for n in plane[-2:])
-    shape = values.shape(node)
-    for window, rows in _windows(shape, band.resolve(q_len, kv_len), q_len, kv_len):
-        mask = values.window(node, window)
+    resolved = band.resolve(q_len, kv_len)
+    for window, rows in _windows(values.shape(node), resolved, q_len, kv_len):
+        try:
+            mask = values.window(node, window)
+        except (RuntimeError, IndexError, ValueError, TypeError) as e:
+            raise NotRecognised("value_mismatch", f"{node.name} cannot be evaluated{_at(sizes)}: {e}") from e
         values.forget()
-        offset = kv_len - q_len if band.anchor == "bottom_right" else 0
-        d = torch.arange(*rows).unsqueeze(1) + offset - torch.arange(kv_len)
-        expected = torch.ones_like(d, dtype=torch.bool)
-        expected = expected if band.lo is None else expected & (d >= band.lo)
-        expected = expected if band.hi is None else expected & (d <= band.hi)
+        expected = _rows(resolved, rows, kv_len)
         if mask.dtype == torch.bool:
-            visible, hidden = mask, ~mask
+            wrong = mask != expected
         else:
-            visible, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min / 2
-        wrong = (visible != expected) | (hidden == expected)
+            wrong = torch.where(expected, mask != 0, ~(mask <= torch.finfo(mask.dtype).min / 2))
         if wrong.any():
             place = [int(i) for i in wrong.nonzero()[0]]
-            at = f" at sizes {sizes}" if sizes else ""
-            raise NotRecognised(
-                "value_mismatch",
-                f"{node.name} differs from {band}{at} in the window {window}, element {place} counted from its start",
-            )
+            where = f"element {place} of the window {window}{_at(sizes)}"
+            raise NotRecognised("value_mismatch", f"{node.name} differs from {band}: {where}")
+
+
+def _at(sizes: Sizes) -> str:
+    return f" at sizes {sizes}" if sizes else ""
+
+
+def _rows(band: Band, rows: tuple[int, int], kv_len: int) -> torch.Tensor:
+    """Rows of the mask that `band` (anchored top left) means: bool, [rows, kv_len]."""
+    start, stop = rows
+    d = torch.arange(stop - 1, start - kv_len, -1)  # of the last row; the row above sees the same, one column earlier
+    visible = torch.ones_like(d, dtype=torch.bool)
+    if band.lo is not None:
+        visible &= d >= band.lo
+    if band.hi is not None:
+        visible &= d <= band.hi
+    return visible.unfold(0, kv_len, 1).flip(0)
 
 
 def _windows(shape: tuple[int, ...], band: Band, q_len: int, kv_len: int) -> Iterator[tuple[Window, tuple[int, int]]]:
     """Windows of the mask to compare, each with its range of query rows.  `band` is anchored top left."""
     *outer, rows, columns = (1,) * (2 - len(shape)) + shape
     if torch.Size(outer).numel() * q_len * kv_len <= BUDGET:
-        choices, blocks = [[(0, n)] for n in outer], [(0, q_len)]
+        entries, blocks = [[(0, n) for n in outer]], [(0, q_len)]
     else:
-        choices = [sorted({(0, 1), (n - 1, n)}) for n in outer]
+        entries = [[(0, 1) for _ in outer], [(n - 1, n) for n in outer]]
         edges = [x for bound in (band.lo, band.hi) if bound is not None for x in (bound, bound + kv_len)]
         centers = sorted({min(max(x, 0), q_len) for x in (0, q_len // 2, q_len, *edges)})
-        entries = torch.Size([len(c) for c in choices]).numel()
-        height = min(BLOCK_ROWS, max(1, BUDGET // (entries * kv_len * len(centers))))
+        height = min(BLOCK_ROWS, max(1, BUDGET // (len(entries) * kv_len * len(centers))))
         starts = sorted({min(max(x - height // 2, 0), max(q_len - height, 0)) for x in centers})
         blocks = [(x, min(x + height, q_len)) for x in starts]
-    for picked in product(*choices):
-        for block in blocks:
-            window = (*picked, (0, 1) if rows == 1 else block, (0, columns))
-            yield window[len(window) - len(shape) :], block
+    for entry, block in product(entries, blocks):
+        window = (*entry, (0, 1) if rows == 1 else block, (0, columns))
+        yield window[len(window) - len(shape) :], block
 
 
 def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: ShapeEnv | None) -> Iterator[Sizes]:

@@ -138,7 +138,7 @@ class Algebra:
         if expr not in self._size_range:
             low: sympy.Expr | None = None
             high: sympy.Expr | None = None
-            if self._shape_env is not None:
+            if self._shape_env is not None and expr.is_integer:
                 found = self._shape_env.bound_sympy(expr)
                 low = found.lower if found.lower.is_Integer else None
                 high = found.upper if found.upper.is_Integer else None

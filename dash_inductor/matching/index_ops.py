@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .index_expr import Branch, NotRecognised, Value
 from .mask_ops import convert, number
@@ -30,7 +31,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 @_rule("arange")
 def _arange(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
     value = as_expr(args.get("start", 0)) + as_expr(args.get("step", 1)) * position[0]
-    return convert(reader, sympy.expand(value), node, position)
+    return convert(reader, sympy.expand(value), node)
 
 
 RULES["prims::iota"] = _arange
@@ -39,7 +40,7 @@ RULES["prims::iota"] = _arange
 def _filled(argument: str | None, constant: int = 0) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
         value = as_expr(args[argument]) if argument else sympy.Integer(constant)
-        return convert(reader, value, node, position)
+        return convert(reader, value, node)
 
     return rule
 
@@ -122,7 +123,7 @@ def _from_start(reader: MaskReader, index: Any, extent: sympy.Expr) -> sympy.Exp
     """An index or slice start counted from the start of the dimension."""
     at = as_expr(0 if index is None else index)
     low, high = reader.algebra.lower(at), reader.algebra.upper(at)
-    if low is not None and low >= 0:
+    if (low is not None and low >= 0) or _known_not_negative(index):
         return at
     if high is None or high >= 0:
         raise NotRecognised("unknown_op", f"index {at} may be negative or not")
@@ -130,11 +131,21 @@ def _from_start(reader: MaskReader, index: Any, extent: sympy.Expr) -> sympy.Exp
     return extent + at if from_end is not None and from_end >= 0 else sympy.S.Zero
 
 
+def _known_not_negative(index: Any) -> bool:
+    """Whether the guards of the shape environment imply it, such as ``kv_len >= q_len``."""
+    size = index.meta["val"] if isinstance(index, Node) else index
+    return isinstance(size, torch.SymInt) and statically_known_true(size >= 0)
+
+
 @_rule("flip")
 def _flip(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
     shape = shape_of(node)
     dims = {d % len(shape) for d in args["dims"]}
-    return reader.load(args["self"], tuple(shape[d] - 1 - i if d in dims else i for d, i in enumerate(position)))
+    source = args["a" if "a" in args else "self"]
+    return reader.load(source, tuple(shape[d] - 1 - i if d in dims else i for d, i in enumerate(position)))
+
+
+RULES["prims::rev"] = _flip
 
 
 # Joining and filling by position
@@ -155,7 +166,7 @@ def _cat(reader: MaskReader, node: Node, args: dict[str, Any], position: Positio
             return value
         return reader.algebra.choose(inside, value, read(parts[1:], sympy.expand(at - extent)))
 
-    return convert(reader, read(parts, position[dim]), node, position)
+    return convert(reader, read(parts, position[dim]), node)
 
 
 def _within(reader: MaskReader, at: sympy.Expr, extent: sympy.Expr) -> Value:
@@ -171,7 +182,7 @@ def _pad(reader: MaskReader, node: Node, args: dict[str, Any], position: Positio
         dim = len(position) - 1 - k
         source[dim] = sympy.expand(position[dim] - as_expr(left))
         inside = reader.algebra.choose(inside, _within(reader, source[dim], shape[dim]), False)
-    outside = convert(reader, as_expr(args.get("value", 0)), node, position)
+    outside = convert(reader, as_expr(args.get("value", 0)), node)
     return reader.algebra.choose(inside, reader.load(args["self"], tuple(source)), outside)
 
 
@@ -184,7 +195,7 @@ def _slice_scatter(reader: MaskReader, node: Node, args: dict[str, Any], positio
     inside = _within(reader, at, shape_of(args["src"])[dim])
     return reader.algebra.choose(
         inside,
-        convert(reader, reader.load(args["src"], (*position[:dim], at, *position[dim + 1 :])), node, position),
+        convert(reader, reader.load(args["src"], (*position[:dim], at, *position[dim + 1 :])), node),
         reader.load(args["self"], position),
     )
 
@@ -195,7 +206,7 @@ def _select_scatter(reader: MaskReader, node: Node, args: dict[str, Any], positi
     at = _from_start(reader, args["index"], shape_of(node)[dim])
     return reader.algebra.choose(
         reader.algebra.equal_zero(position[dim] - at),
-        convert(reader, reader.load(args["src"], position[:dim] + position[dim + 1 :]), node, position),
+        convert(reader, reader.load(args["src"], position[:dim] + position[dim + 1 :]), node),
         reader.load(args["self"], position),
     )
 
@@ -203,7 +214,7 @@ def _select_scatter(reader: MaskReader, node: Node, args: dict[str, Any], positi
 def _triangle(sign: int) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
         above = position[-1] - position[-2] - as_expr(args.get("diagonal", 0))
-        zero = convert(reader, sympy.S.Zero, node, position)
+        zero = convert(reader, sympy.S.Zero, node)
         inside = reader.algebra.at_least_zero(sign * above)
         return reader.algebra.choose(inside, reader.load(args["self"], position), zero)
 
@@ -250,14 +261,14 @@ def _in_range(reader: MaskReader, at: sympy.Expr, extent: sympy.Expr, node: Node
 def _cumsum(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
     """Of rows that are constant along the dimension: the constant times the number of elements so far."""
     if not position:
-        return convert(reader, reader.load(args["self"], ()), node, position)
+        return convert(reader, reader.load(args["self"], ()), node)
     dim = args["dim"] % len(position)
     along = reader.algebra.index(f"{node.name}_t", shape_of(node)[dim])
     row = reader.load(args["self"], (*position[:dim], along, *position[dim + 1 :]))
     if along in _symbols(row):
         raise NotRecognised("unknown_op", f"{node.target} ({node.name}) of a row that is not constant")
     count = position[dim] + 1
-    return convert(reader, reader.algebra.lift(lambda x: sympy.expand(number(x) * count), row), node, position)
+    return convert(reader, reader.algebra.lift(lambda x: sympy.expand(number(x) * count), row), node)
 
 
 def _symbols(value: Value) -> set[Any]:

@@ -30,7 +30,7 @@ def number(leaf: Leaf) -> sympy.Expr:
     return sympy.Integer(int(leaf)) if isinstance(leaf, bool) else leaf
 
 
-def convert(reader: MaskReader, value: Value, node: Node, position: Position) -> Value:
+def convert(reader: MaskReader, value: Value, node: Node) -> Value:
     """`value` in the type of `node`: to bool (non-zero), to an integer (towards zero), or rounded to a float."""
     dtype = meta_of(node).dtype
 
@@ -42,7 +42,7 @@ def convert(reader: MaskReader, value: Value, node: Node, position: Position) ->
             if not (x.is_number and x.is_finite):
                 raise NotRecognised("not_a_band", f"{node.name} turns inexact values into integers")
             x = sympy.Integer(int(x))
-        return reader.exact(x, dtype, node, position)
+        return reader.exact(x, dtype)
 
     return reader.algebra.lift(leaf, value)
 
@@ -74,10 +74,10 @@ def _elementwise(names: str, compute: Callable[[MaskReader], LeafOp], truth: Cal
         op = compute(reader)
 
         def leaf(*operands: Leaf) -> Value:
-            return op(*(reader.exact(number(x), dtype, node, position) for x in operands))
+            return op(*(reader.exact(number(x), dtype) for x in operands))
 
         result = reader.algebra.lift(leaf, *values)
-        return convert(reader, result, node, position)
+        return convert(reader, result, node)
 
     return rule
 
@@ -234,7 +234,7 @@ RULES["aten::__xor__"] = RULES["aten::bitwise_xor"]
 
 def _selected(condition: str, then: str, other: str) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-        sides = [convert(reader, reader.operand(args[name], position), node, position) for name in (then, other)]
+        sides = [convert(reader, reader.operand(args[name], position), node) for name in (then, other)]
         return reader.algebra.choose(reader.operand(args[condition], position), *sides)
 
     return rule
@@ -246,7 +246,7 @@ RULES["aten::masked_fill"] = _selected("mask", "value", "self")
 
 def _copied(source: str) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-        return convert(reader, reader.operand(args[source], position), node, position)
+        return convert(reader, reader.operand(args[source], position), node)
 
     return rule
 
@@ -270,7 +270,7 @@ def _get_attr(reader: MaskReader, node: Node, args: dict[str, Any], position: Po
         holder = getattr(holder, name)
     if type(holder) not in (torch.Tensor, torch.nn.Parameter) or holder.numel() != 1:
         raise NotRecognised("unknown_op", f"get_attr {node.target}")
-    return convert(reader, as_expr(holder.item()), node, position)
+    return convert(reader, as_expr(holder.item()), node)
 
 
 @_register("placeholder")

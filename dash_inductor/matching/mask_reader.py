@@ -104,7 +104,23 @@ def producers(node: Node) -> list[Node]:
             stack.extend((n, False) for n in current.all_input_nodes)
     if len(order) > MAX_PRODUCERS:
         raise NotRecognised("unknown_op", f"a chain of {len(order)} nodes is longer than {MAX_PRODUCERS}")
+    for current in order:
+        _require_unchanged(current)
     return list(order)
+
+
+def _require_unchanged(node: Node) -> None:
+    """Graphs after AOTAutograd are functional; should one not be, a tensor that is written in place cannot be read."""
+    for user in node.users:
+        if isinstance(user.target, torch._ops.OpOverload):
+            schema = user.target._schema
+            written = (
+                argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments
+            )
+            if any(value is node and write for value, write in zip(user.args, written, strict=False)):
+                raise NotRecognised("unknown_op", f"{user.target} ({user.name}) writes to {node.name}")
+            if any(result.alias_info is not None for result in schema.returns):
+                _require_unchanged(user)
 
 
 class MaskReader:
@@ -138,9 +154,8 @@ class MaskReader:
         tail = position[len(position) - len(shape) :]
         return self.load(value, tuple(sympy.S.Zero if n == 1 else i for n, i in zip(shape, tail, strict=True)))
 
-    def exact(self, leaf: Leaf, dtype: torch.dtype, node: Node, position: Position) -> Leaf:
-        """A number as `dtype` holds it.  What may round, and is no constant, becomes a symbol that nothing is known
-        of."""
+    def exact(self, leaf: Leaf, dtype: torch.dtype) -> Leaf:
+        """A number as `dtype` holds it.  What may round, and is no constant, becomes a symbol (one per exact value)."""
         if isinstance(leaf, bool) or dtype == torch.int64:
             return leaf
         if leaf.is_number and dtype.is_floating_point:
@@ -152,7 +167,7 @@ class MaskReader:
             low, high = self.algebra.lower(leaf), self.algebra.upper(leaf)
             if low is not None and high is not None and -limit <= low and high <= limit:
                 return leaf
-        return sympy.Symbol(f"{node.name}{list(position)}", real=True)
+        return sympy.Symbol(f"{dtype}({leaf})", real=True)
 
 
 def _integer_max(dtype: torch.dtype) -> int:
