@@ -1,4 +1,4 @@
-"""Causal language models of `transformers`, given nothing but `input_ids` and labels: no mask and no repeated head remains."""
+"""Causal language models of `transformers`, given only `input_ids` and labels: no mask, no repeated head remains."""
 
 from __future__ import annotations
 
