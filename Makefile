@@ -9,6 +9,9 @@ VENV := .venv
 REQUIREMENTS := requirements-dev.txt
 endif
 
+# A GPU machine may have its own torch and no registry: there the python at hand and the editable install are enough.
+GPU_PYTHON := $(or $(PYTHON),python3)
+
 ifdef PYTHON
 READY :=
 else
@@ -30,10 +33,8 @@ demo: $(READY)
 test: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not gpu"
 
-# With the python at hand, because a GPU machine may have its own torch and no registry: the editable install is enough.
-test-gpu: PYTHON := $(if $(filter $(CURDIR)/$(VENV)/bin/python,$(PYTHON)),python3,$(PYTHON))
 test-gpu:
-	$(PYTHON) -m pytest -m gpu
+	$(GPU_PYTHON) -m pytest -m gpu
 
 # mypy needs the installed layout, where lowering/ and kernels/ lie inside the package.
 lint: $(READY)

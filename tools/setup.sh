@@ -37,4 +37,4 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install -q --upgrade "pip>=23.1"
 "$venv/bin/python" -m pip install -q -r "$requirements"
-"$venv/bin/python" -m pip install -q --no-build-isolation --no-deps -e .
+"$venv/bin/python" -m pip install -qq --no-build-isolation --no-deps -e .
