@@ -18,7 +18,7 @@ if command -v "$python" >/dev/null; then
     "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
         missing="$missing python3-dev"
 else
-    missing="python3 python3-venv python3-dev"
+    missing=" python3 python3-venv python3-dev"
 fi
 command -v g++ >/dev/null || command -v clang++ >/dev/null || missing="$missing g++"
 
