@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
@@ -23,7 +24,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.config import config
 from dash_inductor.matching.attention_ops import op_name
-from dash_inductor.observe.records import clear_sites
+from dash_inductor.matching.rewrite import rewrite_graph
+from dash_inductor.observe.records import SiteRecord, clear_sites, sites
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "dash::attention_forward", "dash::attention_backward"
@@ -212,6 +214,16 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, do: Tensor, *, causal: bool = True) -
     return out, *backward(do, q, k, v, aten.alias(out), lse, seed, offset, None, cq, ck, mq, mk, 0.0, causal)
 
 
+def flash_backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, *, lse: tuple[int, ...] = (2, 8, 128)
+) -> tuple[Any, ...]:
+    """dq, dk, dv: the backward alone, also with shapes that no forward gives."""
+    lse_tensor = torch.empty(lse, device="cuda")
+    rng = torch.empty(2, dtype=torch.uint64, device="cuda")
+    backward = aten._scaled_dot_product_flash_attention_backward
+    return backward(do, q, k, v, torch.empty_like(do), lse_tensor, None, None, 128, 128, 0.0, True, rng, rng)
+
+
 def trace(function: Callable[..., Any], inputs: Callable[[], Sequence[Tensor]]) -> GraphModule:
     """The graph of `function` on fake tensors, made inside the fake mode by `inputs`."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -237,6 +249,20 @@ def cuda_inputs(shape: Shape) -> list[Tensor]:
 def joint_graph(maker: Maker, shape: Shape = Shape(), **options: Any) -> GraphModule:
     """A hand-made joint graph of one site on fake CUDA tensors."""
     return trace(lambda *inputs: maker(*inputs, **options), lambda: cuda_inputs(shape))
+
+
+def rewritten(module: GraphModule, capability: tuple[int, int] = (9, 0)) -> tuple[Graph, SiteRecord]:
+    """The graph after the rewrite on a GPU of this compute capability, and the record of its only site."""
+    rewrite_on(module.graph, capability)
+    (record,) = sites()
+    return module.graph, record
+
+
+def rewrite_on(graph: Graph, capability: tuple[int, int] = (9, 0)) -> None:
+    """Rewrite a graph as on a GPU of this compute capability; the graph must stay sound."""
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
+        rewrite_graph(graph)
+    graph.lint()
 
 
 def causal_bias(length: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
