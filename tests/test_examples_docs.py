@@ -1,0 +1,131 @@
+"""README and docs agree with the code: tables, quoted messages, links and code blocks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dash_inductor.config import SETTINGS, config
+from dash_inductor.matching.sites import DTYPES, MAX_HEAD_DIM
+from dash_inductor.observe.reasons import Reason
+from dash_inductor.schedule.costs import WORKERS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of all table rows between a heading and the next one."""
+    section = re.split(r"^#+ ", text.split(f"{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+
+
+def code_blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text_of(name), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_lists_every_reason_with_its_explanation() -> None:
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
+    assert {reason.value: listed.get(reason.value) for reason in Reason} == {r.value: r.explanation for r in Reason}
+
+
+def test_readme_states_the_limits_of_the_code() -> None:
+    listed = {cells[0]: cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
+    assert listed["head dimension"] == f"multiples of 8 up to {MAX_HEAD_DIM}"
+    assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
+    assert set(re.findall(r"sm_\d+", listed["device"])) == {arch for arch in WORKERS if arch != "cpu"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])
+def test_settings_are_those_of_the_code(page: str) -> None:
+    listed = {
+        name.strip("`"): (variable.strip("`"), re.findall(r"`(\w+)`", values))
+        for name, variable, values, _ in rows(text_of(page), "## Settings")[2:]
+    }
+    assert listed == {name: (setting.env, list(setting.allowed)) for name, setting in SETTINGS.items()}
+    assert all(setting.allowed[listed[name][1][0]] == setting.default for name, setting in SETTINGS.items())
+
+
+def test_troubleshooting_has_advice_for_every_reason() -> None:
+    advised = [cells[0].strip("`") for cells in rows(text_of("docs/troubleshooting.md"), "## A site is kept")[2:]]
+    assert advised == [reason.value for reason in Reason]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "dash_inductor is inactive, attention is compiled as plain PyTorch compiles it.",
+        "lacks what dash_inductor relies on:",
+        "the sources of dash_inductor",
+        "dash_inductor.enable() has no effect: DASH_INDUCTOR=0 is set",
+        "is not allowed: expected ",
+        "dash_inductor has no setting ",
+        "autograd cannot differentiate through them",
+        "accumulation out of order",
+    ],
+)
+def test_quoted_messages_exist(message: str) -> None:
+    assert message in text_of("docs/troubleshooting.md")
+    sources = [ROOT / "_dash_inductor_autoload.py"]
+    sources += [path for folder in ("dash_inductor", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    assert any(message in literal for path in sources for literal in literals(path))
+
+
+def literals(path: Path) -> list[str]:
+    """String constants; of f-strings the constant parts."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    missing = [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_index_names_every_page() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", text_of("docs/index.md")))
+    assert linked == {page.name for page in PAGES[1:]} - {"index.md"}
+
+
+def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"make ([\w-]+)", text_of("README.md"))) <= targets
+
+
+class Model(nn.Module):
+    """A model as the README's example calls it, with one attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 32)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        x = self.embedding(input_ids).unflatten(-1, (2, 16)).transpose(1, 2)
+        return SimpleNamespace(loss=F.scaled_dot_product_attention(x, x, x, is_causal=True).square().mean())
+
+
+def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code_blocks("README.md")
+    assert len(block.split("\n\n")[-1].splitlines()) + block.count("import torch") <= 6
+    with config.patch(cpu="reference"):
+        exec(block, {"model": Model(), "tokens": torch.arange(12).view(1, 12)})
+    assert "replaced, mask causal" in capsys.readouterr().out
+
+
+def test_numerics_key_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code_blocks("docs/determinism.md")
+    exec(block, {})
+    assert "/bfloat16/d128/causal/group4/sm_90/" in capsys.readouterr().out
