@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -24,12 +25,13 @@ def watchdog(seconds: float) -> None:
 
 
 def conditions() -> dict[str, Any]:
-    """Versions, GPU and commit, for the head of every results file."""
+    """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT names it where there is no git."""
     import triton
 
     import dash_inductor
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    commit = git.stdout.strip() if git.returncode == 0 else os.environ.get("BENCHMARK_COMMIT", "unknown")
     facts: dict[str, Any] = {
         "torch": torch.__version__,
         "triton": triton.__version__,

@@ -32,7 +32,7 @@ import triton.language as tl
 def wait_for_turn(semaphore, rank, INTERPRET: tl.constexpr):
     """Block until `semaphore` (int32) equals `rank`."""
     if INTERPRET:
-        tl.device_assert(tl.load(semaphore) == rank, "accumulation out of order")
+        tl.assume(tl.load(semaphore) == rank)  # the interpreter asserts it, always; device_assert it ignores
     else:
         tl.inline_asm_elementwise(
             """{

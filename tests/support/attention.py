@@ -1,0 +1,105 @@
+"""Attention problems with fp64 gradients, and dash gradients through `torch.compile`, for tests of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dash_inductor import lowering, ops
+from dash_inductor.kernels.reference import visible
+from dash_inductor.schedule import Band, Plan, Site, plan
+
+BSHD = [0, 2, 1, 3]  # order of dimensions of a [batch, heads, length, head dim] tensor whose heads are interleaved
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Random inputs [batch, heads, length, head dim] with BSHD strides, as models have them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    mask: Band
+    scale: float
+
+    @staticmethod
+    def random(
+        q_len: int, kv_len: int, head_dim: int, mask: Band, *, batch: int = 2, kv_heads: int = 2, group: int = 1,
+        dtype: torch.dtype = torch.bfloat16, device: str = "cuda", seed: int = 0,
+    ) -> Problem:  # fmt: skip
+        g = torch.Generator(device=device).manual_seed(seed)
+
+        def tensor(length: int, heads: int) -> Tensor:
+            return torch.randn(batch, length, heads, head_dim, device=device, generator=g).to(dtype).transpose(1, 2)
+
+        q_heads = kv_heads * group
+        q, k, v, do = tensor(q_len, q_heads), tensor(kv_len, kv_heads), tensor(kv_len, kv_heads), tensor(q_len, q_heads)
+        return Problem(q, k, v, do, mask, head_dim**-0.5)
+
+    @property
+    def group(self) -> int:
+        return self.q.shape[1] // self.k.shape[1]
+
+    def keep(self) -> Tensor:
+        """The mask as booleans [q_len, kv_len]."""
+        q_len, kv_len, device = self.q.shape[2], self.k.shape[2], self.q.device
+        band = self.mask.resolve(q_len, kv_len)
+        return visible(band, torch.arange(q_len, device=device), torch.arange(kv_len, device=device))
+
+    def exact(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Gradients]:
+        """(out, log-sum-exp, gradients) by autograd in `dtype`; rows that see no key give zeros."""
+        leaves = [t.to(dtype).requires_grad_() for t in (self.q, self.k, self.v)]
+        q, k, v = leaves[0], *(t.repeat_interleave(self.group, 1) for t in leaves[1:])
+        keep = self.keep()
+        s = ((q @ k.mT) * self.scale).masked_fill(~keep, float("-inf"))
+        lse = torch.logsumexp(s, -1)
+        p = torch.where(keep, torch.exp(s - torch.where(lse.isfinite(), lse, 0.0)[..., None]), 0.0)
+        out = p @ v
+        return out, lse, torch.autograd.grad(out, leaves, self.do.to(dtype))
+
+    def site(self) -> Site:
+        cuda = self.q.device.type == "cuda"
+        return Site(
+            "cuda" if cuda else "cpu", str(self.q.dtype).removeprefix("torch."), self.q.shape[0], self.q.shape[1],  # type: ignore[arg-type]
+            self.k.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3], self.v.shape[3], self.mask, self.scale,
+        )  # fmt: skip
+
+    def plan(self, arch: str = "sm_90", schedule: str | None = None) -> Plan:
+        return plan(self.site(), arch, schedule)
+
+    def rounded_forward(self) -> tuple[Tensor, Tensor]:
+        """out in the inputs' dtype and fp32 log-sum-exp, from the exact forward."""
+        out, lse, _ = self.exact()
+        return out.to(self.q.dtype).detach(), lse.float().detach()
+
+
+def compiled_backward(mask: Band, scale: float, plan: Plan, *, dynamic: bool = False) -> Callable[..., Gradients]:
+    """`dash::attention_backward` through Inductor: (do, q, k, v, out, lse) -> (dq, dk, dv) with BSHD strides."""
+    lowering.register()
+
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        gradients: Gradients = ops.attention_backward(
+            do, q, k, v, out, lse, str(mask), scale, BSHD, BSHD, BSHD, str(plan), "test"
+        )
+        return gradients
+
+    compiled = torch.compile(backward, dynamic=False)
+    if not dynamic:
+        return compiled
+
+    def with_dynamic_lengths(do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        for t in (do, q, k, v, out, lse):
+            torch._dynamo.maybe_mark_dynamic(t, 2)
+        return compiled(do, q, k, v, out, lse)
+
+    return with_dynamic_lengths
+
+
+def errors(gradients: Gradients, exact: Gradients) -> list[float]:
+    """Largest absolute error of each gradient."""
+    return [float((a.double() - b).abs().max()) for a, b in zip(gradients, exact, strict=True)]

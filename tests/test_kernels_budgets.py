@@ -1,0 +1,106 @@
+"""What the planned kernels take on each architecture, compiled without a GPU, and the order of what makes an order true."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import expecttest
+import pytest
+import triton
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels import standalone
+from dash_inductor.schedule import Band, Plan, Site, Tiles, plan
+from dash_inductor.schedule.costs import SHARED_BYTES
+
+CASES = [
+    ("sm_80", "bfloat16", 128, Band(0), None),
+    ("sm_80", "bfloat16", 64, Band(), "spt"),
+    ("sm_80", "float32", 64, Band(0), None),
+    ("sm_89", "bfloat16", 128, Band(0), None),
+    ("sm_89", "float16", 64, Band(), None),
+    ("sm_90", "bfloat16", 128, Band(0), None),
+    ("sm_90", "bfloat16", 128, Band(), None),
+    ("sm_90", "bfloat16", 64, Band(0, 1023), None),
+    ("sm_90", "float16", 80, Band(0), None),
+    ("sm_90", "float32", 128, Band(0), None),
+    ("sm_90", "bfloat16", 128, Band(0), "spt"),
+    ("sm_90", "bfloat16", 64, Band(), "ascending"),
+    ("sm_100", "bfloat16", 128, Band(0), None),
+    ("sm_100", "bfloat16", 64, Band(), None),
+]
+
+
+def site(dtype: str, head_dim: int, mask: Band) -> Site:
+    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, mask, head_dim**-0.5)  # type: ignore[arg-type]
+
+
+@functools.cache
+def compiled(arch: str, dtype: str, head_dim: int, mask: Band, schedule: str | None) -> list[tuple[str, str, standalone.Resources]]:
+    """(tiles, PTX, resources) of each kernel of the plan."""
+    facts = site(dtype, head_dim, mask)
+    kernels = standalone.render(plan(facts, arch, schedule), facts)
+    built = [(str(k.tiles), *standalone.compile_for(k, arch)) for k in kernels]
+    return [(tiles, code.asm["ptx"], used) for tiles, code, used in built]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> None:
+    """Any Triton: shared memory fits, and spills stay a small part of the 1020 bytes of registers of a thread.
+
+    fp32 at head dim 128 has fused multiply-adds instead of matrix instructions, with operands in registers: more spills.
+    """
+    arch, dtype, head_dim, _, _ = case
+    limit = 700 if (dtype, head_dim) == ("float32", 128) else 300
+    for tiles, _, used in compiled(*case):
+        assert used.shared_memory <= SHARED_BYTES[arch], (tiles, used)
+        assert used.spill_stores <= limit and used.spill_loads <= limit, (tiles, used)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+def test_pinned() -> None:
+    lines = []
+    for case in CASES:
+        for tiles, _, used in compiled(*case):
+            name = " ".join(str(part) for part in case if part is not None)
+            numbers = f"registers {used.registers}, spills {used.spill_stores}/{used.spill_loads}, shared {used.shared_memory}"
+            lines.append(f"{name} {tiles}: {numbers}")
+    expecttest.assert_expected_inline("\n".join(lines), """""")
+
+
+def instructions(ptx: str, *patterns: str) -> list[str]:
+    """Which of the patterns each instruction of the text matches, in order, for the instructions that match one."""
+    lines = (re.sub(r"\s+", " ", line.strip()) for line in ptx.splitlines())
+    found = (next((p for p in patterns if re.search(p, line)), None) for line in lines)
+    return [p for p in found if p is not None]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[4] is not None], ids=lambda c: "-".join(map(str, c)))
+def test_ordered_add_is_fenced(case: tuple[str, str, int, Band, str | None]) -> None:
+    """Note [Ordered accumulation]: acquire, adds, barrier, release; nothing loads the accumulator; loads stay pipelined."""
+    ((_, ptx, _),) = compiled(*case)
+    acquire, add, barrier, release = r"ld\.acquire\.gpu", r"(red|atom)\S*\.add\.f32", r"bar\.sync 0;", r"red\.release\.gpu"
+    order = instructions(ptx, acquire, add, barrier, release)
+    start = order.index(acquire)
+    adds = [i for i, what in enumerate(order) if what == add]
+    released = order.index(release)
+    assert order.count(acquire) == order.count(release) == 1
+    assert start < adds[0] and adds[-1] < released, "an add is outside wait and release"
+    assert barrier in order[adds[-1] : released], "no barrier between the last add and the release"
+    assert "cp.async" in ptx, "the loop is not pipelined"
+
+
+def test_two_passes_have_no_shared_accumulator() -> None:
+    for _, ptx, _ in compiled("sm_90", "bfloat16", 128, Band(0), None):
+        assert not instructions(ptx, r"(red|atom)\.", r"ld\.acquire")
+        assert instructions(ptx, r"wgmma\.mma_async")
+
+
+def test_only_static_portable_plans_are_rendered() -> None:
+    tiles = Tiles(16, 16, 4, 1)
+    with pytest.raises(ArgumentError, match="portable"):
+        standalone.render(Plan("reference", "spt", "cpu", tiles), site("float16", 64, Band()))
+    dynamic = Site("cuda", "float16", None, 4, 4, 128, 128, 64, 64, Band(), 0.125)
+    with pytest.raises(ArgumentError, match="batch"):
+        standalone.render(Plan("portable", "spt", "flash", tiles), dynamic)

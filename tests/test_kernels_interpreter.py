@@ -1,0 +1,50 @@
+"""The source that runs on GPUs, in Triton's interpreter and through Inductor, against fp64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Every launch-ordered schedule; ragged and unequal lengths, grouped heads, all kinds of bounds, static and dynamic.
+CASES = [
+    "ascending full 40 70 2 float32 static",
+    "descending causal 70 70 1 float32 static",
+    "spt band(0,20) 33 70 2 float32 static",
+    "fold causal 70 40 1 float16 static",
+    "spt causal:bottom_right 33 70 1 float32 dynamic",
+    "two_pass band(-9,9) 70 33 2 float16 static",
+    "two_pass causal:bottom_right 40 33 1 float32 static",
+    "two_pass band(0,20) 33 70 2 float32 dynamic",
+]
+# against fp64: fp32 keeps 24 bits, fp16 rounds inputs of the last matmul to 11 bits (2**-11 of sums up to about 10)
+TOLERANCE = {"float32": 2e-5, "float16": 2e-2}
+
+
+def interpret(cases: list[str]) -> list[str]:
+    words = [word for case in cases for word in case.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.interpreted_kernels", *words],
+        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    return dict(zip(CASES, interpret(CASES), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_against_fp64(results: dict[str, str], case: str) -> None:
+    assert max(map(float, results[case].split())) < TOLERANCE[case.split()[5]], results[case]
+
+
+def test_a_schedule_that_waits_for_later_programs_is_caught() -> None:
+    """Programs run one after the other there: in a ring the first one would wait for the last one, for ever."""
+    assert interpret(["shift full 70 70 1 float32 static"]) == ["accumulation out of order"]

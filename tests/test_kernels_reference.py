@@ -1,0 +1,96 @@
+"""The reference executor against fp64: every schedule, mask and shape class; and the forwards that run on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dash_inductor import ops
+from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.schedule import NAMES, Band, Plan, Tiles, supports
+
+from .support.attention import BSHD, Problem, errors
+
+MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 20), Band(-9, 9), Band(3, 5)]
+# fp32 against fp64: sums of at most 70 products of magnitude 1 to 10 lose a few units in the last place
+TOLERANCE = 2e-5
+
+
+def reference_plan(schedule: str, forward: str = "reference") -> Plan:
+    dq = Tiles(32, 16, 1, 1) if schedule == "two_pass" else None
+    return Plan("reference", schedule, forward, Tiles(16, 32, 1, 1), dq)
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 70), (33, 70), (70, 33), (1, 40)])
+def test_gradients(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
+    if supports(schedule, mask) is not None:
+        with pytest.raises(ArgumentError, match=schedule):
+            Problem.random(q_len, kv_len, 16, mask, device="cpu", dtype=torch.float32).plan("cpu", schedule)
+        return
+    problem = Problem.random(q_len, kv_len, 16, mask, kv_heads=3, group=2, device="cpu", dtype=torch.float32)
+    out, lse, exact = problem.exact()
+    arguments = (problem.do, problem.q, problem.k, problem.v, out.float(), lse.float(), str(mask), problem.scale)
+    plan = str(reference_plan(schedule))
+    gradients = ops.attention_backward(*arguments, BSHD, [0, 1, 2, 3], BSHD, plan, "test")
+    assert max(errors(gradients, exact)) < TOLERANCE
+    assert [g.stride() for g in gradients] == [
+        problem.q.stride(), torch.empty_like(problem.k, memory_format=torch.contiguous_format).stride(), problem.v.stride()
+    ]  # fmt: skip
+    again = ops.attention_backward(*arguments, BSHD, [0, 1, 2, 3], BSHD, plan, "test")
+    assert all(map(torch.equal, gradients, again))
+
+
+def test_accumulation_order_changes_the_bits() -> None:
+    """The executor really follows the plan: another order of the same sums has other bits."""
+    problem = Problem.random(70, 256, 16, Band(), device="cpu", dtype=torch.float32)
+    out, lse = problem.rounded_forward()
+    arguments = (problem.do, problem.q, problem.k, problem.v, out, lse, "full", problem.scale, BSHD, BSHD, BSHD)
+    dq = {name: ops.attention_backward(*arguments, str(reference_plan(name)), "test")[0] for name in ("ascending", "spt", "descending")}
+    assert not torch.equal(dq["ascending"], dq["spt"])
+    assert torch.equal(dq["ascending"], dq["descending"])  # same ranks
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(200, 200), (33, 150), (150, 33)])
+def test_reference_forward(mask: Band, q_len: int, kv_len: int) -> None:
+    problem = Problem.random(q_len, kv_len, 16, mask, group=2, device="cpu", dtype=torch.float32)
+    out, lse, _ = problem.exact()
+    plan = str(reference_plan("two_pass"))
+    got, got_lse = ops.attention_forward(problem.q, problem.k, problem.v, str(mask), problem.scale, BSHD, plan, "test")
+    sees = lse.isfinite()
+    assert (got - out).abs().max() < TOLERANCE and (got_lse - lse)[sees].abs().max() < TOLERANCE
+    assert (got[~sees] == 0).all() and not got_lse[~sees].isfinite().any()
+
+
+def test_cpu_forward_equals_pytorch() -> None:
+    problem = Problem.random(96, 96, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
+    plan = str(reference_plan("two_pass", "cpu"))
+    out, lse = ops.attention_forward(problem.q, problem.k, problem.v, "causal", problem.scale, BSHD, plan, "test")
+    k, v = (t.repeat_interleave(2, 1) for t in (problem.k, problem.v))
+    expected = torch.nn.functional.scaled_dot_product_attention(problem.q, k, v, is_causal=True)
+    assert torch.equal(out, expected) and out.stride() == problem.q.stride()
+    assert lse.is_contiguous() and lse.dtype == torch.float32
+
+
+def test_forward_refuses_a_mask_it_cannot_compute() -> None:
+    q = torch.randn(1, 1, 8, 16)
+    plan = str(reference_plan("two_pass", "cpu"))
+    with pytest.raises(ArgumentError, match=r"mask='band\(0,3\)' is not allowed"):
+        ops.attention_forward(q, q, q, "band(0,3)", 0.25, BSHD, plan, "test")
+    with pytest.raises(ArgumentError, match="plan.forward"):
+        ops.attention_forward(q, q, q, "full", 0.25, BSHD, str(reference_plan("two_pass", "keep")), "test")
+
+
+def test_operators_refuse_autograd() -> None:
+    q = torch.randn(1, 1, 8, 16, requires_grad=True)
+    out, _ = ops.attention_forward(q, q, q, "full", 0.25, BSHD, str(reference_plan("two_pass")), "test")
+    with pytest.raises(DashError, match="autograd cannot differentiate"):
+        out.sum().backward()
+
+
+def test_layout_must_be_a_permutation() -> None:
+    q = torch.randn(1, 1, 8, 16)
+    with pytest.raises(ArgumentError, match="a permutation of 0..3"):
+        ops.attention_forward(q, q, q, "full", 0.25, [0, 0, 1, 2], str(reference_plan("two_pass")), "test")
