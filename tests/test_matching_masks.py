@@ -145,6 +145,14 @@ def written_in_place(q, k):
     return mask
 
 
+def filled_in_place(q, k):
+    """As transformers 4 wrote it."""
+    position = torch.arange(q.shape[2])
+    mask = square(q, k, LOWEST)
+    mask.masked_fill_(position < (position + 1).view(q.shape[2], 1), 0)
+    return mask[None, None, :, :].expand(q.shape[0], 1, q.shape[2], k.shape[2])
+
+
 CAUSAL = [
     compare,
     compare_strictly,
@@ -171,6 +179,7 @@ CAUSAL = [
     flipped,
     joined_from_halves,
     written_in_place,
+    filled_in_place,
 ]
 
 
@@ -197,6 +206,12 @@ def window_as_union(q, k):
 def window_additive(q, k):
     causal = torch.triu(square(q, k, LOWEST), 1)
     return causal + torch.tril(square(q, k, LOWEST), -5)
+
+
+def window_filled_in_place(q, k):
+    mask = filled_in_place(q, k)[0, 0].clone()
+    mask.masked_fill_(torch.tril(torch.ones_like(mask, dtype=torch.bool), -5), LOWEST)
+    return mask
 
 
 def window_longer_than_all(q, k):
@@ -236,6 +251,7 @@ BANDS = [
     (window, Band(0, 4), Band(0, 4)),
     (window_as_union, Band(0, 4), Band(0, 4)),
     (window_additive, Band(0, 4), Band(0, 4)),
+    (window_filled_in_place, Band(0, 4), Band(0, 4)),
     (window_longer_than_all, Band(0, None), Band(0, 4095)),
     (symmetric, Band(-3, 3), Band(-3, 3)),
     (two_sided, Band(-2, 6), Band(-2, 6)),

@@ -1,0 +1,58 @@
+"""Compile a model up to its joint graph and read the masks of its attention nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor_config
+from torch.fx import Graph
+
+from dash_inductor.matching.attention_ops import bind, op_name
+from dash_inductor.matching.masks import recognise
+
+
+class _Enough(Exception):
+    """Stops a compile: the joint graph has been seen."""
+
+
+def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Of every attention forward: its operator, and its mask as a band, or the reason why it is none."""
+    for node in graph.nodes:
+        name = op_name(node)
+        if not name.startswith("aten::_scaled_dot_product") or name.endswith("backward"):
+            continue
+        args = bind(node)
+        mask = args.get("attn_bias", args.get("attn_mask"))
+        if mask is None:
+            yield name, "no mask"
+            continue
+        result = recognise(mask, query=args["query"], key=args["key"])
+        yield name, str(result.band) if result.band else f"{result.reason}: {result.detail}"
+
+
+def masks_in_joint_graph(model: torch.nn.Module, **inputs: Any) -> list[tuple[str, str]]:
+    """What `masks_of` says of the joint graph of a call; the compile ends there, no code is generated."""
+    found: list[tuple[str, str]] = []
+
+    def look(graph: Graph) -> None:
+        found.extend(masks_of(graph))
+        raise _Enough
+
+    torch._dynamo.reset()
+    with inductor_config.patch(joint_custom_pre_pass=look), _ends_with_enough():
+        torch.compile(model, fullgraph=True)(**inputs)
+    return found
+
+
+@contextmanager
+def _ends_with_enough() -> Iterator[None]:
+    try:
+        yield
+    except torch._dynamo.exc.BackendCompilerFailed as e:
+        if not isinstance(e.inner_exception, _Enough):
+            raise
+    else:
+        raise AssertionError("the compile produced no joint graph")

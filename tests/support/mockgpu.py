@@ -1,0 +1,145 @@
+"""A machine with one H100, as far as code generation can tell: sm_90 code is emitted, nothing can be launched.
+
+`install_driver` gives Triton a driver for sm_90; it has to come before the first import of ``torch._inductor``.
+`install_torch` answers the questions that Inductor asks ``torch.cuda``.  Both change the process that they run in, which
+is best a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+
+CAPABILITY = (9, 0)
+
+
+@dataclass(frozen=True)
+class H100Properties:
+    """What code generation reads of ``torch.cuda.get_device_properties``, for an H100 SXM; sizes in bytes."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    major: int = CAPABILITY[0]
+    minor: int = CAPABILITY[1]
+    multi_processor_count: int = 132
+    total_memory: int = 80 << 30
+    L2_cache_size: int = 50 << 20
+    warp_size: int = 32
+    max_threads_per_block: int = 1024
+    max_threads_per_multi_processor: int = 2048
+    regs_per_multiprocessor: int = 1 << 16
+    shared_memory_per_block: int = 48 << 10
+    shared_memory_per_block_optin: int = 227 << 10
+    shared_memory_per_multiprocessor: int = 228 << 10
+    gcnArchName: str = ""
+
+
+PROPERTIES = H100Properties()
+
+
+def _refuse(*args: object, **kwargs: object) -> NoReturn:
+    raise RuntimeError("the GPU of tests.support.mockgpu is not real: nothing can be loaded, launched or timed on it")
+
+
+class _Utils:
+    load_binary = staticmethod(_refuse)
+
+    @staticmethod
+    def get_device_properties(device: int) -> dict[str, int]:
+        return {
+            "max_shared_mem": PROPERTIES.shared_memory_per_block_optin,
+            "multiprocessor_count": PROPERTIES.multi_processor_count,
+            "warpSize": PROPERTIES.warp_size,
+        }
+
+
+class MockDriver(DriverBase):  # type: ignore[misc]  # triton is untyped
+    """What Triton asks of a driver while it compiles."""
+
+    utils = _Utils
+    get_benchmarker = get_device_interface = get_empty_cache_for_benchmark = _refuse
+
+    def __init__(self) -> None:  # the base class would ask for benchmarking functions
+        pass
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], PROPERTIES.warp_size)
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return CAPABILITY
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def clear_cache(self, cache: object) -> None:
+        pass
+
+
+def install_driver() -> None:
+    """Make Triton compile for the H100 from here on."""
+    driver.set_active(MockDriver())
+
+
+def install_torch() -> None:
+    """Make ``torch.cuda``, Dynamo's device interface and fake tensors see the H100 from here on."""
+    import torch
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._subclasses import fake_tensor
+
+    def nothing(*args: object, **kwargs: object) -> None:
+        pass
+
+    def always(value: object) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    seen_by_all: dict[str, Callable[..., Any]] = {
+        "is_available": always(True),
+        "device_count": always(1),
+        "current_device": always(0),
+        "get_device_properties": always(PROPERTIES),
+        "is_bf16_supported": always(True),
+        "synchronize": nothing,
+        "set_device": nothing,
+    }
+    seen_in_torch_cuda: dict[str, Callable[..., Any]] = {
+        "is_initialized": always(False),
+        "is_tf32_supported": always(True),
+        "get_device_capability": always(CAPABILITY),
+        "get_device_name": always(PROPERTIES.name),
+        "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": nothing,
+        "init": nothing,
+        "_lazy_init": nothing,
+        "_exchange_device": always(0),
+        "_maybe_exchange_device": always(0),
+    }
+    for name, function in (seen_by_all | seen_in_torch_cuda).items():
+        setattr(torch.cuda, name, function)
+    for name, function in (seen_by_all | {"get_compute_capability": always(90)}).items():
+        setattr(CudaInterface, name, staticmethod(function))
+    for name in ("get_device_properties", "current_device"):
+        setattr(CudaInterface.Worker, name, staticmethod(seen_by_all[name]))
+    fake_tensor.init_gpu_context = nothing
+    fake_tensor.FakeTensorMode.avoid_device_init = property(always(True))  # type: ignore[assignment,method-assign]
