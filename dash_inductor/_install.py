@@ -75,9 +75,9 @@ def _loaded() -> Callable[[torch.fx.Graph], None] | None:
 
 @functools.cache
 def _load() -> Callable[[torch.fx.Graph], None]:
-    from . import lowering
+    from .lowering import register
     from .matching.rewrite import rewrite_graph
 
-    lowering.register()
+    register()
     _cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
     return rewrite_graph

@@ -7,6 +7,7 @@ import pytest
 import dash_inductor
 from dash_inductor.config import SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.schedule import schedules
 
 
 def test_defaults() -> None:
@@ -41,6 +42,10 @@ def test_bad_assignment(name: str, value: object) -> None:
     with pytest.raises(ArgumentError, match=rf"config\.{name}=.* is not allowed: expected one of"):
         setattr(config, name, value)
     assert config.cache_key() == before
+
+
+def test_schedules_are_those_that_exist() -> None:
+    assert sorted(SETTINGS["schedule"].allowed) == sorted(["auto", *schedules.NAMES])
 
 
 def test_unknown_setting() -> None:
