@@ -1,8 +1,8 @@
 """A machine with one H100, as far as code generation can tell: sm_90 code is emitted, nothing can be launched.
 
 `install_driver` gives Triton a driver for sm_90; it has to come before the first import of ``torch._inductor``.
-`install_torch` answers the questions that Inductor asks ``torch.cuda``.  Both change the process that they run in, which
-is best a process of its own.
+`install_torch` answers the questions that Inductor asks ``torch.cuda``.  Both change the whole process: give them their
+own.
 """
 
 from __future__ import annotations
