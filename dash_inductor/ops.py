@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from .errors import ArgumentError, DashError
 
@@ -118,6 +119,23 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
 
 for _name in ("attention_forward", "attention_backward"):
     torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
+
+@register_flop_formula(torch.ops.dash.attention_forward)
+def _forward_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None) -> int:
+    """As PyTorch counts its own attention, masks ignored; the partitioner weighs recomputation by it."""
+    return int(sdpa_flop_count(query, _as_many_heads(query, key), _as_many_heads(query, value)))
+
+
+@register_flop_formula(torch.ops.dash.attention_backward)
+def _backward_flops(
+    grad_out: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None
+) -> int:
+    return int(sdpa_backward_flop_count(grad_out, query, _as_many_heads(query, key), _as_many_heads(query, value)))
+
+
+def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
+    return torch.Size((other[0], query[1], *other[2:]))
+
 
 # Eager calls run the reference executor; compiled calls on CUDA are lowered to the plan's kernels.
 for _device in ("CPU", "CUDA"):

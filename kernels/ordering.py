@@ -6,8 +6,8 @@ Note [Ordered accumulation]
 
         1. spins on ``ld.acquire.gpu`` until the semaphore is r.  Every thread polls for itself, so each thread has acquired
            everything that was released before: no CTA barrier is needed before its adds.
-        2. adds its tile with ``red.global.add.f32`` (performed at L2, nothing is loaded, so nothing can be prefetched above
-           the wait: a load of the accumulator would be moved there by the software pipeliner).
+        2. adds its tile with relaxed atomic fp32 adds whose results nobody reads (performed at L2; nothing is loaded, so
+           nothing can be prefetched above the wait: a load of the accumulator would be moved there by the pipeliner).
         3. meets all threads of the CTA at ``bar.sync 0``: the adds of all threads happen before what follows.
         4. lets one thread do ``red.release.gpu.add 1``.  Release is cumulative over the barrier, so whoever acquires
            r + 1 has all adds of rank r behind it.

@@ -72,7 +72,6 @@ def test_troubleshooting_has_advice_for_every_reason() -> None:
         "is not allowed: expected ",
         "dash_inductor has no setting ",
         "autograd cannot differentiate through them",
-        "accumulation out of order",
     ],
 )
 def test_quoted_messages_exist(message: str) -> None:

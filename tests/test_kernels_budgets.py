@@ -66,7 +66,32 @@ def test_pinned() -> None:
             name = " ".join(str(part) for part in case if part is not None)
             numbers = f"registers {used.registers}, spills {used.spill_stores}/{used.spill_loads}, shared {used.shared_memory}"
             lines.append(f"{name} {tiles}: {numbers}")
-    expecttest.assert_expected_inline("\n".join(lines), """""")
+    expecttest.assert_expected_inline("\n".join(lines), """\
+sm_80 bfloat16 128 causal 64x64w4s2: registers 255, spills 36/36, shared 73728
+sm_80 bfloat16 128 causal 64x64w4s2: registers 255, spills 36/36, shared 74240
+sm_80 bfloat16 64 full spt 64x128w8s2: registers 255, spills 36/36, shared 66048
+sm_80 float32 64 causal 32x32w8s1: registers 222, spills 0/0, shared 32768
+sm_80 float32 64 causal 32x32w8s1: registers 222, spills 0/0, shared 36864
+sm_89 bfloat16 128 causal 64x32w4s2: registers 218, spills 0/0, shared 53248
+sm_89 bfloat16 128 causal 32x64w4s2: registers 242, spills 0/0, shared 53504
+sm_89 float16 64 full 64x64w4s2: registers 186, spills 0/0, shared 32768
+sm_89 float16 64 full 64x64w4s2: registers 236, spills 0/0, shared 33280
+sm_90 bfloat16 128 causal 128x64w8s3: registers 205, spills 0/0, shared 163840
+sm_90 bfloat16 128 causal 64x64w4s2: registers 255, spills 32/32, shared 98816
+sm_90 bfloat16 128 full 128x64w8s3: registers 168, spills 0/0, shared 163840
+sm_90 bfloat16 128 full 64x64w4s2: registers 255, spills 72/84, shared 98816
+sm_90 bfloat16 64 band(0,1023) 64x64w4s3: registers 168, spills 0/0, shared 65536
+sm_90 bfloat16 64 band(0,1023) 64x64w4s3: registers 233, spills 0/0, shared 66560
+sm_90 float16 80 causal 128x64w8s3: registers 205, spills 0/0, shared 163840
+sm_90 float16 80 causal 64x64w4s2: registers 255, spills 72/72, shared 98816
+sm_90 float32 128 causal 32x32w8s1: registers 255, spills 392/308, shared 65536
+sm_90 float32 128 causal 32x32w8s1: registers 255, spills 420/400, shared 69632
+sm_90 bfloat16 128 causal spt 64x128w8s3: registers 255, spills 132/136, shared 197632
+sm_90 bfloat16 64 full ascending 64x128w8s3: registers 228, spills 0/0, shared 99328
+sm_100 bfloat16 128 causal 128x64w8s2: registers 125, spills 0/0, shared 147504
+sm_100 bfloat16 128 causal 64x64w4s2: registers 255, spills 204/212, shared 131648
+sm_100 bfloat16 64 full 64x64w4s3: registers 92, spills 0/0, shared 73776
+sm_100 bfloat16 64 full 64x64w4s3: registers 160, spills 0/0, shared 83008""")
 
 
 def instructions(ptx: str, *patterns: str) -> list[str]:
@@ -80,7 +105,7 @@ def instructions(ptx: str, *patterns: str) -> list[str]:
 def test_ordered_add_is_fenced(case: tuple[str, str, int, Band, str | None]) -> None:
     """Note [Ordered accumulation]: acquire, adds, barrier, release; nothing loads the accumulator; loads stay pipelined."""
     ((_, ptx, _),) = compiled(*case)
-    acquire, add, barrier, release = r"ld\.acquire\.gpu", r"(red|atom)\S*\.add\.f32", r"bar\.sync 0;", r"red\.release\.gpu"
+    acquire, add, barrier, release = r"ld\.acquire\.gpu", r"\b(red|atom)\.global\S*\.add\S*\.f32", r"bar\.sync 0;", r"red\.release\.gpu"
     order = instructions(ptx, acquire, add, barrier, release)
     start = order.index(acquire)
     adds = [i for i, what in enumerate(order) if what == add]
@@ -93,7 +118,7 @@ def test_ordered_add_is_fenced(case: tuple[str, str, int, Band, str | None]) -> 
 
 def test_two_passes_have_no_shared_accumulator() -> None:
     for _, ptx, _ in compiled("sm_90", "bfloat16", 128, Band(0), None):
-        assert not instructions(ptx, r"(red|atom)\.", r"ld\.acquire")
+        assert not instructions(ptx, r"\b(red|atom)\.global", r"ld\.acquire")
         assert instructions(ptx, r"wgmma\.mma_async")
 
 

@@ -94,3 +94,19 @@ def test_layout_must_be_a_permutation() -> None:
     q = torch.randn(1, 1, 8, 16)
     with pytest.raises(ArgumentError, match="a permutation of 0..3"):
         ops.attention_forward(q, q, q, "full", 0.25, [0, 0, 1, 2], str(reference_plan("two_pass")), "test")
+
+
+def test_flops_are_counted_like_pytorchs() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    problem = Problem.random(32, 48, 16, Band(), group=2, device="cpu", dtype=torch.float32)
+    out, lse = problem.rounded_forward()
+    plan = str(reference_plan("two_pass"))
+    with FlopCounterMode(display=False) as counted:
+        ops.attention_forward(problem.q, problem.k, problem.v, "full", 1.0, BSHD, plan, "test")
+    assert counted.get_total_flops() == 2 * 2 * 2 * 4 * 32 * 48 * 16  # two matmuls, two flops each
+    with FlopCounterMode(display=False) as counted:
+        ops.attention_backward(
+            problem.do, problem.q, problem.k, problem.v, out, lse, "full", 1.0, BSHD, BSHD, BSHD, plan, "test"
+        )
+    assert counted.get_total_flops() == 5 * 2 * 2 * 4 * 32 * 48 * 16

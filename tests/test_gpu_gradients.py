@@ -1,0 +1,122 @@
+"""Gradients of the compiled kernels on a GPU against fp64: at most twice the error of PyTorch's own backward."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from dash_inductor.schedule import Band
+
+from .support.attention import Gradients, Problem, compiled_backward, errors
+
+pytestmark = pytest.mark.gpu
+
+MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 99), Band(-40, 40)]
+LENGTHS = [(1, 1), (17, 17), (113, 113), (128, 128), (255, 255), (1023, 1023), (4096, 4096), (113, 1023), (1023, 113), (1, 255)]
+GROUPS = itertools.cycle((1, 4, 8))
+GRID = [(head_dim, mask, next(GROUPS)) for head_dim in (32, 64, 80, 128) for mask in MASKS]
+
+
+def arch() -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def pytorch_backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
+    """FlashAttention-2 as PyTorch has it, its windows aligned bottom right; fp32, which it lacks: autograd of plain matmuls."""
+    if p.q.dtype == torch.float32:
+        return p.exact(torch.float32)[2]
+    q_len, kv_len = p.q.shape[2], p.k.shape[2]
+    band = p.mask.resolve(q_len, kv_len)
+    seen = kv_len if band.lo is None else min(kv_len, q_len - band.lo)  # later keys are seen by no row
+    offset = seen - q_len
+    left, right = (-1 if band.hi is None else band.hi + offset), (-1 if band.lo is None else -band.lo - offset)
+    do, q, k, v, o = (t.transpose(1, 2) for t in (p.do, p.q, p.k[:, :, :seen], p.v[:, :, :seen], out))
+    state = torch.zeros(2, dtype=torch.uint64, device="cuda"), torch.zeros((), dtype=torch.uint64, device="cuda")
+    gradients = torch.ops.aten._flash_attention_backward(
+        do, q, k, v, o, lse, None, None, q_len, seen, 0.0, False, *state, scale=p.scale, window_size_left=left, window_size_right=right
+    )
+    dq, dk, dv = (g.transpose(1, 2) for g in gradients)
+    if p.group > 1 and dk.shape[1] == p.q.shape[1]:
+        dk, dv = (g.float().unflatten(1, (-1, p.group)).sum(2) for g in (dk, dv))
+    dk, dv = (torch.nn.functional.pad(g, (0, 0, 0, kv_len - seen)) for g in (dk, dv))
+    return dq, dk, dv
+
+
+def check(p: Problem, gradients: Gradients) -> None:
+    out, lse = p.rounded_forward()
+    exact = p.exact()[2]
+    own, theirs = errors(gradients, exact), errors(pytorch_backward(p, out, lse), exact)
+    # where the exact gradient is zero (one key: the softmax is constant) both sides have only fp32 rounding left
+    rounding = 16 * torch.finfo(torch.float32).eps * float(p.do.abs().max() * p.v.abs().max()) * p.q.shape[3]
+    for name, a, b in zip(("dq", "dk", "dv"), own, theirs, strict=True):
+        assert a <= 2 * b + rounding, f"{name}: error {a:.2e}, PyTorch's {b:.2e} at {tuple(p.q.shape)}, {tuple(p.k.shape)}"
+    unseen = ~p.keep().any(1)
+    assert not any(g.isnan().any() for g in gradients)
+    assert (gradients[0][:, :, unseen] == 0).all()
+
+
+def run_lengths(
+    head_dim: int, mask: Band, group: int, dtype: torch.dtype, schedule: str | None, lengths: list[tuple[int, int]]
+) -> None:
+    some = Problem.random(64, 64, head_dim, mask, group=group, dtype=dtype)
+    backward = compiled_backward(mask, some.scale, some.plan(arch(), schedule), dynamic=True)
+    for q_len, kv_len in lengths:
+        big = q_len * kv_len > 1 << 20
+        p = Problem.random(q_len, kv_len, head_dim, mask, batch=1 if big else 2, kv_heads=2, group=group, dtype=dtype)
+        for t in (p.q, p.k):
+            torch._dynamo.maybe_mark_dynamic(t, 0)
+        check(p, backward(p.do, p.q, p.k, p.v, *p.rounded_forward()))
+
+
+@pytest.mark.parametrize(("head_dim", "mask", "group"), GRID, ids=str)
+def test_bfloat16(head_dim: int, mask: Band, group: int) -> None:
+    run_lengths(head_dim, mask, group, torch.bfloat16, None, LENGTHS)
+
+
+@pytest.mark.parametrize(("head_dim", "mask", "group"), [(8, Band(0), 1), (72, Band(), 2), (128, Band(0, 99), 4)], ids=str)
+def test_float16(head_dim: int, mask: Band, group: int) -> None:
+    run_lengths(head_dim, mask, group, torch.float16, None, LENGTHS)
+
+
+@pytest.mark.parametrize(("head_dim", "mask", "group"), [(64, Band(0), 1), (128, Band(), 4), (40, Band(-40, 40), 1)], ids=str)
+def test_float32(head_dim: int, mask: Band, group: int) -> None:
+    run_lengths(head_dim, mask, group, torch.float32, None, [(113, 113), (1023, 1023), (113, 1023), (1023, 113)])
+
+
+ORDERED = [("ascending", Band()), ("descending", Band(0)), ("spt", Band(0)), ("spt", Band(0, 99)), ("fold", Band(0, None, "bottom_right"))]
+
+
+@pytest.mark.parametrize(("schedule", "mask"), ORDERED, ids=str)
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 4), (128, 1)])
+def test_ordered_single_pass(schedule: str, mask: Band, head_dim: int, group: int) -> None:
+    run_lengths(head_dim, mask, group, torch.bfloat16, schedule, LENGTHS[1:])
+
+
+@pytest.mark.parametrize(("schedule", "mask"), [("shift", Band()), ("symmetric_shift", Band(0))], ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1024, 1024), (1000, 1300), (513, 300)])
+def test_cooperative_schedules(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
+    """They wait both ways: launched cooperatively, all CTAs resident."""
+    p = Problem.random(q_len, kv_len, 64, mask, group=2)
+    backward = compiled_backward(mask, p.scale, p.plan(arch(), schedule))
+    check(p, backward(p.do, p.q, p.k, p.v, *p.rounded_forward()))
+
+
+def test_a_cooperative_grid_that_does_not_fit_is_an_error_not_a_hang() -> None:
+    p = Problem.random(4096, 4096, 64, Band(), batch=8, kv_heads=8)
+    backward = compiled_backward(p.mask, p.scale, p.plan(arch(), "shift"))
+    out, lse = torch.empty_like(p.q), torch.empty(p.q.shape[:3], device="cuda")
+    with pytest.raises(RuntimeError, match="(?i)cooperative"):
+        backward(p.do, p.q, p.k, p.v, out, lse)
+        torch.cuda.synchronize()
+
+
+def test_strides_of_fused_and_expanded_inputs() -> None:
+    """Views into one fused tensor, and a gradient that is an expanded scalar, as `loss = out.sum()` makes it."""
+    qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    do = torch.ones((), device="cuda", dtype=torch.bfloat16).expand(q.shape)
+    p = Problem(q, k, v, do, Band(0), 0.125)
+    backward = compiled_backward(p.mask, p.scale, p.plan(arch()))
+    check(p, backward(do, q, k, v, *p.rounded_forward()))

@@ -1,0 +1,210 @@
+"""Unmodified models on a GPU, compiled under deterministic algorithms: every attention replaced, no mask tensor, same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+import dash_inductor
+from dash_inductor.config import config
+from dash_inductor.observe.records import sites
+from dash_inductor.schedule import Band, Plan, Tiles
+
+from .support.attention import BSHD, Problem
+from .support.hf_models import BANDS, causal_lm, token_ids
+from .support.repeats import bits
+
+pytestmark = pytest.mark.gpu
+
+Gradients = list[Tensor]
+
+
+def gradients_of(model: nn.Module, tokens: Tensor) -> Gradients:
+    """Gradients of all parameters after one compiled step, and the loss."""
+    torch._dynamo.reset()
+    model.zero_grad()
+    loss = torch.compile(model)(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("family", list(BANDS))
+def test_language_models(family: str, deterministic: None) -> None:
+    model = causal_lm(family, head_dim=64).to("cuda", torch.bfloat16)
+    tokens = token_ids(2, 700).cuda()
+    with config.patch(strict=True):
+        ours = gradients_of(model, tokens)
+    records = sites()
+    assert len(records) >= 2 and all(r.status == "replaced" and r.mask == BANDS[family] for r in records)
+    assert {r.forward for r in records} == {"flash" if family == "Mistral" else "cudnn"}
+    assert all(map(torch.equal, ours, gradients_of(model, tokens)))
+    with dash_inductor.disabled():
+        theirs = gradients_of(model, tokens)
+    exact = causal_lm(family, head_dim=64).double().cuda()
+    with torch.no_grad():
+        for p, rounded in zip(exact.parameters(), model.parameters(), strict=True):
+            p.copy_(rounded)
+    reference = gradients_of(exact, tokens)
+    for a, b, r in zip(ours, theirs, reference, strict=True):
+        assert (a - r).norm() <= 2 * (b - r).norm() + 1e-3 * r.norm()  # bf16 keeps 8 bits; the model around is the same
+
+
+def test_no_mask_in_memory(deterministic: None) -> None:
+    """One layer of Llama at 16384 tokens: its boolean and its additive mask alone would take 0.75 GiB."""
+    model = causal_lm("Llama", layers=1, head_dim=64, ).to("cuda", torch.bfloat16)
+    model.config.max_position_embeddings = 16384
+    tokens = token_ids(1, 16384).cuda()
+
+    def peak() -> int:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        gradients_of(model, tokens)
+        return torch.cuda.max_memory_allocated() - before
+
+    ours = peak()
+    assert sites() and all(r.status == "replaced" for r in sites())
+    with dash_inductor.disabled():
+        theirs = peak()
+    assert ours < 16384**2, f"{ours / 2**20:.0f} MiB"  # less than one boolean mask
+    assert theirs > ours + 3 * 16384**2
+
+
+BACKENDS = {
+    "flash": (SDPBackend.FLASH_ATTENTION, False),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, True),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, False),
+}
+
+
+@pytest.mark.parametrize("name", list(BACKENDS))
+def test_backends(name: str) -> None:
+    """The nodes of every CUDA backend; cuDNN needs warn_only, strict determinism refuses it."""
+    backend, masked = BACKENDS[name]
+    torch.use_deterministic_algorithms(True, warn_only=name == "cudnn")
+    mask = torch.ones(320, 320, dtype=torch.bool, device="cuda").tril() if masked else None
+    check_attention(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=causal(q, k) if masked else None, is_causal=not masked),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not masked),
+        backend,
+        f"aten::_scaled_dot_product_{name}_attention_backward",
+    )
+
+
+def causal(q: Tensor, k: Tensor) -> Tensor:
+    return torch.arange(q.shape[2], device=q.device)[:, None] >= torch.arange(k.shape[2], device=q.device)[None, :]
+
+
+def test_hand_written_attention(deterministic: None) -> None:
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.matmul(torch.matmul(q, k.transpose(-2, -1)).div(8.0).softmax(-1), v)
+
+    check_attention(plain, plain, SDPBackend.FLASH_ATTENTION, "")
+
+
+def check_attention(
+    compiled: Callable[..., Tensor], eager: Callable[..., Tensor], backend: SDPBackend, op: str
+) -> None:
+    leaves = [torch.randn(2, 320, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    do = torch.randn(2, 4, 320, 64, device="cuda", dtype=torch.bfloat16)
+    with sdpa_kernel(backend):
+        ours = torch.autograd.grad(torch.compile(compiled)(*leaves), leaves, do)
+    (record,) = sites()
+    assert record.status == "replaced", str(record)
+    assert op in ("", record.op)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    with sdpa_kernel(SDPBackend.MATH):
+        reference = torch.autograd.grad(eager(*exact), exact, do.double())
+    for a, r in zip(ours, reference, strict=True):
+        assert (a - r).norm() <= 1e-2 * r.norm()  # bf16 keeps 8 bits: 2**-8 per rounding, a few roundings
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Stack(nn.Module):
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.layers, self.checkpointed = nn.ModuleList([Attention() for _ in range(3)]), checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_fused_qkv_stack(checkpointed: bool, mode: str, deterministic: None) -> None:
+    """Checkpointing and CUDA graphs give the bits of the plain stack."""
+    torch.manual_seed(0)
+    model = Stack(checkpointed).to("cuda", torch.bfloat16)
+    x = torch.randn(2, 500, 256, device="cuda", dtype=torch.bfloat16)
+
+    def step(compiled: nn.Module) -> Gradients:
+        model.zero_grad()
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(x).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    compiled = torch.compile(model, mode=mode)
+    runs = [step(compiled) for _ in range(4)]
+    assert len(sites()) == 3 and all(r.status == "replaced" for r in sites())
+    assert all(all(map(torch.equal, runs[0], run)) for run in runs[1:])
+    torch._dynamo.reset()
+    model.checkpointed = False
+    assert all(map(torch.equal, runs[0], step(torch.compile(model))))
+
+
+@pytest.mark.parametrize("mask", [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 99), Band(-40, 40)], ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(320, 320), (200, 320), (320, 200)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype) -> None:
+    """The forward that the planner's table names computes this mask, with the log-sum-exp that the backward reads."""
+    p = Problem.random(q_len, kv_len, 64, mask, group=2, dtype=dtype)
+    plan = p.plan("sm_{}{}".format(*torch.cuda.get_device_capability()))
+    if plan.forward == "keep":
+        return
+    run = torch.ops.dash.attention_forward
+    out, lse = run(p.q, p.k, p.v, str(mask), p.scale, BSHD, str(plan), "test")
+    exact, exact_lse, _ = p.exact()
+    sees = exact_lse.isfinite()
+    assert out.stride() == p.q.stride() and lse.is_contiguous()
+    assert (out - exact)[sees].norm() <= (5e-3 if dtype == torch.bfloat16 else 1e-5) * exact.norm()  # 2**-8 and 2**-24, few roundings
+    assert (lse - exact_lse)[sees].abs().max() < 1e-4 and (out[~sees] == 0).all()
+    again = run(p.q, p.k, p.v, str(mask), p.scale, BSHD, str(plan), "test")[0]
+    assert torch.equal(bits(out), bits(again))
+
+
+def test_tf32_only_where_the_user_allows_it(deterministic: None) -> None:
+    tiles = Tiles(32, 32, 8, 1)
+    assert not Plan("portable", "two_pass", "efficient", tiles).tf32
+    leaves = [torch.randn(1, 2, 128, 64, device="cuda", requires_grad=True) for _ in range(3)]
+
+    def step() -> Plan:
+        torch._dynamo.reset()
+        dash_inductor.clear_sites()
+        torch.compile(F.scaled_dot_product_attention)(*leaves).sum().backward()
+        plan = sites()[0].plan
+        assert plan is not None
+        return plan
+
+    assert not step().tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert step().tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
