@@ -103,8 +103,15 @@ def measure(p: Problem, arch: str) -> dict[str, Any]:
             row["equal"] = all(all(map(torch.equal, gradients[name], run())) for _ in range(10))
         row[name] = p.flops / common.time_ms(run, repeats=15) / 1e9
     torch.use_deterministic_algorithms(False)
-    errors = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(*map(gradients.get, ("dash", "FA2 det")))]  # type: ignore[call-overload]
-    row |= {"vs FA2 det": row["dash"] / row["FA2 det"], "vs cuDNN": row["dash"] / row["cuDNN nondet"], "vs flex": row["dash"] / row["flex"]}
+    errors = [
+        float((a.float() - b.float()).norm() / b.float().norm())
+        for a, b in zip(*map(gradients.get, ("dash", "FA2 det")))
+    ]  # type: ignore[call-overload]
+    row |= {
+        "vs FA2 det": row["dash"] / row["FA2 det"],
+        "vs cuDNN": row["dash"] / row["cuDNN nondet"],
+        "vs flex": row["dash"] / row["flex"],
+    }
     return row | {"difference to FA2": max(errors), "plan": str(plan)}
 
 

@@ -81,4 +81,10 @@ def table(rows: list[dict[str, Any]], file: Any = sys.stdout) -> None:
 
 
 def _cell(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 10 else f"{value:.1f}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 10
+        else f"{value:.1f}"
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -72,7 +72,9 @@ def run_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     parameters = [p.detach().cpu() for p in model.parameters()]
     del model
     again, losses_again, _, _ = train(options, options.steps)
-    equal = losses == losses_again and all(torch.equal(a, b.detach().cpu()) for a, b in zip(parameters, again.parameters()))
+    equal = losses == losses_again and all(
+        torch.equal(a, b.detach().cpu()) for a, b in zip(parameters, again.parameters())
+    )
     row = {
         "variant": variant, "step ms": statistics.median(times), "peak GiB": peak, "bitwise equal": equal,
         "first step s": first, "passes s": passes.seconds / 2, "last loss": losses[-1],
@@ -88,8 +90,9 @@ class _TimedPasses:
     """Wall time spent in dash_inductor's matching and lowering while compiling."""
 
     def __init__(self) -> None:
-        from dash_inductor import lowering
         from dash_inductor.lowering import backward
+
+        from dash_inductor import lowering
         from dash_inductor.matching import rewrite
 
         self.seconds = 0.0

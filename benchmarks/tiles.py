@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import dataclasses
 import multiprocessing
 from typing import Any
 
 import torch
-
 from dash_inductor.kernels import standalone
+
 from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
 
 from . import common
@@ -33,7 +32,9 @@ def site_of(head_dim: int, causal: bool, length: int) -> Site:
     """16384 tokens, hidden 2048, bf16."""
     heads = 2048 // head_dim
     mask = Band(0) if causal else Band()
-    return Site("cuda", "bfloat16", 16384 // length, heads, heads, length, length, head_dim, head_dim, mask, head_dim**-0.5)
+    return Site(
+        "cuda", "bfloat16", 16384 // length, heads, heads, length, length, head_dim, head_dim, mask, head_dim**-0.5
+    )
 
 
 def candidates(quick: bool) -> list[tuple[Site, Plan, int]]:
@@ -48,7 +49,9 @@ def candidates(quick: bool) -> list[tuple[Site, Plan, int]]:
                 for tiles in DKDV[head_dim][: 2 if section > 1 else None]:
                     jobs.append((site, Plan("portable", "two_pass", "flash", Tiles.parse(tiles), some_dq, section), 1))
                 for tiles in DQ[head_dim][: 2 if section > 1 else None]:
-                    jobs.append((site, Plan("portable", "two_pass", "flash", some_dkdv, Tiles.parse(tiles), section), 0))
+                    jobs.append(
+                        (site, Plan("portable", "two_pass", "flash", some_dkdv, Tiles.parse(tiles), section), 0)
+                    )
             for schedule in ONE_PASS[causal]:
                 for section in (1, 4):
                     for tiles in DKDV[head_dim][:1] if quick else DKDV[head_dim][:3]:
@@ -69,7 +72,9 @@ class Data:
     """Inputs of one site, the forward's outputs and fp32 gradients of batch element 0, head 0."""
 
     def __init__(self, site: Site) -> None:
-        assert site.batch and site.q_len and site.kv_len
+        assert site.batch
+        assert site.q_len
+        assert site.kv_len
         g = torch.Generator(device="cuda").manual_seed(0)
         shape = (site.batch, site.q_heads, site.q_len, site.head_dim)
         q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g) for _ in range(4))
@@ -79,7 +84,9 @@ class Data:
         self.tensors["DELTA"] = (out.float() * do.float()).sum(-1)
         self.tensors |= {n: torch.empty_like(q) for n in ("DQ_OUT", "DK_OUT", "DV")}
         self.tensors["DQ"] = torch.zeros(shape, device="cuda")
-        self.tensors["ws_ptr"] = torch.zeros(1 + site.batch * site.q_heads * site.q_len // 16, dtype=torch.int32, device="cuda")
+        self.tensors["ws_ptr"] = torch.zeros(
+            1 + site.batch * site.q_heads * site.q_len // 16, dtype=torch.int32, device="cuda"
+        )
         leaves = [t[:1, :1].float().requires_grad_() for t in (q, k, v)]
         s = (leaves[0] @ leaves[1].mT) * site.scale
         if causal:
@@ -130,12 +137,20 @@ def main() -> None:
         if site != last:
             data, last = Data(site), site
             data.scale = site.scale
-        assert data is not None and site.batch and site.q_len
+        assert data is not None
+        assert site.batch
+        assert site.q_len
         kernel = standalone.render(plan, site)[index]
         row: dict[str, Any] = {"D": site.head_dim, "mask": str(site.mask), "S": site.q_len, "schedule": plan.schedule}
-        row |= {"kernel": "one pass" if plan.dq is None else ("dq", "dkdv")[index], "tiles": str(kernel.tiles), "section": plan.section}
+        row |= {
+            "kernel": "one pass" if plan.dq is None else ("dq", "dkdv")[index],
+            "tiles": str(kernel.tiles),
+            "section": plan.section,
+        }
         if failure:
-            rows.append(row | {"regs": failure, "spill": 0, "smem": 0, "error": 0.0, "equal": "", "ms": 0.0, "TFLOPs": 0.0})
+            rows.append(
+                row | {"regs": failure, "spill": 0, "smem": 0, "error": 0.0, "equal": "", "ms": 0.0, "TFLOPs": 0.0}
+            )
             continue
         compiled, used = standalone.compile_for(kernel, "sm_90")
         row |= {"regs": used.registers, "spill": used.spill_stores, "smem": used.shared_memory}
@@ -143,7 +158,9 @@ def main() -> None:
             continue
         row |= run_one(data, kernel, compiled, plan.dq is None)
         matmuls = 5 if plan.dq is None else (3, 4)[index]
-        flops = matmuls * 2 * site.batch * site.q_heads * site.q_len**2 * site.head_dim * (1 if site.mask.is_full else 0.5)
+        flops = (
+            matmuls * 2 * site.batch * site.q_heads * site.q_len**2 * site.head_dim * (1 if site.mask.is_full else 0.5)
+        )
         rows.append(row | {"TFLOPs": flops / row["ms"] / 1e9})
     common.table(rows)
     print(common.write(options.name, {"conditions": common.conditions(), "rows": rows}))

@@ -120,6 +120,7 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
 for _name in ("attention_forward", "attention_backward"):
     torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
 
+
 @register_flop_formula(torch.ops.dash.attention_forward)
 def _forward_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None) -> int:
     """As PyTorch counts its own attention, masks ignored; the partitioner weighs recomputation by it."""

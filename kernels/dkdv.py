@@ -10,12 +10,42 @@ from .tiles import head_start, load_rows, load_tile, visible
 
 @triton.jit
 def dkdv_tile(
-    Q, K, V, DO, LSE, DELTA, DQ, SEM,
-    q_strides, k_strides, v_strides, do_strides, lse_strides,
-    b, h, kv, heads, q_len, kv_len, lo, hi, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
-    ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    Q,
+    K,
+    V,
+    DO,
+    LSE,
+    DELTA,
+    DQ,
+    SEM,
+    q_strides,
+    k_strides,
+    v_strides,
+    do_strides,
+    lse_strides,
+    b,
+    h,
+    kv,
+    heads,
+    q_len,
+    kv_len,
+    lo,
+    hi,
+    scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    EVEN_Q: tl.constexpr,
+    EVEN_KV: tl.constexpr,
+    ORDERED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    INDEX: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
@@ -31,7 +61,7 @@ def dkdv_tile(
     v = load_tile(v_head, kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
-    first, full_first, full_end, end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    _first, full_first, full_end, _end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     steps = dash_num_steps(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     log2e = 1.4426950408889634
@@ -52,10 +82,9 @@ def dkdv_tile(
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
             masked = (q_tile < full_first) | (q_tile >= full_end)
-            if HAS_LO or HAS_HI or not EVEN_KV:
-                if masked:
-                    keep = visible(q_rows[None, :], kv_rows[:, None], kv_len, lo, hi, HAS_LO, HAS_HI)
-                    p = tl.where(keep, p, 0.0)
+            if (HAS_LO or HAS_HI or not EVEN_KV) and masked:
+                keep = visible(q_rows[None, :], kv_rows[:, None], kv_len, lo, hi, HAS_LO, HAS_HI)
+                p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
             if HAS_LO or HAS_HI or not EVEN_KV:

@@ -9,12 +9,40 @@ from .tiles import head_start, load_rows, load_tile, visible
 
 @triton.jit
 def dq_tile(
-    Q, K, V, OUT, DO, LSE, DELTA,
-    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides,
-    b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    Q,
+    K,
+    V,
+    OUT,
+    DO,
+    LSE,
+    DELTA,
+    q_strides,
+    k_strides,
+    v_strides,
+    out_strides,
+    do_strides,
+    lse_strides,
+    b,
+    hq,
+    q_tile,
+    q_heads,
+    q_len,
+    kv_len,
+    lo,
+    hi,
+    scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr,
+    EVEN_Q: tl.constexpr,
+    EVEN_KV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    INDEX: tl.constexpr,
 ):
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
@@ -44,8 +72,7 @@ def dq_tile(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
         ds = p * (dp - delta[:, None])
-        if HAS_LO or HAS_HI or not EVEN_KV:
-            if (kv < full_first) | (kv >= full_end):
-                ds = tl.where(visible(q_rows[:, None], kv_rows[None, :], kv_len, lo, hi, HAS_LO, HAS_HI), ds, 0.0)
+        if (HAS_LO or HAS_HI or not EVEN_KV) and (kv < full_first) | (kv >= full_end):
+            ds = tl.where(visible(q_rows[:, None], kv_rows[None, :], kv_len, lo, hi, HAS_LO, HAS_HI), ds, 0.0)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq * scale

@@ -42,7 +42,8 @@ class Rendered:
         path = Path(_DIRECTORY.name) / f"kernel_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}.py"
         path.write_text(self.text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.kernel
@@ -105,7 +106,8 @@ def _render(
     programs: int,
     extra: dict[str, Any],
 ) -> Rendered:
-    assert site.q_len is not None and site.kv_len is not None
+    assert site.q_len is not None
+    assert site.kv_len is not None
     constants = {"INDEX_DTYPE": "tl.int32"} | extra | source.constants(
         plan, tiles, site.mask, site.scale, site.head_dim, site.group, even_q=site.q_len % tiles.block_q == 0,
         even_kv=site.kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=False,
@@ -125,8 +127,15 @@ def _render(
         offset = " + ".join(f"{i} * {s}" for i, s in zip(indices, stride(output).split(", "), strict=True))
         return f"tl.store({output} + {offset}, {value}.to({output}.dtype.element_ty), mask={mask})"
 
-    rendered = jinja2.Environment().from_string(text).render(
-        def_kernel=def_kernel, stride=stride, store_output=store_output, size=lambda name, i: str(shapes[name][0][i])
+    rendered = (
+        jinja2.Environment()
+        .from_string(text)
+        .render(
+            def_kernel=def_kernel,
+            stride=stride,
+            store_output=store_output,
+            size=lambda name, i: str(shapes[name][0][i]),
+        )
     )
     types = tuple("*i32" if name == "ws_ptr" else shapes[name][1] for name in arguments)
     return Rendered(rendered, tuple(arguments), types, programs, tiles)

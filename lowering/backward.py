@@ -149,7 +149,8 @@ class _Call:
             mutated=inputs[6:],
             call_sizes=[self.batch, self.heads, self.kv_len],
             tiles=tiles,
-            constants=self._constants(tiles, schedule.parts) | {"ORDERED": accumulator is not None, "PARTS": schedule.parts},
+            constants=self._constants(tiles, schedule.parts)
+            | {"ORDERED": accumulator is not None, "PARTS": schedule.parts},
             **extra,
         )
         return dk, dv
@@ -173,16 +174,21 @@ class _Call:
         return FixedLayout(self.device, like.get_dtype(), size, stride=_dense_strides(size, order))
 
     def _bounds(self) -> str:
-        return "_".join(
-            name for name, bound in (("lo", self.mask.lo), ("hi", self.mask.hi)) if bound is not None
-        ) or "full"
+        return (
+            "_".join(name for name, bound in (("lo", self.mask.lo), ("hi", self.mask.hi)) if bound is not None)
+            or "full"
+        )
 
 
-def _dkdv_grid(batch: Any, heads: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any, int, int]:
+def _dkdv_grid(
+    batch: Any, heads: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+) -> tuple[Any, int, int]:
     return batch * heads * cdiv(cdiv(kv_len, meta["BLOCK_KV"]), meta["PARTS"]), 1, 1
 
 
-def _dq_grid(batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any, int, int]:
+def _dq_grid(
+    batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+) -> tuple[Any, int, int]:
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
 
 

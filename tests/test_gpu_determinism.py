@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from dash_inductor.kernels import standalone
+
 from dash_inductor.schedule import Band, Plan, Site
 
 from .support import gpu_digest
@@ -126,11 +126,15 @@ def test_batch_invariance(schedule: str | None) -> None:
         assert all(torch.equal(a[b : b + 1], c) for a, c in zip(gradients, alone, strict=True))
 
 
-def _launch(plan: Plan, site: Site, problem: Problem, edit: tuple[str, str] | None) -> tuple[object, list[torch.Tensor]]:
+def _launch(
+    plan: Plan, site: Site, problem: Problem, edit: tuple[str, str] | None
+) -> tuple[object, list[torch.Tensor]]:
     (kernel,) = standalone.render(plan, site)
     text = kernel.text if edit is None else kernel.text.replace(*edit)
     assert edit is None or text != kernel.text
-    compiled, _ = standalone.compile_for(standalone.Rendered(text, kernel.names, kernel.types, kernel.grid, kernel.tiles), arch())
+    compiled, _ = standalone.compile_for(
+        standalone.Rendered(text, kernel.names, kernel.types, kernel.grid, kernel.tiles), arch()
+    )
     q, k, v, do = (t.contiguous() for t in (problem.q, problem.k, problem.v, problem.do))
     out, lse = problem.rounded_forward()
     tensors = {"Q": q, "K": k, "V": v, "DO": do, "LSE": lse, "DELTA": (out.float() * do.float()).sum(-1)}
@@ -160,7 +164,9 @@ def test_negative_control_without_the_wait() -> None:
 def test_negative_control_pytorch_default() -> None:
     """PyTorch's FlashAttention-2 backward without deterministic algorithms fails the same harness."""
     p = Problem.random(2048, 2048, 64, Band(), batch=4, kv_heads=8)
-    out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(p.q, p.k, p.v, 0.0, False, False)
+    out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+        p.q, p.k, p.v, 0.0, False, False
+    )
 
     def run() -> Gradients:
         gradients: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -175,4 +181,5 @@ def test_digest_sees_one_bit() -> None:
     tensor = torch.zeros(1000, device="cuda")
     changed = tensor.clone()
     changed[500] = -0.0
-    assert torch.equal(tensor, changed) and digest([tensor]) != digest([changed])
+    assert torch.equal(tensor, changed)
+    assert digest([tensor]) != digest([changed])

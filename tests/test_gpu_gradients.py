@@ -14,7 +14,18 @@ from .support.attention import Gradients, Problem, compiled_backward, errors
 pytestmark = pytest.mark.gpu
 
 MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 99), Band(-40, 40)]
-LENGTHS = [(1, 1), (17, 17), (113, 113), (128, 128), (255, 255), (1023, 1023), (4096, 4096), (113, 1023), (1023, 113), (1, 255)]
+LENGTHS = [
+    (1, 1),
+    (17, 17),
+    (113, 113),
+    (128, 128),
+    (255, 255),
+    (1023, 1023),
+    (4096, 4096),
+    (113, 1023),
+    (1023, 113),
+    (1, 255),
+]
 GROUPS = itertools.cycle((1, 4, 8))
 GRID = [(head_dim, mask, next(GROUPS)) for head_dim in (32, 64, 80, 128) for mask in MASKS]
 
@@ -35,7 +46,22 @@ def pytorch_backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradie
     do, q, k, v, o = (t.transpose(1, 2) for t in (p.do, p.q, p.k[:, :, :seen], p.v[:, :, :seen], out))
     state = torch.zeros(2, dtype=torch.uint64, device="cuda"), torch.zeros((), dtype=torch.uint64, device="cuda")
     gradients = torch.ops.aten._flash_attention_backward(
-        do, q, k, v, o, lse, None, None, q_len, seen, 0.0, False, *state, scale=p.scale, window_size_left=left, window_size_right=right
+        do,
+        q,
+        k,
+        v,
+        o,
+        lse,
+        None,
+        None,
+        q_len,
+        seen,
+        0.0,
+        False,
+        *state,
+        scale=p.scale,
+        window_size_left=left,
+        window_size_right=right,
     )
     dq, dk, dv = (g.transpose(1, 2) for g in gradients)
     if p.group > 1 and dk.shape[1] == p.q.shape[1]:
@@ -51,7 +77,9 @@ def check(p: Problem, gradients: Gradients) -> None:
     # where the exact gradient is zero (one key: the softmax is constant) both sides have only fp32 rounding left
     rounding = 16 * torch.finfo(torch.float32).eps * float(p.do.abs().max() * p.v.abs().max()) * p.q.shape[3]
     for name, a, b in zip(("dq", "dk", "dv"), own, theirs, strict=True):
-        assert a <= 2 * b + rounding, f"{name}: error {a:.2e}, PyTorch's {b:.2e} at {tuple(p.q.shape)}, {tuple(p.k.shape)}"
+        assert a <= 2 * b + rounding, (
+            f"{name}: error {a:.2e}, PyTorch's {b:.2e} at {tuple(p.q.shape)}, {tuple(p.k.shape)}"
+        )
     unseen = ~p.keep().any(1)
     assert not any(g.isnan().any() for g in gradients)
     assert (gradients[0][:, :, unseen] == 0).all()
@@ -75,17 +103,27 @@ def test_bfloat16(head_dim: int, mask: Band, group: int) -> None:
     run_lengths(head_dim, mask, group, torch.bfloat16, None, LENGTHS)
 
 
-@pytest.mark.parametrize(("head_dim", "mask", "group"), [(8, Band(0), 1), (72, Band(), 2), (128, Band(0, 99), 4)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "mask", "group"), [(8, Band(0), 1), (72, Band(), 2), (128, Band(0, 99), 4)], ids=str
+)
 def test_float16(head_dim: int, mask: Band, group: int) -> None:
     run_lengths(head_dim, mask, group, torch.float16, None, LENGTHS)
 
 
-@pytest.mark.parametrize(("head_dim", "mask", "group"), [(64, Band(0), 1), (128, Band(), 4), (40, Band(-40, 40), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "mask", "group"), [(64, Band(0), 1), (128, Band(), 4), (40, Band(-40, 40), 1)], ids=str
+)
 def test_float32(head_dim: int, mask: Band, group: int) -> None:
     run_lengths(head_dim, mask, group, torch.float32, None, [(113, 113), (1023, 1023), (113, 1023), (1023, 113)])
 
 
-ORDERED = [("ascending", Band()), ("descending", Band(0)), ("spt", Band(0)), ("spt", Band(0, 99)), ("fold", Band(0, None, "bottom_right"))]
+ORDERED = [
+    ("ascending", Band()),
+    ("descending", Band(0)),
+    ("spt", Band(0)),
+    ("spt", Band(0, 99)),
+    ("fold", Band(0, None, "bottom_right")),
+]
 
 
 @pytest.mark.parametrize(("schedule", "mask"), ORDERED, ids=str)

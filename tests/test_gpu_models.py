@@ -41,7 +41,8 @@ def test_language_models(family: str, deterministic: None) -> None:
     with config.patch(strict=True):
         ours = gradients_of(model, tokens)
     records = sites()
-    assert len(records) >= 2 and all(r.status == "replaced" and r.mask == BANDS[family] for r in records)
+    assert len(records) >= 2
+    assert all(r.status == "replaced" and r.mask == BANDS[family] for r in records)
     assert {r.forward for r in records} == {"flash" if family == "Mistral" else "cudnn"}
     assert all(map(torch.equal, ours, gradients_of(model, tokens)))
     with dash_inductor.disabled():
@@ -57,7 +58,11 @@ def test_language_models(family: str, deterministic: None) -> None:
 
 def test_no_mask_in_memory(deterministic: None) -> None:
     """One layer of Llama at 16384 tokens: its boolean and its additive mask alone would take 0.75 GiB."""
-    model = causal_lm("Llama", layers=1, head_dim=64, ).to("cuda", torch.bfloat16)
+    model = causal_lm(
+        "Llama",
+        layers=1,
+        head_dim=64,
+    ).to("cuda", torch.bfloat16)
     model.config.max_position_embeddings = 16384
     tokens = token_ids(1, 16384).cuda()
 
@@ -68,7 +73,8 @@ def test_no_mask_in_memory(deterministic: None) -> None:
         return torch.cuda.max_memory_allocated() - before
 
     ours = peak()
-    assert sites() and all(r.status == "replaced" for r in sites())
+    assert sites()
+    assert all(r.status == "replaced" for r in sites())
     with dash_inductor.disabled():
         theirs = peak()
     assert ours < 16384**2, f"{ours / 2**20:.0f} MiB"  # less than one boolean mask
@@ -89,7 +95,9 @@ def test_backends(name: str) -> None:
     torch.use_deterministic_algorithms(True, warn_only=name == "cudnn")
     mask = torch.ones(320, 320, dtype=torch.bool, device="cuda").tril() if masked else None
     check_attention(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=causal(q, k) if masked else None, is_causal=not masked),
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=causal(q, k) if masked else None, is_causal=not masked
+        ),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not masked),
         backend,
         f"aten::_scaled_dot_product_{name}_attention_backward",
@@ -110,7 +118,10 @@ def test_hand_written_attention(deterministic: None) -> None:
 def check_attention(
     compiled: Callable[..., Tensor], eager: Callable[..., Tensor], backend: SDPBackend, op: str
 ) -> None:
-    leaves = [torch.randn(2, 320, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    leaves = [
+        torch.randn(2, 320, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for _ in range(3)
+    ]
     do = torch.randn(2, 4, 320, 64, device="cuda", dtype=torch.bfloat16)
     with sdpa_kernel(backend):
         ours = torch.autograd.grad(torch.compile(compiled)(*leaves), leaves, do)
@@ -162,7 +173,8 @@ def test_fused_qkv_stack(checkpointed: bool, mode: str, deterministic: None) -> 
 
     compiled = torch.compile(model, mode=mode)
     runs = [step(compiled) for _ in range(4)]
-    assert len(sites()) == 3 and all(r.status == "replaced" for r in sites())
+    assert len(sites()) == 3
+    assert all(r.status == "replaced" for r in sites())
     assert all(all(map(torch.equal, runs[0], run)) for run in runs[1:])
     torch._dynamo.reset()
     model.checkpointed = False
@@ -182,9 +194,13 @@ def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype
     out, lse = run(p.q, p.k, p.v, str(mask), p.scale, BSHD, str(plan), "test")
     exact, exact_lse, _ = p.exact()
     sees = exact_lse.isfinite()
-    assert out.stride() == p.q.stride() and lse.is_contiguous()
-    assert (out - exact)[sees].norm() <= (5e-3 if dtype == torch.bfloat16 else 1e-5) * exact.norm()  # 2**-8 and 2**-24, few roundings
-    assert (lse - exact_lse)[sees].abs().max() < 1e-4 and (out[~sees] == 0).all()
+    assert out.stride() == p.q.stride()
+    assert lse.is_contiguous()
+    assert (out - exact)[sees].norm() <= (
+        5e-3 if dtype == torch.bfloat16 else 1e-5
+    ) * exact.norm()  # 2**-8 and 2**-24, few roundings
+    assert (lse - exact_lse)[sees].abs().max() < 1e-4
+    assert (out[~sees] == 0).all()
     again = run(p.q, p.k, p.v, str(mask), p.scale, BSHD, str(plan), "test")[0]
     assert torch.equal(bits(out), bits(again))
 

@@ -8,9 +8,9 @@ import re
 import expecttest
 import pytest
 import triton
+from dash_inductor.kernels import standalone
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels import standalone
 from dash_inductor.schedule import Band, Plan, Site, Tiles, plan
 from dash_inductor.schedule.costs import SHARED_BYTES
 
@@ -37,7 +37,9 @@ def site(dtype: str, head_dim: int, mask: Band) -> Site:
 
 
 @functools.cache
-def compiled(arch: str, dtype: str, head_dim: int, mask: Band, schedule: str | None) -> list[tuple[str, str, standalone.Resources]]:
+def compiled(
+    arch: str, dtype: str, head_dim: int, mask: Band, schedule: str | None
+) -> list[tuple[str, str, standalone.Resources]]:
     """(tiles, PTX, resources) of each kernel of the plan."""
     facts = site(dtype, head_dim, mask)
     kernels = standalone.render(plan(facts, arch, schedule), facts)
@@ -66,7 +68,9 @@ def test_pinned() -> None:
             name = " ".join(str(part) for part in case if part is not None)
             numbers = f"registers {used.registers}, spills {used.spill_stores}/{used.spill_loads}, shared {used.shared_memory}"
             lines.append(f"{name} {tiles}: {numbers}")
-    expecttest.assert_expected_inline("\n".join(lines), """\
+    expecttest.assert_expected_inline(
+        "\n".join(lines),
+        """\
 sm_80 bfloat16 128 causal 64x64w4s2: registers 255, spills 36/36, shared 73728
 sm_80 bfloat16 128 causal 64x64w4s2: registers 255, spills 36/36, shared 74240
 sm_80 bfloat16 64 full spt 64x128w8s2: registers 255, spills 36/36, shared 66048
@@ -91,7 +95,8 @@ sm_90 bfloat16 64 full ascending 64x128w8s3: registers 228, spills 0/0, shared 9
 sm_100 bfloat16 128 causal 128x64w8s2: registers 125, spills 0/0, shared 147504
 sm_100 bfloat16 128 causal 64x64w4s2: registers 255, spills 204/212, shared 131648
 sm_100 bfloat16 64 full 64x64w4s3: registers 92, spills 0/0, shared 73776
-sm_100 bfloat16 64 full 64x64w4s3: registers 160, spills 0/0, shared 83008""")
+sm_100 bfloat16 64 full 64x64w4s3: registers 160, spills 0/0, shared 83008""",
+    )
 
 
 def instructions(ptx: str, *patterns: str) -> list[str]:
@@ -105,7 +110,12 @@ def instructions(ptx: str, *patterns: str) -> list[str]:
 def test_ordered_add_is_fenced(case: tuple[str, str, int, Band, str | None]) -> None:
     """Note [Ordered accumulation]: acquire, adds, barrier, release; nothing loads the accumulator; loads stay pipelined."""
     ((_, ptx, _),) = compiled(*case)
-    acquire, add, barrier, release = r"ld\.acquire\.gpu", r"\b(red|atom)\.global\S*\.add\S*\.f32", r"bar\.sync 0;", r"red\.release\.gpu"
+    acquire, add, barrier, release = (
+        r"ld\.acquire\.gpu",
+        r"\b(red|atom)\.global\S*\.add\S*\.f32",
+        r"bar\.sync 0;",
+        r"red\.release\.gpu",
+    )
     order = instructions(ptx, acquire, add, barrier, release)
     start = order.index(acquire)
     adds = [i for i, what in enumerate(order) if what == add]

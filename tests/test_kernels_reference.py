@@ -47,7 +47,10 @@ def test_accumulation_order_changes_the_bits() -> None:
     problem = Problem.random(70, 256, 16, Band(), device="cpu", dtype=torch.float32)
     out, lse = problem.rounded_forward()
     arguments = (problem.do, problem.q, problem.k, problem.v, out, lse, "full", problem.scale, BSHD, BSHD, BSHD)
-    dq = {name: ops.attention_backward(*arguments, str(reference_plan(name)), "test")[0] for name in ("ascending", "spt", "descending")}
+    dq = {
+        name: ops.attention_backward(*arguments, str(reference_plan(name)), "test")[0]
+        for name in ("ascending", "spt", "descending")
+    }
     assert not torch.equal(dq["ascending"], dq["spt"])
     assert torch.equal(dq["ascending"], dq["descending"])  # same ranks
 
@@ -60,8 +63,10 @@ def test_reference_forward(mask: Band, q_len: int, kv_len: int) -> None:
     plan = str(reference_plan("two_pass"))
     got, got_lse = ops.attention_forward(problem.q, problem.k, problem.v, str(mask), problem.scale, BSHD, plan, "test")
     sees = lse.isfinite()
-    assert (got - out).abs().max() < TOLERANCE and (got_lse - lse)[sees].abs().max() < TOLERANCE
-    assert (got[~sees] == 0).all() and not got_lse[~sees].isfinite().any()
+    assert (got - out).abs().max() < TOLERANCE
+    assert (got_lse - lse)[sees].abs().max() < TOLERANCE
+    assert (got[~sees] == 0).all()
+    assert not got_lse[~sees].isfinite().any()
 
 
 def test_cpu_forward_equals_pytorch() -> None:
@@ -70,8 +75,10 @@ def test_cpu_forward_equals_pytorch() -> None:
     out, lse = ops.attention_forward(problem.q, problem.k, problem.v, "causal", problem.scale, BSHD, plan, "test")
     k, v = (t.repeat_interleave(2, 1) for t in (problem.k, problem.v))
     expected = torch.nn.functional.scaled_dot_product_attention(problem.q, k, v, is_causal=True)
-    assert torch.equal(out, expected) and out.stride() == problem.q.stride()
-    assert lse.is_contiguous() and lse.dtype == torch.float32
+    assert torch.equal(out, expected)
+    assert out.stride() == problem.q.stride()
+    assert lse.is_contiguous()
+    assert lse.dtype == torch.float32
 
 
 def test_forward_refuses_a_mask_it_cannot_compute() -> None:

@@ -161,9 +161,8 @@ class Plan:
 
     def __str__(self) -> str:
         dq = f"/dq={self.dq}" if self.dq else ""
-        return (
-            f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/section={self.section}/forward={self.forward}"
-            + ("/tf32" if self.tf32 else "")
+        return f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/section={self.section}/forward={self.forward}" + (
+            "/tf32" if self.tf32 else ""
         )
 
     @staticmethod

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from dash_inductor.kernels.reference import visible
 from torch import Tensor
 
 from dash_inductor import lowering, ops
-from dash_inductor.kernels.reference import visible
 from dash_inductor.schedule import Band, Plan, Site, plan
 
 BSHD = [0, 2, 1, 3]  # order of dimensions of a [batch, heads, length, head dim] tensor whose heads are interleaved

@@ -12,7 +12,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # noqa: E402  # Triton reads the environment when it is imported
+from .mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 

@@ -45,7 +45,9 @@ def differing_runs(run: Callable[[], Sequence[Tensor]], count: int, *, load: boo
 
 def _poison() -> None:
     """Fill free cached memory with NaN patterns (0xff): blocks of several sizes, given back at once."""
-    blocks = [torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for size in (1 << 16, 1 << 20, 1 << 24, 1 << 26)]
+    blocks = [
+        torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for size in (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+    ]
     del blocks
 
 
