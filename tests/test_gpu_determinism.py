@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from dash_inductor.kernels import standalone
 
-from dash_inductor.schedule import Band, Plan, Site
+from dash_inductor.schedule import Band
 
 from .support import gpu_digest
 from .support.attention import Gradients, Problem, compiled_backward
@@ -126,15 +128,14 @@ def test_batch_invariance(schedule: str | None) -> None:
         assert all(torch.equal(a[b : b + 1], c) for a, c in zip(gradients, alone, strict=True))
 
 
-def _launch(
-    plan: Plan, site: Site, problem: Problem, edit: tuple[str, str] | None
-) -> tuple[object, list[torch.Tensor]]:
+def launcher(problem: Problem, wait: bool) -> Callable[[], list[torch.Tensor]]:
+    """The ordered kernel launched directly, as it is or without waiting for its turn."""
+    plan, site = problem.plan(arch(), "ascending"), problem.site()
     (kernel,) = standalone.render(plan, site)
-    text = kernel.text if edit is None else kernel.text.replace(*edit)
-    assert edit is None or text != kernel.text
-    compiled, _ = standalone.compile_for(
-        standalone.Rendered(text, kernel.names, kernel.types, kernel.grid, kernel.tiles), arch()
-    )
+    if not wait:
+        assert "@waiting bra SPIN;" in kernel.text
+        kernel = dataclasses.replace(kernel, text=kernel.text.replace("@waiting bra SPIN;", ""))
+    compiled, _ = standalone.compile_for(kernel, arch())
     q, k, v, do = (t.contiguous() for t in (problem.q, problem.k, problem.v, problem.do))
     out, lse = problem.rounded_forward()
     tensors = {"Q": q, "K": k, "V": v, "DO": do, "LSE": lse, "DELTA": (out.float() * do.float()).sum(-1)}
@@ -148,17 +149,14 @@ def _launch(
         compiled[(kernel.grid, 1, 1)](*arguments)
         return [tensors["DQ"], tensors["DK_OUT"], tensors["DV"]]
 
-    return run, [tensors["DQ"]]
+    return run
 
 
 def test_negative_control_without_the_wait() -> None:
     """The same kernel whose semaphore is not waited for fails the same harness."""
     problem = Problem.random(2048, 2048, 64, Band(), batch=4, kv_heads=8)
-    plan, site = problem.plan(arch(), "ascending"), problem.site()
-    ordered, _ = _launch(plan, site, problem, None)
-    unordered, _ = _launch(plan, site, problem, ("@waiting bra SPIN;", ""))
-    assert differing_runs(ordered, 100) == 0  # type: ignore[arg-type]
-    assert differing_runs(unordered, 100) > 0  # type: ignore[arg-type]
+    assert differing_runs(launcher(problem, wait=True), 300, load=True) == 0
+    assert differing_runs(launcher(problem, wait=False), 300, load=True) > 0
 
 
 def test_negative_control_pytorch_default() -> None:

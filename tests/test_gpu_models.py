@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -57,7 +58,7 @@ def test_language_models(family: str, deterministic: None) -> None:
 
 
 def test_no_mask_in_memory(deterministic: None) -> None:
-    """One layer of Llama at 16384 tokens: its boolean and its additive mask alone would take 0.75 GiB."""
+    """One layer of Llama at 16384 tokens: its additive mask alone would take 0.5 GiB."""
     model = causal_lm(
         "Llama",
         layers=1,
@@ -78,7 +79,7 @@ def test_no_mask_in_memory(deterministic: None) -> None:
     with dash_inductor.disabled():
         theirs = peak()
     assert ours < 16384**2, f"{ours / 2**20:.0f} MiB"  # less than one boolean mask
-    assert theirs > ours + 3 * 16384**2
+    assert theirs > ours + 16384**2
 
 
 BACKENDS = {
@@ -112,18 +113,18 @@ def test_hand_written_attention(deterministic: None) -> None:
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.matmul(torch.matmul(q, k.transpose(-2, -1)).div(8.0).softmax(-1), v)
 
-    check_attention(plain, plain, SDPBackend.FLASH_ATTENTION, "")
+    check_attention(plain, plain, None, "")
 
 
 def check_attention(
-    compiled: Callable[..., Tensor], eager: Callable[..., Tensor], backend: SDPBackend, op: str
+    compiled: Callable[..., Tensor], eager: Callable[..., Tensor], backend: SDPBackend | None, op: str
 ) -> None:
     leaves = [
         torch.randn(2, 320, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
         for _ in range(3)
     ]
     do = torch.randn(2, 4, 320, 64, device="cuda", dtype=torch.bfloat16)
-    with sdpa_kernel(backend):
+    with sdpa_kernel(backend) if backend else contextlib.nullcontext():
         ours = torch.autograd.grad(torch.compile(compiled)(*leaves), leaves, do)
     (record,) = sites()
     assert record.status == "replaced", str(record)
