@@ -1,4 +1,4 @@
-"""Every error of the package.  All derive from `DashError`; each message names the argument, its value and what is allowed."""
+"""Every error of the package: all derive from `DashError`; messages name the argument, its value and what is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two operators of the graph, `dash::attention_forward` and `dash::attention_backward`: schemas, fakes, eager kernels.
+"""The operators of the graph, `dash::attention_forward` and `dash::attention_backward`: schemas, fakes, eager kernels.
 
 Mask, plan and site are strings, so that every graph dump and all generated code shows what was decided.  Importing this
 module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
@@ -41,16 +41,14 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
     return like.new_empty([size[d] for d in order]).permute(inverse)
 
 
-@torch.library.register_fake("dash::attention_forward", lib=_lib)
-def _(
+def _fake_forward(
     query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, out_order: list[int], plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
     out = empty_ordered([*query.shape[:3], value.shape[3]], out_order, query)
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-@torch.library.register_fake("dash::attention_backward", lib=_lib)
-def _(
+def _fake_backward(
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -117,7 +115,8 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
     )
 
 
-for _name in ("attention_forward", "attention_backward"):
+for _name, _fake in (("attention_forward", _fake_forward), ("attention_backward", _fake_backward)):
+    torch.library.register_fake(f"dash::{_name}", _fake, lib=_lib)
     torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
 
 

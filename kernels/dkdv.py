@@ -10,49 +10,18 @@ from .tiles import head_start, load_rows, load_tile, visible
 
 @triton.jit
 def dkdv_tile(
-    Q,
-    K,
-    V,
-    DO,
-    LSE,
-    DELTA,
-    DQ,
-    SEM,
-    q_strides,
-    k_strides,
-    v_strides,
-    do_strides,
-    lse_strides,
-    b,
-    h,
-    kv,
-    heads,
-    q_len,
-    kv_len,
-    lo,
-    hi,
-    scale,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    EVEN_Q: tl.constexpr,
-    EVEN_KV: tl.constexpr,
-    ORDERED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-    INDEX: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+    Q, K, V, DO, LSE, DELTA, DQ, SEM, q_strides, k_strides, v_strides, do_strides, lse_strides,
+    b, h, kv, heads, q_len, kv_len, lo, hi, scale,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
-    Q, DO: [batch, heads * GROUP, q_len, HEAD_DIM]; K, V: [batch, heads, kv_len, HEAD_DIM], any strides (b, h, row, column).
+    Q, DO: [batch, heads * GROUP, q_len, HEAD_DIM]; K, V: [batch, heads, kv_len, HEAD_DIM]; strides (b, h, row, column).
     LSE: natural log, fp32 [batch, heads * GROUP, >= q_len], any strides; DELTA: fp32 [batch, heads * GROUP, q_len].
-    DQ: fp32 [batch, heads * GROUP, q_len, HEAD_DIM], zeroed, unscaled; SEM: int32 [batch, heads * GROUP, q tiles], zeroed;
-    both only used when ORDERED (see Note [Ordered accumulation]).  The query heads of a group are walked in ascending
+    DQ: fp32 [batch, heads * GROUP, q_len, HEAD_DIM], unscaled; SEM: int32 [batch, heads * GROUP, q tiles]; both zeroed,
+    and only used when ORDERED (see Note [Ordered accumulation]).  The query heads of a group are walked in ascending
     order, so dk and dv of grouped heads have a fixed order too.
     """
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)

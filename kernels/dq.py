@@ -9,45 +9,16 @@ from .tiles import head_start, load_rows, load_tile, visible
 
 @triton.jit
 def dq_tile(
-    Q,
-    K,
-    V,
-    OUT,
-    DO,
-    LSE,
-    DELTA,
-    q_strides,
-    k_strides,
-    v_strides,
-    out_strides,
-    do_strides,
-    lse_strides,
-    b,
-    hq,
-    q_tile,
-    q_heads,
-    q_len,
-    kv_len,
-    lo,
-    hi,
-    scale,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr,
-    EVEN_Q: tl.constexpr,
-    EVEN_KV: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-    INDEX: tl.constexpr,
-):
+    Q, K, V, OUT, DO, LSE, DELTA, q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides,
+    b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, scale,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
-    Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta = rowsum(out * do)
-    to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.
+    Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta, which is
+    rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.
     """
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)

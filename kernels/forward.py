@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def run(query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, plan: str) -> tuple[Tensor, Tensor]:
-    """(out, log-sum-exp): out [batch, q heads, q_len, head dim], lse fp32 [batch, q heads, q_len], natural log, contiguous.
+    """(out, log-sum-exp): out [batch, q heads, q_len, head dim]; lse fp32 [batch, q heads, q_len], natural, contiguous.
 
     Rows that see no key give zeros; their log-sum-exp is infinite.
     """

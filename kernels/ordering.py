@@ -4,10 +4,10 @@ Note [Ordered accumulation]
     Every (batch, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dQ tile.
     The contributor of rank r
 
-        1. spins on ``ld.acquire.gpu`` until the semaphore is r.  Every thread polls for itself, so each thread has acquired
-           everything that was released before: no CTA barrier is needed before its adds.
-        2. adds its tile with relaxed atomic fp32 adds whose results nobody reads (performed at L2; nothing is loaded, so
-           nothing can be prefetched above the wait: a load of the accumulator would be moved there by the pipeliner).
+        1. spins on ``ld.acquire.gpu`` until the semaphore is r.  Every thread polls for itself, so each thread has
+           acquired everything that was released before: no CTA barrier is needed before its adds.
+        2. adds its tile with relaxed atomic fp32 adds whose results nobody reads (performed at L2; nothing is loaded,
+           so nothing can be prefetched above the wait: the pipeliner would move a load of the accumulator there).
         3. meets all threads of the CTA at ``bar.sync 0``: the adds of all threads happen before what follows.
         4. lets one thread do ``red.release.gpu.add 1``.  Release is cumulative over the barrier, so whoever acquires
            r + 1 has all adds of rank r behind it.
@@ -21,7 +21,7 @@ Note [Forward progress]
     schedule that also waits for higher tickets is launched cooperatively: all CTAs are resident or the launch fails.
     Tickets and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
 
-Under the interpreter programs run one after the other: a wait that is not already satisfied is an error, and is asserted.
+Under the interpreter programs run one after the other: a wait that is not yet satisfied is an error, and is asserted.
 """
 
 import triton

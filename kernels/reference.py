@@ -1,6 +1,6 @@
 """Reference executor: a plan in plain ATen, tile by tile, in the plan's accumulation order.
 
-Slow and obvious on purpose.  It is the CPU path, the eager kernel of `dash::attention_backward`, and the oracle of the tests.
+Slow and obvious on purpose.  It is the CPU path, the eager kernel of `dash::attention_backward`, and the tests' oracle.
 Like the kernels it keeps scores and sums in fp32 and rounds p and ds to the input's dtype before they enter a matmul.
 """
 

@@ -1,7 +1,7 @@
 """Puts the text of a portable kernel together: template body + device functions + the schedule's generated functions.
 
-A body is Inductor template text (`def_kernel`, `size`, `stride`, `store_output` are its hooks); `standalone.py` renders the
-same text without Inductor, so what is compiled in tests is what Inductor compiles.
+A body is Inductor template text (`def_kernel`, `size`, `stride`, `store_output` are its hooks); `standalone.py` renders
+the same text without Inductor, so what is compiled in tests is what Inductor compiles.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ _DKDV_TAIL = """
         idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = (idx_n < kv_len) & (idx_d < HEAD_DIM)
-        dv_ptrs = DV + b.to(tl.int64) * dv_strides[0] + h.to(tl.int64) * dv_strides[1] + idx_n.to(INDEX_DTYPE) * dv_strides[2] + idx_d * dv_strides[3]
+        dv_head = head_start(DV, b, h, dv_strides)
+        dv_ptrs = dv_head + idx_n.to(INDEX_DTYPE) * dv_strides[2] + idx_d * dv_strides[3]
         tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
         idx_b = b
         idx_h = h
-        {{store_output(("idx_b", "idx_h", "idx_n", "idx_d"), "dk", "inside", indent_width=8, val_shape=("BLOCK_KV", "BLOCK_D"))}}
+        {{store_output(("idx_b", "idx_h", "idx_n", "idx_d"), "dk", "inside", indent_width=8,
+                       val_shape=("BLOCK_KV", "BLOCK_D"))}}
 """
 
 # One pass: ticket and semaphores are the workspace, see Note [Forward progress] in ordering.py.

@@ -1,7 +1,7 @@
-"""The portable kernels without Inductor: render the template text for given tensors, compile it for any GPU architecture.
+"""The portable kernels without Inductor: render the template text for given tensors, compile it for a GPU architecture.
 
-Used to pin registers, spills and shared memory where there is no GPU, to show what a model compiles to, and to measure tile
-shapes.  `compile_for` needs neither driver nor GPU: the assembler and the disassembler are inside the triton wheel.
+Used to pin registers, spills and shared memory where there is no GPU, to show what a model compiles to, and to measure
+tile shapes.  `compile_for` needs neither driver nor GPU: the assembler is inside the triton wheel.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     Args:
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
-        strides: strides of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous (batch, head, row, column).
+        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous.
     """
     if plan.kernel != "portable":
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -76,9 +76,9 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     rows = (site.batch, site.q_heads, site.q_len)
     dtype, fp32 = _TYPES[site.dtype], "*fp32"
     shapes: dict[str, tuple[Sequence[int], str]] = {
-        "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (kv_shape, dtype), "LSE": (rows, fp32), "DELTA": (rows, fp32),
-        "DO": (q_shape, dtype), "OUT": (q_shape, dtype), "DV": (kv_shape, dtype), "DQ": (q_shape, fp32),
-        "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+        "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (kv_shape, dtype), "DO": (q_shape, dtype),
+        "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (q_shape, dtype), "DV": (kv_shape, dtype),
+        "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
     }  # fmt: skip
     has_lo, has_hi = site.mask.lo is not None, site.mask.hi is not None
     schedule = schedules.schedule(plan.schedule, site.mask)
@@ -87,7 +87,8 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         programs = site.batch * site.q_heads * -(-site.q_len // plan.dq.block_q)
         text = source.dq_template(has_lo, has_hi)
         kernels.append(_render(text, plan, plan.dq, site, shapes, strides or {}, "DQ_OUT", programs, {}))
-    slots = -(-(-(-site.kv_len // plan.dkdv.block_kv)) // schedule.parts)
+    kv_tiles = -(-site.kv_len // plan.dkdv.block_kv)
+    slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
     text = source.dkdv_template(plan.schedule, has_lo, has_hi)
     programs = site.batch * site.kv_heads * slots
@@ -182,5 +183,6 @@ def _resources(compiled: Any, arch: str) -> Resources:
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-    assert registers is not None and spills is not None, report
+    assert registers is not None, report
+    assert spills is not None, report
     return Resources(int(registers[1]), int(spills[1]), int(spills[2]), compiled.metadata.shared)

@@ -17,7 +17,7 @@ def head_start(ptr, b, h, strides):
 def load_tile(
     ptr, rows, n_rows, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Rows `rows` of a [n_rows, HEAD_DIM] matrix as a [len(rows), BLOCK_D] tile; zeros outside.  EVEN: no row is outside."""
+    """Rows `rows` of a [n_rows, HEAD_DIM] matrix as a [len(rows), BLOCK_D] tile, zeros outside (EVEN: no row is)."""
     cols = tl.arange(0, BLOCK_D)
     ptrs = ptr + rows[:, None] * row_stride + cols[None, :] * col_stride
     if EVEN and HEAD_DIM == BLOCK_D:

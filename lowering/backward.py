@@ -1,7 +1,7 @@
 """Lowering of `dash::attention_backward`: a plan becomes exactly one Triton template per kernel.
 
-One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay a
-kernel on semaphores that were zeroed once.
+One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
+a kernel on semaphores that were zeroed once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
-from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
+from torch._inductor.ir import ExternKernel, FixedLayout, IRNode, TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
 from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
@@ -78,7 +78,9 @@ class _Call:
         self.plan, self.mask, self.scale = plan, mask, scale
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
-        self.device = query.get_device()
+        device = query.get_device()
+        assert device is not None
+        self.device = device
         self.batch, self.q_heads, self.q_len, head_dim = query.get_size()
         _, self.heads, self.kv_len, _ = key.get_size()
         guard = V.graph.sizevars.guard_int
@@ -110,14 +112,14 @@ class _Call:
     ) -> tuple[TensorBox, TensorBox, TensorBox]:
         """delta from ordinary lowerings (Inductor may fuse them), the ordered kernel, then dq's scale and cast."""
         product = lowerings[aten.mul](_to(self.out, torch.float32), _to(self.grad_out, torch.float32))
-        delta = _realized(ExternKernel.require_contiguous(lowerings[aten.sum](product, axis=-1)))
+        delta = _realized(_box(ExternKernel.require_contiguous(lowerings[aten.sum](product, axis=-1))))
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
         accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
         accumulator.realize()
         dk, dv = self._dkdv(delta, accumulator, dk_order, dv_order)
         dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
         strides = self._layout(self.query, dq_order).stride
-        return ExternKernel.require_exact_strides(dq, strides), dk, dv
+        return _box(ExternKernel.require_exact_strides(dq, strides)), dk, dv
 
     def _dkdv(
         self, delta: TensorBox, accumulator: TensorBox | None, dk_order: Sequence[int], dv_order: Sequence[int]
@@ -225,12 +227,18 @@ def _template(
     )
     if error is not None:
         raise error
-    return compat.autotune_select(name, choices, inputs, layout)
+    output: TensorBox = compat.autotune_select(name, choices, inputs, layout)
+    return output
 
 
 def _to(x: TensorBox, dtype: torch.dtype) -> TensorBox:
     converted: TensorBox = lowerings[prims.convert_element_type](x, dtype)
     return converted
+
+
+def _box(x: IRNode) -> TensorBox:
+    assert isinstance(x, TensorBox)
+    return x
 
 
 def _realized(x: TensorBox) -> TensorBox:

@@ -1,4 +1,4 @@
-"""What the planned kernels take on each architecture, compiled without a GPU, and the order of what makes an order true."""
+"""What the planned kernels take on each architecture, compiled without a GPU, and what makes an order of adds true."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def compiled(
 def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> None:
     """Any Triton: shared memory fits, and spills stay a small part of the 1020 bytes of registers of a thread.
 
-    fp32 at head dim 128 has fused multiply-adds instead of matrix instructions, with operands in registers: more spills.
+    fp32 at head dim 128 has multiply-adds in place of matrix instructions, with operands in registers: more spills.
     """
     arch, dtype, head_dim, _, _ = case
     limit = 700 if (dtype, head_dim) == ("float32", 128) else 300
     for tiles, _, used in compiled(*case):
         assert used.shared_memory <= SHARED_BYTES[arch], (tiles, used)
-        assert used.spill_stores <= limit and used.spill_loads <= limit, (tiles, used)
+        assert max(used.spill_stores, used.spill_loads) <= limit, (tiles, used)
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
@@ -66,8 +66,8 @@ def test_pinned() -> None:
     for case in CASES:
         for tiles, _, used in compiled(*case):
             name = " ".join(str(part) for part in case if part is not None)
-            numbers = f"registers {used.registers}, spills {used.spill_stores}/{used.spill_loads}, shared {used.shared_memory}"
-            lines.append(f"{name} {tiles}: {numbers}")
+            spills = f"{used.spill_stores}/{used.spill_loads}"
+            lines.append(f"{name} {tiles}: registers {used.registers}, spills {spills}, shared {used.shared_memory}")
     expecttest.assert_expected_inline(
         "\n".join(lines),
         """\
@@ -108,7 +108,7 @@ def instructions(ptx: str, *patterns: str) -> list[str]:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[4] is not None], ids=lambda c: "-".join(map(str, c)))
 def test_ordered_add_is_fenced(case: tuple[str, str, int, Band, str | None]) -> None:
-    """Note [Ordered accumulation]: acquire, adds, barrier, release; nothing loads the accumulator; loads stay pipelined."""
+    """Note [Ordered accumulation]: acquire, adds, barrier, release; loads stay pipelined."""
     ((_, ptx, _),) = compiled(*case)
     acquire, add, barrier, release = (
         r"ld\.acquire\.gpu",
@@ -121,7 +121,8 @@ def test_ordered_add_is_fenced(case: tuple[str, str, int, Band, str | None]) -> 
     adds = [i for i, what in enumerate(order) if what == add]
     released = order.index(release)
     assert order.count(acquire) == order.count(release) == 1
-    assert start < adds[0] and adds[-1] < released, "an add is outside wait and release"
+    assert start < adds[0], "an add is before the wait"
+    assert adds[-1] < released, "an add is after the release"
     assert barrier in order[adds[-1] : released], "no barrier between the last add and the release"
     assert "cp.async" in ptx, "the loop is not pipelined"
 

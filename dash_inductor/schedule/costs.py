@@ -1,9 +1,9 @@
 """Every constant of the planner: tile shapes and costs per architecture, dtype width and padded head dim.
 
 Costs are in units of the compute of one 128 x 128 tile pair at the architecture's best rate, five matmuls in one pass.
-They are calibrated from benchmarks/results/tiles.json (H100), never at run time: there a matmul of the two-pass kernels runs
-at 650 TFLOP/s (0.2), and a step of the ordered kernel, its five matmuls and its add, costs 1.9 such tile pairs.  The other
-architectures have shapes that compile without large spills, not measured ones.
+They are calibrated from benchmarks/results/tiles.json (H100), never at run time: there a matmul of the two-pass kernels
+runs at 650 TFLOP/s (0.2), and a step of the ordered kernel, its five matmuls and its add, costs 1.9 such tile pairs.
+The other architectures have shapes that compile without large spills, not measured ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "s
 """Shared memory that one CTA may use."""
 
 NOMINAL_LEN, NOMINAL_HEADS = 2048, 128
-"""The problem on which candidates are compared: 128 heads, as in 16384 tokens of width 2048, so that work and waits decide, not the tail."""
+"""The problem on which candidates are compared: 128 heads, as in 16384 tokens of width 2048, so that work and waits
+decide, not the tail."""
 
 
 @dataclass(frozen=True)

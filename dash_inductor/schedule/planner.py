@@ -34,8 +34,11 @@ def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
     Args:
         schedule: take this schedule instead of choosing one; it must support the mask.
 
-    An architecture of `costs.SAME_AS` gets the plan of its relative, under a numerics key of its own.  Raises ArgumentError on an unknown architecture or schedule, on a schedule that does not support the mask, and on
-    dimensions that no kernel covers.
+    An architecture of `costs.SAME_AS` gets the plan of its relative, under a numerics key of its own.
+
+    Raises:
+        ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or dimensions
+            that no kernel covers.
     """
     _check(site, arch, schedule)
     bits, padded = _BITS[site.dtype], max(16, 1 << (site.head_dim - 1).bit_length())
@@ -163,9 +166,9 @@ def _section(name: str, site: Site, arch: str, tiles: Tiles) -> int:
 def _forward(site: Site, arch: str) -> str:
     """The fastest deterministic forward that computes this mask and whose log-sum-exp the backward can read.
 
-    FlashAttention-2 and the memory-efficient kernel align windows bottom right, the operators' is_causal is top left; with
-    equal lengths that is the same.  The memory-efficient kernel is wrong where a row sees no key (q_len > kv_len, bottom
-    right), so it needs equal lengths there.  docs/notes.md has the measurements.
+    FlashAttention-2 and the memory-efficient kernel align windows bottom right, the operators' is_causal is top left;
+    with equal lengths that is the same.  The memory-efficient kernel is wrong where a row sees no key (q_len > kv_len,
+    bottom right), so it needs equal lengths there.  docs/notes.md has the measurements.
     """
     lo, hi, bottom_right = site.mask.lo, site.mask.hi, site.mask.anchor == "bottom_right"
     full = site.mask.is_full

@@ -1,6 +1,6 @@
 """The vocabulary between the parts: `Band` (a mask), `Site` (what was found), `Plan` (what will run).
 
-Pure data, standard library only: matching writes a `Site`, the planner turns it into a `Plan`, lowering reads the `Plan`.
+Pure data, standard library only: matching writes a `Site`, the planner turns it into a `Plan`, lowering reads that.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Band:
 class Site:
     """Facts of one attention backward, as the planner needs them.
 
-    Lengths and batch are None when they are dynamic; `square` says that q_len equals kv_len, which may be known of dynamic
-    lengths too.  `head_dim` is the dimension of q and k, `value_dim` that of v.
+    Lengths and batch are None when they are dynamic; `square` says that q_len equals kv_len, which may be known of
+    dynamic lengths too.  `head_dim` is the dimension of q and k, `value_dim` that of v.
     """
 
     device: Literal["cuda", "cpu"]
@@ -135,7 +135,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs at a site.  ``str(plan)`` is an argument of the graph's op, so every dump shows it; `parse` reads it back.
+    """What runs at a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
 
     Args:
         kernel: "portable" (Triton template) or "reference" (plain ATen).

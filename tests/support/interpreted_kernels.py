@@ -1,4 +1,4 @@
-"""Run the portable kernels in Triton's interpreter, through Inductor.  A program of its own: it claims a GPU for Triton.
+"""Run the portable kernels in Triton's interpreter, through Inductor: a program of its own, as it claims a GPU.
 
     python -m tests.support.interpreted_kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE STATIC|DYNAMIC ...
 
