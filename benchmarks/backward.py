@@ -44,8 +44,8 @@ class Problem:
 
     def site(self) -> Site:
         return Site(
-            "cuda", "bfloat16", self.batch, self.heads, self.heads, self.length, self.length, self.head_dim, self.head_dim,
-            self.mask, self.scale,
+            "cuda", "bfloat16", self.batch, self.heads, self.heads, self.length, self.length,
+            self.head_dim, self.head_dim, self.mask, self.scale,
         )  # fmt: skip
 
 
@@ -104,9 +104,9 @@ def measure(p: Problem, arch: str) -> dict[str, Any]:
         row[name] = p.flops / common.time_ms(run, repeats=15) / 1e9
     torch.use_deterministic_algorithms(False)
     errors = [
-        float((a.float() - b.float()).norm() / b.float().norm())
-        for a, b in zip(*map(gradients.get, ("dash", "FA2 det")))
-    ]  # type: ignore[call-overload]
+        float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+        for ours, theirs in zip(gradients["dash"], gradients["FA2 det"], strict=True)
+    ]
     row |= {
         "vs FA2 det": row["dash"] / row["FA2 det"],
         "vs cuDNN": row["dash"] / row["cuDNN nondet"],

@@ -2,9 +2,9 @@
 
     python -m benchmarks.step [--length 8192 --layers 8 --batch 2] [--variants default deterministic dash] [--name step]
 
-Each variant runs in a process of its own (`torch.compile`, fused AdamW, bf16, random init from a config): median step time,
-peak memory, and whether two trainings from the same start are bitwise equal.  The dash variant also prints its sites and
-what the passes of dash_inductor cost at compile time.
+Each variant runs in a process of its own (`torch.compile`, fused AdamW, bf16, random init from a config): median step
+time, peak memory, and whether two trainings from the same start are bitwise equal.  The dash variant also prints its
+sites and what the passes of dash_inductor cost at compile time.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def run_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     parameters = [p.detach().cpu() for p in model.parameters()]
     del model
     again, losses_again, _, _ = train(options, options.steps)
-    equal = losses == losses_again and all(
-        torch.equal(a, b.detach().cpu()) for a, b in zip(parameters, again.parameters())
-    )
+    pairs = zip(parameters, again.parameters(), strict=True)
+    equal = losses == losses_again and all(torch.equal(a, b.detach().cpu()) for a, b in pairs)
     row = {
         "variant": variant, "step ms": statistics.median(times), "peak GiB": peak, "bitwise equal": equal,
         "first step s": first, "passes s": passes.seconds / 2, "last loss": losses[-1],

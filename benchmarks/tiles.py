@@ -20,10 +20,23 @@ from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
 
 from . import common
 
-DKDV = {128: ["64x128w8s2", "64x128w8s3", "32x128w8s3", "64x64w4s2", "32x64w4s3"],
-        64: ["64x128w8s2", "64x128w8s3", "128x128w8s1", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x64w4s2", "32x128w8s3"]}  # fmt: skip
-DQ = {128: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x32w8s3", "64x128w4s2"],
-      64: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x64w4s3", "64x128w4s2", "256x64w8s2"]}  # fmt: skip
+DKDV = {
+    128: ["64x128w8s2", "64x128w8s3", "32x128w8s3", "64x64w4s2", "32x64w4s3"],
+    64: [
+        "64x128w8s2",
+        "64x128w8s3",
+        "128x128w8s1",
+        "128x128w8s2",
+        "64x64w4s2",
+        "64x64w4s3",
+        "128x64w4s2",
+        "32x128w8s3",
+    ],
+}
+DQ = {
+    128: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x32w8s3", "64x128w4s2"],
+    64: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x64w4s3", "64x128w4s2", "256x64w8s2"],
+}
 ONE_PASS = {True: ["spt", "fold", "descending"], False: ["ascending"]}
 SECTIONS = (1, 4, 16)
 

@@ -169,17 +169,16 @@ def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
 
 
 def _resources(compiled: Any, arch: str) -> Resources:
-    import triton
+    from triton import knobs
 
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    if int(arch.removeprefix("sm_")) >= 100:
-        ptxas = ptxas.with_name("ptxas-blackwell")
+    # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs
+    ptxas = knobs.nvidia.ptxas_blackwell if int(arch.removeprefix("sm_")) >= 100 else knobs.nvidia.ptxas
     target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
     assert target is not None
     with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
         file.write(compiled.asm["ptx"])
         file.flush()
-        command = [str(ptxas), "-v", f"--gpu-name={target[1]}", file.name, "-o", "/dev/null"]
+        command = [ptxas.path, "-v", f"--gpu-name={target[1]}", file.name, "-o", "/dev/null"]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)

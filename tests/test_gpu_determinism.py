@@ -1,4 +1,4 @@
-"""Bitwise reproducibility on a GPU: repeats, load, poisoned memory, graph replay, processes, batch; and what fails it."""
+"""Bitwise reproducibility on a GPU: repeats, load, poisoned memory, graphs, processes, batch; and what fails it."""
 
 from __future__ import annotations
 
