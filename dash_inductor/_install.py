@@ -7,6 +7,7 @@ anything; what rewrites and lowers graphs is loaded at the first compile under d
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,8 @@ import _dash_inductor_autoload as _autoload
 from . import _cache_key, _switch, compat
 from .config import config
 from .errors import UnsupportedVersionError
+
+log = logging.getLogger("dash_inductor")
 
 
 class JointPass:
@@ -27,12 +30,9 @@ class JointPass:
     pass_name = "dash_inductor"
 
     def apply(self, graph: torch.fx.Graph) -> int:
-        """Rewrite the graph where we are active; returns a count of changes: Inductor recompiles the graph if not 0."""
+        """Rewrite the graph where we are active; not 0 if it changed: Inductor sorts and recompiles it then."""
         rewrite = _loaded() if active() else None
-        if rewrite is None:
-            return 0
-        rewrite(graph)
-        return 1
+        return int(rewrite is not None and rewrite(graph))
 
 
 @functools.cache
@@ -55,10 +55,24 @@ def install() -> None:
 
 def active() -> bool:
     """Whether a graph compiled here and now is rewritten: switched on, under determinism, and everything loads."""
-    return _switch.off_reason() is None and torch.are_deterministic_algorithms_enabled() and _loaded() is not None
+    if _switch.off_reason() is not None or not torch.are_deterministic_algorithms_enabled():
+        return False
+    if not compat.joint_passes_run():
+        _warn_that_nothing_runs()
+        return False
+    return _loaded() is not None
 
 
-def _loaded() -> Callable[[torch.fx.Graph], None] | None:
+@functools.cache
+def _warn_that_nothing_runs() -> None:
+    """Once: a log line, because a warning that is an error would only be lost where cache keys are computed."""
+    log.warning(
+        "attention is compiled as plain PyTorch compiles it: torch._inductor.config has pattern_matcher or "
+        "use_joint_graph_passes off, so that no joint-graph pass runs"
+    )
+
+
+def _loaded() -> Callable[[torch.fx.Graph], bool] | None:
     """The function that rewrites a graph, with the lowerings it needs; None, after one warning, where they do not load.
 
     Raises:
@@ -74,7 +88,7 @@ def _loaded() -> Callable[[torch.fx.Graph], None] | None:
 
 
 @functools.cache
-def _load() -> Callable[[torch.fx.Graph], None]:
+def _load() -> Callable[[torch.fx.Graph], bool]:
     from .lowering import register
     from .matching.rewrite import rewrite_graph
 

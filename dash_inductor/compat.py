@@ -18,6 +18,7 @@ TESTED = ("2.11", "2.13")  # minor versions of torch
 # module, names in it, and what we need them for
 _NAMES = (
     ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
+    ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
     ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
     ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
     ("torch._inductor.lowering", "register_lowering fallback_handler empty_strided lowerings", "lowerings"),
@@ -111,6 +112,13 @@ def joint_passes() -> list[Any]:
 
     passes: list[Any] = joint_graph.pass_patterns
     return passes
+
+
+def joint_passes_run() -> bool:
+    """Whether Inductor's settings let it run the list of joint-graph passes."""
+    from torch._inductor import config
+
+    return bool(config.pattern_matcher and config.use_joint_graph_passes)
 
 
 def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:

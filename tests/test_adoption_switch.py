@@ -7,11 +7,12 @@ import warnings
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 
 import _dash_inductor_autoload
 import dash_inductor
-from dash_inductor import _switch
+from dash_inductor import _install, _switch
 from dash_inductor._install import active
 
 
@@ -67,6 +68,18 @@ def test_switch_in_code() -> None:
 
 def test_backend_follows_the_flag() -> None:
     assert seen(backend="dash") == 0
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("setting", ["pattern_matcher", "use_joint_graph_passes"])
+def test_settings_under_which_no_pass_runs_are_named_once(setting: str, caplog: pytest.LogCaptureFixture) -> None:
+    _install._warn_that_nothing_runs.cache_clear()
+    with inductor_config.patch({setting: False, "force_disable_caches": False}):
+        assert seen() == 0
+        assert seen() == 0
+        assert not active()
+    assert [r.levelname for r in caplog.records if setting in r.message] == ["WARNING"]
+    assert active()
 
 
 def test_disabled_holds_for_its_thread_and_ends_with_an_error() -> None:

@@ -70,6 +70,7 @@ def test_troubleshooting_has_advice_for_every_reason() -> None:
         "the sources of dash_inductor",
         "dash_inductor.enable() has no effect: DASH_INDUCTOR=0 is set",
         "is not allowed: expected ",
+        "attention is compiled as plain PyTorch compiles it: torch._inductor.config has ",
         "dash_inductor has no setting ",
         "autograd cannot differentiate through them",
     ],

@@ -28,21 +28,24 @@ log = logging.getLogger("dash_inductor")
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
 
 
-def rewrite_graph(graph: Graph) -> None:
+def rewrite_graph(graph: Graph) -> bool:
     """Replace what can be replaced, in place, and publish a record per site (see `observe`).
 
     Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
     attention backward.  Running it again changes nothing.
+
+    Returns:
+        Whether the graph was changed.
 
     Raises:
         SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
             count: PyTorch's CPU kernel is deterministic, and leaving it alone was asked for.
     """
     if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
-        return
+        return False
     readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
     if not readings:
-        return
+        return False
     for reading in readings:
         reading.read()
     for group in _by_forward(readings):
@@ -57,6 +60,7 @@ def rewrite_graph(graph: Graph) -> None:
         raise SiteKeptError(
             "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
         )
+    return any(record.status == "replaced" for record in records)
 
 
 @dataclass

@@ -258,11 +258,14 @@ def rewritten(module: GraphModule, capability: tuple[int, int] = (9, 0)) -> tupl
     return module.graph, record
 
 
-def rewrite_on(graph: Graph, capability: tuple[int, int] = (9, 0)) -> None:
-    """Rewrite a graph as on a GPU of this compute capability; the graph must stay sound."""
+def rewrite_on(graph: Graph, capability: tuple[int, int] = (9, 0)) -> bool:
+    """Rewrite a graph as on a GPU of this compute capability: whether it changed.  It must stay sound."""
+    before = str(graph)
     with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
-        rewrite_graph(graph)
+        changed = rewrite_graph(graph)
     graph.lint()
+    assert changed == (str(graph) != before)
+    return changed
 
 
 def causal_bias(length: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
