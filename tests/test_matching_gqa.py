@@ -119,7 +119,22 @@ def test_only_value_repeats() -> None:
     with capture() as graphs:
         results = step(graphs.compile(model), inputs)
     assert graphs.count(BACKWARD) == 1
-    assert [r.detail for r in sites()] == ["only one of key and value repeats heads"]
+    assert [r.detail for r in sites()] == ["only one of key and value repeats heads: the repeated tensor is read"]
+    assert_as_exact(model, inputs, results)
+
+
+def test_repeats_are_padded() -> None:
+    """As PyTorch pads a head dim that is no multiple of 8, after the model's repeat."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(*(F.pad(x, (0, 4)) for x in (q, repeat_heads(k), repeat_heads(v))))[..., :12]
+
+    inputs = tensors(*[(*shape[:3], 12) for shape in SHAPES])
+    with capture() as graphs:
+        results = step(graphs.compile(model), inputs)
+    assert graphs.count(BACKWARD) == 1
+    (record,) = sites()
+    assert record.detail == "key and value repeat heads, but are padded after that: the repeated tensors are read"
     assert_as_exact(model, inputs, results)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from . import layout
-from .repeat_kv import Reduction, Repeat, find_reduction, find_repeat
+from .repeat_kv import Reduction, Repeat, find_reduction, find_repeat, is_padded_repeat
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ def find_operands(node: Node, args: dict[str, Any]) -> Operands:
     plain = tuple(_plain_gradient(node, index) for index in range(3))
     found = find_repeat(key), find_repeat(value)
     if found[0] is None or found[1] is None:
-        note = "" if found == (None, None) else "only one of key and value repeats heads"
+        note = ""
+        if is_padded_repeat(key) or is_padded_repeat(value):
+            note = "key and value repeat heads, but are padded after that: the repeated tensors are read"
+        elif found != (None, None):
+            note = "only one of key and value repeats heads: the repeated tensor is read"
         return Operands(query, key, value, None, key.meta["val"].shape[1], (plain[0], plain[1], plain[2]), note)
     repeats = found[0], found[1]
     summed = [_summed_gradient(node, index, repeat) for index, repeat in zip((1, 2), repeats, strict=True)]

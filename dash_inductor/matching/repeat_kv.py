@@ -83,6 +83,11 @@ def find_repeat(operand: Node) -> Repeat | None:
     return Repeat(base, head + 1, head, perm, kv_heads, group)
 
 
+def is_padded_repeat(operand: Node) -> bool:
+    """Whether `operand` is a repeat whose head dim was padded afterwards, as PyTorch does for some head dims."""
+    return op_name(operand) == "aten::constant_pad_nd" and find_repeat(_input(operand)) is not None
+
+
 def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
     """The sum over the group, if it alone uses the repeated operand's `gradient`; else None."""
     perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
