@@ -33,7 +33,7 @@ CASES = [
 
 
 def site(dtype: str, head_dim: int, mask: Band) -> Site:
-    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, mask, head_dim**-0.5)  # type: ignore[arg-type]
+    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, mask, head_dim**-0.5)  # type: ignore[arg-type]  # names
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from dash_inductor.kernels.reference import visible
@@ -60,13 +61,15 @@ class Problem:
         lse = torch.logsumexp(s, -1)
         p = torch.where(keep, torch.exp(s - torch.where(lse.isfinite(), lse, 0.0)[..., None]), 0.0)
         out = p @ v
-        return out, lse, torch.autograd.grad(out, leaves, self.do.to(dtype))
+        return out.detach(), lse.detach(), torch.autograd.grad(out, leaves, self.do.to(dtype))
 
     def site(self) -> Site:
         cuda = self.q.device.type == "cuda"
+        (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, value_dim) = self.q.shape, self.v.shape
+        dtype: Any = str(self.q.dtype).removeprefix("torch.")
         return Site(
-            "cuda" if cuda else "cpu", str(self.q.dtype).removeprefix("torch."), self.q.shape[0], self.q.shape[1],  # type: ignore[arg-type]
-            self.k.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3], self.v.shape[3], self.mask, self.scale,
+            "cuda" if cuda else "cpu", dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim,
+            self.mask, self.scale,
         )  # fmt: skip
 
     def plan(self, arch: str = "sm_90", schedule: str | None = None) -> Plan:
