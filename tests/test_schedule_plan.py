@@ -102,15 +102,15 @@ GPT-2
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/causal/group1/sm_90/forward=cudnn
   critical path 185.95
 BERT base
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=1/forward=cudnn
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/full/group1/sm_90/forward=cudnn
   critical path 358.4
 ViT-B/16
-  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=4/forward=flash
+  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=flash
   v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=flash
   critical path 425.6
 ViT-H
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=1/forward=cudnn
   v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d80/full/group1/sm_90/forward=cudnn
   critical path 358.4
 ModernBERT, local layers
@@ -118,7 +118,7 @@ ModernBERT, local layers
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/group1/sm_90/forward=flash
   critical path 32.55
 DiT cross-attention
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=1/forward=cudnn
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/full/group1/sm_90/forward=cudnn
   critical path 358.4
 chunked prefill

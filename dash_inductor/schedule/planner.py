@@ -123,7 +123,7 @@ def _kernel(
     name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
 ) -> tuple[Problem, Costs]:
     length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
-    section = _launched_together(name, arch, -(-length // tiles.block_kv))
+    section = _launched_together(name, band, arch, -(-length // tiles.block_kv))
     problem = Problem(band, length, length, tiles.block_q, tiles.block_kv, heads=costs.NOMINAL_HEADS, section=section)
     compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
     reduce = candidate.reduce * tiles.block_q / 128
@@ -149,18 +149,18 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
     return max(free)
 
 
-def _launched_together(name: str, arch: str, kv_tiles: int) -> int:
-    """Heads per section: a few where nobody waits (it balances the tail), else about two waves of CTAs."""
+def _launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
+    """Heads per section: where nobody waits, a few balance the tail of a mask; else about two waves of CTAs."""
     if name in ("shift", "symmetric_shift"):
         return 1
     if name == "two_pass":
-        return 4
+        return 1 if mask.is_full else 4
     return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
 
 
 def _section(name: str, site: Site, arch: str, tiles: Tiles) -> int:
     length = costs.NOMINAL_LEN if site.kv_len is None else site.kv_len
-    return _launched_together(name, arch, -(-length // tiles.block_kv))
+    return _launched_together(name, site.mask, arch, -(-length // tiles.block_kv))
 
 
 def _forward(site: Site, arch: str) -> str:
