@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch._inductor.config as inductor_config
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import ExternKernel, FixedLayout, IRNode, TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
@@ -21,6 +22,7 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
 from .. import compat, ops
+from ..errors import ArgumentError
 from ..kernels import source
 from ..schedule import schedules
 from ..schedule.problem import Band, Plan, Tiles
@@ -111,6 +113,8 @@ class _Call:
         self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
     ) -> tuple[TensorBox, TensorBox, TensorBox]:
         """delta from ordinary lowerings (Inductor may fuse them), the ordered kernel, then dq's scale and cast."""
+        if inductor_config.benchmark_fusion:  # it replays a kernel on semaphores that were zeroed once
+            raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
         product = lowerings[aten.mul](_to(self.out, torch.float32), _to(self.grad_out, torch.float32))
         delta = _realized(_box(ExternKernel.require_contiguous(lowerings[aten.sum](product, axis=-1))))
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]

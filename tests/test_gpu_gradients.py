@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from dash_inductor.schedule import Band
 
-from .support.attention import Gradients, Problem, compiled_backward, errors
+from .support.attention import BSHD, Gradients, Problem, compiled_backward, errors
 
 pytestmark = pytest.mark.gpu
 
@@ -147,6 +148,35 @@ def test_a_cooperative_grid_that_does_not_fit_is_an_error_not_a_hang() -> None:
     out, lse = torch.empty_like(p.q), torch.empty(p.q.shape[:3], device="cuda")
     with pytest.raises(RuntimeError, match=r"(?i)cooperative"):
         backward(p.do, p.q, p.k, p.v, out, lse)  # the launch itself fails
+
+
+@pytest.mark.parametrize("schedule", [None, "spt"])
+def test_one_kernel_for_all_lengths(schedule: str | None) -> None:
+    some = Problem.random(64, 64, 64, Band(0))
+    backward = compiled_backward(some.mask, some.scale, some.plan(arch(), schedule), dynamic=True)
+    counters.clear()
+    for length in (300, 17, 1023, 128):
+        p = Problem.random(length, length, 64, Band(0))
+        check(p, backward(p.do, p.q, p.k, p.v, *p.rounded_forward()))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """2**31 elements of q: the end of a windowed sequence has the bits of the same tokens alone."""
+    if torch.cuda.get_device_properties(0).total_memory < 70 << 30:
+        pytest.skip("needs 70 GiB of GPU memory")
+    length, tail, mask = 1 << 20, 4096, Band(0, 127)
+    q, k, v, do = (
+        torch.randn(1, length, heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for heads in (16, 2, 2, 16)
+    )
+    plan = Problem(q[:, :, -tail:], k[:, :, -tail:], v[:, :, -tail:], do[:, :, -tail:], mask, 0.1).plan(arch())
+    out, lse = torch.ops.dash.attention_forward(q, k, v, str(mask), 0.1, BSHD, str(plan), "test")
+    backward = compiled_backward(mask, 0.1, plan)
+    whole = backward(do, q, k, v, out, lse)
+    alone = backward(*(t[:, :, -tail:] for t in (do, q, k, v, out, lse)))
+    for a, b in zip(whole, alone, strict=True):
+        assert torch.equal(a[:, :, -tail + 128 :], b[:, :, 128:])  # the first rows of the tail see keys before it
 
 
 def test_strides_of_fused_and_expanded_inputs() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -55,6 +56,24 @@ def test_language_models(family: str, deterministic: None) -> None:
     reference = gradients_of(exact, tokens)
     for a, b, r in zip(ours, theirs, reference, strict=True):
         assert (a - r).norm() <= 2 * (b - r).norm() + 1e-3 * r.norm()  # bf16 keeps 8 bits; the model around is the same
+
+
+@pytest.mark.parametrize("family", list(BANDS))
+def test_dynamic_lengths(family: str, deterministic: None) -> None:
+    """One compile serves all lengths, without a mask tensor."""
+    model = causal_lm(family, head_dim=64).to("cuda", torch.bfloat16)
+    compiled = torch.compile(model)
+    counters.clear()
+    with config.patch(strict=True):
+        for length in (300, 411, 256):
+            tokens = token_ids(2, length).cuda()
+            torch._dynamo.mark_dynamic(tokens, 1)
+            model.zero_grad()
+            compiled(input_ids=tokens, labels=tokens).loss.backward()
+            assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert len(sites()) == 2
+    assert {r.forward for r in sites()} == {"flash" if family == "Mistral" else "cudnn"}
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_no_mask_in_memory(deterministic: None) -> None:
