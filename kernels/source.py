@@ -53,14 +53,14 @@ _DKDV_TAIL = """
             ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
-        idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)[:, None]
+        idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = (idx_n < kv_len) & (idx_d < HEAD_DIM)
         dv_head = head_start(DV, b, h, dv_strides)
-        dv_ptrs = dv_head + idx_n.to(INDEX_DTYPE) * dv_strides[2] + idx_d * dv_strides[3]
+        dv_ptrs = dv_head + idx_n * dv_strides[2] + idx_d * dv_strides[3]
         tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
-        idx_b = b
-        idx_h = h
+        idx_b = b.to(INDEX_DTYPE)
+        idx_h = h.to(INDEX_DTYPE)
         {{store_output(("idx_b", "idx_h", "idx_n", "idx_d"), "dk", "inside", indent_width=8,
                        val_shape=("BLOCK_KV", "BLOCK_D"))}}
 """
@@ -100,11 +100,11 @@ _DQ_TAIL = """
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, EVEN_Q, EVEN_KV,
         PRECISION, STAGES, INDEX_DTYPE,
     )
-    idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q)[:, None]
+    idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
     inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
-    idx_b = b
-    idx_h = hq
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", val_shape=("BLOCK_Q", "BLOCK_D"))}}
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -79,11 +80,11 @@ sm_80 float32 64 causal 32x32w8s1: registers 222, spills 0/0, shared 36864
 sm_89 bfloat16 128 causal 64x32w4s2: registers 218, spills 0/0, shared 53248
 sm_89 bfloat16 128 causal 32x64w4s2: registers 242, spills 0/0, shared 53504
 sm_89 float16 64 full 64x64w4s2: registers 186, spills 0/0, shared 32768
-sm_89 float16 64 full 64x64w4s2: registers 236, spills 0/0, shared 33280
+sm_89 float16 64 full 64x64w4s2: registers 242, spills 0/0, shared 33280
 sm_90 bfloat16 128 causal 128x64w8s3: registers 205, spills 0/0, shared 163840
 sm_90 bfloat16 128 causal 64x64w4s2: registers 255, spills 32/32, shared 98816
-sm_90 bfloat16 128 full 128x64w8s3: registers 168, spills 0/0, shared 163840
-sm_90 bfloat16 128 full 64x64w4s2: registers 255, spills 72/84, shared 98816
+sm_90 bfloat16 128 full 128x64w8s3: registers 160, spills 0/0, shared 163840
+sm_90 bfloat16 128 full 64x64w4s2: registers 255, spills 40/44, shared 98816
 sm_90 bfloat16 64 band(0,1023) 64x64w4s3: registers 168, spills 0/0, shared 65536
 sm_90 bfloat16 64 band(0,1023) 64x64w4s3: registers 233, spills 0/0, shared 66560
 sm_90 float16 80 causal 128x64w8s3: registers 205, spills 0/0, shared 163840
@@ -94,8 +95,8 @@ sm_90 bfloat16 128 causal spt 64x128w8s3: registers 255, spills 132/136, shared 
 sm_90 bfloat16 64 full ascending 64x128w8s3: registers 228, spills 0/0, shared 99328
 sm_100 bfloat16 128 causal 128x64w8s2: registers 125, spills 0/0, shared 147504
 sm_100 bfloat16 128 causal 64x64w4s2: registers 255, spills 204/212, shared 131648
-sm_100 bfloat16 64 full 64x64w4s3: registers 92, spills 0/0, shared 73776
-sm_100 bfloat16 64 full 64x64w4s3: registers 160, spills 0/0, shared 83008""",
+sm_100 bfloat16 64 full 64x64w4s3: registers 94, spills 0/0, shared 73776
+sm_100 bfloat16 64 full 64x64w4s3: registers 154, spills 0/0, shared 83008""",
     )
 
 
@@ -131,6 +132,19 @@ def test_two_passes_have_no_shared_accumulator() -> None:
     for _, ptx, _ in compiled("sm_90", "bfloat16", 128, Band(0), None):
         assert not instructions(ptx, r"\b(red|atom)\.global", r"ld\.acquire")
         assert instructions(ptx, r"wgmma\.mma_async")
+
+
+@pytest.mark.parametrize("schedule", [None, "fold"])
+def test_compiles_with_64_bit_indices(schedule: str | None) -> None:
+    """As Inductor renders it for tensors of 2**31 elements: 64-bit sizes, and products of indices that need 64 bits."""
+    facts = dataclasses.replace(site("bfloat16", 64, Band(0, 99)), q_len=1 << 21, kv_len=1 << 21)
+    for kernel in standalone.render(plan(facts, "sm_90", schedule), facts):
+        text = kernel.text.replace("INDEX_DTYPE: tl.constexpr = tl.int32", "INDEX_DTYPE: tl.constexpr = tl.int64")
+        names = "batch|heads|q_heads|q_len|kv_len"
+        text = re.sub(rf"^    ({names}) = (\d+)$", r"    \1 = tl.full([], \2, dtype=INDEX_DTYPE)", text, flags=re.M)
+        assert text.count("tl.full([], ") == 5
+        wide = dataclasses.replace(kernel, text=text)
+        standalone.compile_for(wide, "sm_90")
 
 
 def test_only_static_portable_plans_are_rendered() -> None:
