@@ -128,6 +128,22 @@ def test_batch_invariance(schedule: str | None) -> None:
         assert all(torch.equal(a[b : b + 1], c) for a, c in zip(gradients, alone, strict=True))
 
 
+@pytest.mark.parametrize("schedule", [None, "spt"])
+@pytest.mark.parametrize("length", [512, 500])
+def test_static_and_dynamic_lengths_agree(schedule: str | None, length: int) -> None:
+    """One kernel for all lengths, and one for this length and layout, give the same bits."""
+    p = Problem.random(length, length, 64, Band(0), group=2)
+    plan, forward = p.plan(arch(), schedule), p.rounded_forward()
+    static = compiled_backward(p.mask, p.scale, plan)(p.do, p.q, p.k, p.v, *forward)
+    dynamic = compiled_backward(p.mask, p.scale, plan, dynamic=True)
+    other = Problem.random(300, 300, 64, Band(0), group=2)
+    dynamic(other.do, other.q, other.k, other.v, *other.rounded_forward())
+    assert all(map(torch.equal, static, dynamic(p.do, p.q, p.k, p.v, *forward)))
+    torch._dynamo.reset()
+    contiguous = [t.contiguous() for t in (p.do, p.q, p.k, p.v, *forward)]
+    assert all(map(torch.equal, static, compiled_backward(p.mask, p.scale, plan)(*contiguous)))
+
+
 def launcher(problem: Problem, wait: bool) -> Callable[[], list[torch.Tensor]]:
     """The ordered kernel launched directly, as it is or without waiting for its turn."""
     plan, site = problem.plan(arch(), "ascending"), problem.site()
