@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: no cache of another run may answer, and every compile in this process really compiles.
-_CACHE = tempfile.mkdtemp(prefix="dash-inductor-tests-")
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
-os.environ["TRITON_CACHE_DIR"] = os.path.join(_CACHE, "triton")
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: more threads only wait for each other
-for _name in [name for name in os.environ if name.startswith("DASH_INDUCTOR")]:
-    del os.environ[_name]
+# Before torch is imported: no cache of another run may answer, and every graph in this process is really compiled.
+# Only what the C++ compiler makes is shared: "force disable caches" would build its headers anew for every graph.
+_CACHE = "" if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="dash-inductor-tests-")
+if _CACHE:  # else this is one of several processes, and the first one has set all of this
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(_CACHE, "triton")
+    os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT"] = "0"
+    os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
+    os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: more threads only wait for each other
+    for _name in [name for name in os.environ if name.startswith("DASH_INDUCTOR")]:
+        del os.environ[_name]
 
 from dash_inductor.config import config  # noqa: E402  # only after the environment is set
 from dash_inductor.observe.records import clear_sites  # noqa: E402
@@ -28,7 +32,8 @@ from .support.distribution import build_wheel, copy_sources, install_wheel  # no
 
 
 def pytest_sessionfinish() -> None:
-    shutil.rmtree(_CACHE, ignore_errors=True)
+    if _CACHE:
+        shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

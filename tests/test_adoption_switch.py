@@ -72,13 +72,17 @@ def test_backend_follows_the_flag() -> None:
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("setting", ["pattern_matcher", "use_joint_graph_passes"])
-def test_settings_under_which_no_pass_runs_are_named_once(setting: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_under_which_no_pass_runs_are_named_once(
+    setting: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _install._warn_that_nothing_runs.cache_clear()
-    with inductor_config.patch({setting: False, "force_disable_caches": False}):
+    monkeypatch.setattr("torch._functorch.aot_autograd.should_use_local_autograd_cache", lambda: True)
+    with inductor_config.patch({setting: False, "fx_graph_cache": True}):
         assert seen() == 0
+        assert [r.levelname for r in caplog.records if setting in r.message] == ["WARNING"]
         assert seen() == 0
         assert not active()
-    assert [r.levelname for r in caplog.records if setting in r.message] == ["WARNING"]
+    assert len([r for r in caplog.records if setting in r.message]) == 1
     assert active()
 
 

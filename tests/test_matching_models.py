@@ -1,7 +1,9 @@
-"""Causal language models of `transformers`, given only `input_ids` and labels: no mask, no repeated head remains."""
+"""Causal language models of `transformers`, on the CPU and for an H100: no mask and no repeated head remains."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,32 +12,17 @@ import torch
 from dash_inductor.config import config
 from dash_inductor.observe.records import sites
 
+from .support.attention_masks import masks_in_joint_graph
+from .support.fakecuda import compiler
 from .support.graphs import BACKWARD, CPU_BACKWARD, CPU_FORWARD, FORWARD, capture
+from .support.hf_models import BANDS, causal_lm, token_ids
+from .support.processes import run_python
 
-transformers = pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
+pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 pytestmark = pytest.mark.usefixtures("deterministic")
 
-LENGTH, WINDOW, LAYERS = 72, 20, 2
-SIZES: dict[str, Any] = {
-    "vocab_size": 61,  # below LENGTH, as all sizes are: only an attention mask has LENGTH x LENGTH elements
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
-MODELS = {
-    "Llama": ({}, "causal"),
-    "Qwen3": ({}, "causal"),
-    "Mistral": ({"sliding_window": WINDOW}, f"band(0,{WINDOW - 1})"),
-}
-
-
-def model_of(family: str) -> Any:
-    torch.manual_seed(0)
-    settings = getattr(transformers, f"{family}Config")(**SIZES, **MODELS[family][0])
-    return getattr(transformers, f"{family}ForCausalLM")(settings)
+ROOT = Path(__file__).parents[1]
+LENGTH, LAYERS = 72, 2  # the length is above all other sizes: only an attention mask has LENGTH x LENGTH elements
 
 
 def gradients(model: Any, run: Any, ids: torch.Tensor) -> list[torch.Tensor]:
@@ -44,9 +31,9 @@ def gradients(model: Any, run: Any, ids: torch.Tensor) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_causal_language_model(family: str) -> None:
-    model, ids = model_of(family), torch.randint(0, 61, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("family", BANDS)
+def test_every_attention_is_replaced(family: str) -> None:
+    model, ids = causal_lm(family, layers=LAYERS), token_ids(2, LENGTH)
     with capture(plane_length=LENGTH) as graphs, config.patch(strict=True):
         compiled = graphs.compile(model)
         first, second = gradients(model, compiled, ids), gradients(model, compiled, ids)
@@ -54,7 +41,7 @@ def test_causal_language_model(family: str) -> None:
     assert (graphs.count(CPU_FORWARD), graphs.count(CPU_BACKWARD)) == (0, 0)
     assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (LAYERS, LAYERS)
     assert graphs.planes == []
-    assert [(r.mask, r.site.group) for r in sites() if r.site] == [(MODELS[family][1], 2)] * LAYERS
+    assert [(r.mask, r.site.group) for r in sites() if r.site] == [(BANDS[family], 2)] * LAYERS
     assert {r.source.rsplit(" in ", 1)[-1] for r in sites()} == {f"model.layers.{i}.self_attn" for i in range(LAYERS)}
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     eager = gradients(model, model, ids)
@@ -62,3 +49,58 @@ def test_causal_language_model(family: str) -> None:
     for ours, theirs, true in zip(first, eager, exact, strict=True):
         floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
         assert (ours - true).abs().max() <= 2 * (theirs - true).abs().max() + floor
+
+
+@pytest.mark.parametrize(("family", "dynamic"), [("Mistral", (1,)), ("Llama", (0, 1))])
+def test_masks_of_dynamic_sizes(family: str, dynamic: tuple[int, ...]) -> None:
+    ids = token_ids(batch=2, length=24)
+    for dimension in dynamic:
+        torch._dynamo.mark_dynamic(ids, dimension)
+    found = masks_in_joint_graph(causal_lm(family, layers=1), input_ids=ids, labels=ids)
+    assert found == [(CPU_FORWARD, BANDS[family])]
+
+
+@pytest.mark.parametrize(
+    ("batch", "extra"),
+    [
+        pytest.param(2, {"attention_mask": torch.ones(2, 24, dtype=torch.int64)}, id="padding"),
+        pytest.param(1, {"position_ids": torch.arange(24).remainder(12).unsqueeze(0)}, id="packing"),
+    ],
+)
+def test_masks_that_depend_on_an_input(batch: int, extra: dict[str, torch.Tensor]) -> None:
+    found = masks_in_joint_graph(causal_lm("Llama", layers=1), input_ids=token_ids(batch, 24), **extra)
+    assert [text.split(":")[0] for _, text in found] == ["depends_on_input"]
+
+
+H100 = """
+    import json
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mockgpu.install_torch()
+    from tests.support.attention_masks import masks_in_joint_graph
+    from tests.support.hf_models import causal_lm
+
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.bfloat16)
+    found = {}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        # 1000 is no multiple of 16: the mask is padded, and cut again
+        for family, length, dynamic in (("Llama", 1000, False), ("Qwen3", 4096, False), ("Mistral", 1000, True)):
+            ids = torch.zeros(2, length, dtype=torch.int64)
+            if dynamic:
+                torch._dynamo.mark_dynamic(ids, 1)
+            found[family] = masks_in_joint_graph(causal_lm(family, layers=1, head_dim=64), input_ids=ids, labels=ids)
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_masks_for_an_h100() -> None:
+    found = json.loads(run_python(H100, path=ROOT).stdout.splitlines()[-1])
+    assert found == {f: [["aten::_scaled_dot_product_efficient_attention", band]] for f, band in BANDS.items()}
