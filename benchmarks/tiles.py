@@ -68,7 +68,7 @@ def candidates(quick: bool) -> list[tuple[Site, Plan, int]]:
             for schedule in ONE_PASS[causal]:
                 for section in (1, 4):
                     for tiles in DKDV[head_dim][:1] if quick else DKDV[head_dim][:3]:
-                        jobs.append((site, Plan("portable", schedule, "flash", Tiles.parse(tiles), None, section), 0))
+                        jobs.append((site, Plan("portable", schedule, "flash", Tiles.parse(tiles), None, section), 1))
     return jobs
 
 

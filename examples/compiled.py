@@ -44,4 +44,6 @@ def kernel_table(site: Site, arch: str) -> tuple[Plan, str]:
 def _gradients(kernel: Rendered) -> str:
     if "DQ_OUT" in kernel.names:
         return "dq"
+    if "K" not in kernel.names:
+        return "delta"
     return "dq, dk, dv" if "DQ" in kernel.names else "dk, dv"

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from .delta import delta_tile
 from .schedule_functions import dash_kv_range
 from .tiles import head_start, load_rows, load_tile, visible
 
@@ -22,10 +23,7 @@ def dq_tile(
     """
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    do_head, out_head = head_start(DO, b, hq, do_strides), head_start(OUT, b, hq, out_strides)
-    do = load_tile(do_head, q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-    out = load_tile(out_head, q_rows, q_len, out_strides[2], out_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-    delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    delta, do = delta_tile(OUT, DO, out_strides, do_strides, b, hq, q_rows, q_len, HEAD_DIM, BLOCK_D, EVEN_Q)
     row = (b * q_heads + hq).to(tl.int64)
     tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)

@@ -108,6 +108,25 @@ _DQ_TAIL = """
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", val_shape=("BLOCK_Q", "BLOCK_D"))}}
 """
 
+# One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
+_DELTA = """{{def_kernel("DO", "OUT")}}
+    # DO, OUT: [batch, q_heads, q_len, HEAD_DIM]; the output is delta: [batch, q_heads, q_len]
+    q_heads = {{size("DO", 1)}}
+    q_len = {{size("DO", 2)}}
+    do_strides = ({{stride("DO")}},)
+    out_strides = ({{stride("OUT")}},)
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    b = pid // n_q // q_heads
+    hq = pid // n_q % q_heads
+    idx_m = pid % n_q * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
+    delta, _ = delta_tile(OUT, DO, out_strides, do_strides, b, hq, idx_m, q_len, HEAD_DIM, BLOCK_D, EVEN_Q)
+    inside = idx_m < q_len
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m"), "delta", "inside", val_shape=("BLOCK_Q",))}}
+"""
+
 
 @functools.cache
 def _functions(module: str) -> str:
@@ -132,7 +151,15 @@ def dkdv_template(schedule: str, has_lo: bool, has_hi: bool) -> str:
 def dq_template(has_lo: bool, has_hi: bool) -> str:
     """Template text of the dq kernel of the two-pass backward."""
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    return "\n\n".join((_DQ + _COMMON + _DQ_TAIL, generated, _functions("tiles"), _functions("dq")))
+    return "\n\n".join(
+        (_DQ + _COMMON + _DQ_TAIL, generated, _functions("tiles"), _functions("delta"), _functions("dq"))
+    )
+
+
+@functools.cache
+def delta_template() -> str:
+    """Template text of the delta kernel of the ordered, single-pass backward."""
+    return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
 
 
 def _shape_of(has_lo: bool, has_hi: bool) -> Band:

@@ -87,6 +87,10 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         programs = site.batch * site.q_heads * -(-site.q_len // plan.dq.block_q)
         text = source.dq_template(has_lo, has_hi)
         kernels.append(_render(text, plan, plan.dq, site, shapes, strides or {}, "DQ_OUT", programs, {}))
+    else:
+        programs = site.batch * site.q_heads * -(-site.q_len // plan.dkdv.block_q)
+        text = source.delta_template()
+        kernels.append(_render(text, plan, plan.dkdv, site, shapes, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-site.kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}

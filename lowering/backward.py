@@ -112,11 +112,21 @@ class _Call:
     def one_pass(
         self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
     ) -> tuple[TensorBox, TensorBox, TensorBox]:
-        """delta from ordinary lowerings (Inductor may fuse them), the ordered kernel, then dq's scale and cast."""
+        """The delta kernel, the ordered kernel, then dq's scale and cast."""
         if inductor_config.benchmark_fusion:  # it replays a kernel on semaphores that were zeroed once
             raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
-        product = lowerings[aten.mul](_to(self.out, torch.float32), _to(self.grad_out, torch.float32))
-        delta = _realized(_box(ExternKernel.require_contiguous(lowerings[aten.sum](product, axis=-1))))
+        rows = [self.batch, self.q_heads, self.q_len]
+        delta = _template(
+            "dash_delta",
+            source.delta_template(),
+            _dq_grid,
+            [self.grad_out, self.out],
+            FixedLayout(self.device, torch.float32, rows, stride=_dense_strides(rows, (0, 1, 2))),
+            mutated=[],
+            call_sizes=rows,
+            tiles=self.plan.dkdv,
+            constants=self._constants(self.plan.dkdv),
+        )
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
         accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
         accumulator.realize()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dash_inductor.config import SETTINGS, config
 from dash_inductor.matching.sites import DTYPES, MAX_HEAD_DIM
 from dash_inductor.observe.reasons import Reason
-from dash_inductor.schedule.costs import WORKERS
+from dash_inductor.schedule.costs import SAME_AS, WORKERS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,7 +44,7 @@ def test_readme_states_the_limits_of_the_code() -> None:
     listed = {cells[0]: cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
     assert listed["head dimension"] == f"multiples of 8 up to {MAX_HEAD_DIM}"
     assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
-    assert set(re.findall(r"sm_\d+", listed["device"])) == {arch for arch in WORKERS if arch != "cpu"}
+    assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])
