@@ -143,3 +143,33 @@ def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], la
         raise ValueError(f"{name}: exactly one choice is allowed, got {len(choices)}")
     result: Any = autotune_select_algorithm(name, list(choices), list(inputs), layout)
     return result[0] if isinstance(result, tuple) else result  # 2.13 returns (output, choice), 2.11 the output
+
+
+def gluon_barrier() -> Any:
+    """Gluon's barrier among the warps of a partition."""
+    from triton.experimental.gluon import language
+
+    return language.barrier if hasattr(language, "barrier") else language.thread_barrier  # 3.7 renamed it
+
+
+class Pointer:
+    """A device address, as Triton's launchers accept it in place of a tensor."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Descriptor:
+    """What Triton's launchers read of a host-side TMA descriptor, without the checks of its own class on every call."""
+
+    __slots__ = ("base", "shape", "strides")
+    padding = "zero"
+    round_f32_to_tf32 = False  # read since 3.7
+
+    def __init__(self, base: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
+        self.base, self.shape, self.strides = base, shape, strides

@@ -1,0 +1,204 @@
+"""From a class of problems to compiled kernels: `Kernels` is what one (dims, dtype, mask kind, group, tiles) needs.
+
+Compiling needs neither driver nor GPU; lengths, batch and strides are arguments, so one build serves all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from types import ModuleType
+from typing import Any, Literal
+
+import triton
+from torch._inductor.codecache import PyCodeCache
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from ...errors import ArgumentError
+from ...schedule import codegen, schedules
+from ...schedule.problem import Band, Tiles
+from .entry import hopper_backward
+from .finish import finish
+from .prepare import prepare
+
+TARGET = GPUTarget("cuda", 90, 32)
+WARPS = 8
+"""Warps of the consumers; producer and reducers come on top."""
+
+ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
+FINISH_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of the main kernel that change speed and resources, never bits.
+
+    Args:
+        dq_buffers: fp32 dq tiles between consumers and reducers.
+        share_p: P and dS go to the dV and dK matmuls through shared memory, not registers.
+        early_rows: load lse and delta before the matmul they follow is done.
+        registers: registers per thread of producer and reducers.
+    """
+
+    dq_buffers: int
+    share_p: bool
+    early_rows: bool
+    registers: int = 24
+
+
+VARIANTS = {
+    (64, 64): Variant(dq_buffers=2, share_p=False, early_rows=False),
+    (128, 128): Variant(dq_buffers=2, share_p=False, early_rows=True),
+    (256, 128): Variant(dq_buffers=1, share_p=True, early_rows=False),
+    (256, 256): Variant(dq_buffers=1, share_p=True, early_rows=False),
+}
+"""By padded head dims of q, k and of v."""
+
+
+def padded(dim: int) -> int:
+    """Columns of a tile for a head dim: a power of two, at least one swizzle atom.  The rest is zeros from TMA."""
+    return int(max(64, 1 << (dim - 1).bit_length()))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the kernels are compiled for.
+
+    Args:
+        head_dim, value_dim: of q and k, of v.
+        group: query heads per kv head.
+        even_kv: kv_len is a multiple of the kv tile.
+    """
+
+    dtype: Literal["float16", "bfloat16"]
+    head_dim: int
+    value_dim: int
+    group: int
+    schedule: str
+    has_lo: bool
+    has_hi: bool
+    even_kv: bool
+    tiles: Tiles
+
+    def __post_init__(self) -> None:
+        if (padded(self.head_dim), padded(self.value_dim)) not in VARIANTS:
+            raise ArgumentError("head_dim, value_dim", (self.head_dim, self.value_dim), f"up to one of {[*VARIANTS]}")
+        if self.tiles.num_warps != WARPS:
+            raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
+
+    @property
+    def band(self) -> Band:
+        """Any band with these bounds: their values are arguments."""
+        return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+
+
+@cache
+def schedule_module(schedule: str, band: Band) -> ModuleType:
+    """The schedule's generated functions as a module, kept as a file in Inductor's cache."""
+    text = "import triton\nimport triton.language as tl\n\n\n" + codegen.triton_source(schedule, band)
+    return PyCodeCache.load(text)
+
+
+class Kernels:
+    """prepare, main and finish of a `Problem`, compiled on first use."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.variant = VARIANTS[padded(problem.head_dim), padded(problem.value_dim)]
+        self.functions = schedule_module(problem.schedule, problem.band)
+        self.schedule = schedules.schedule(problem.schedule, problem.band)
+        self.block_d, self.block_dv = padded(problem.head_dim), padded(problem.value_dim)
+
+    @cached_property
+    def main(self) -> Any:
+        p, f, v, tiles = self.problem, self.functions, self.variant, self.problem.tiles
+        constants = {
+            "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "NUM_STEPS": f.dash_num_steps,
+            "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
+            "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
+            "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": tiles.block_q, "BLOCK_KV": tiles.block_kv,
+            "BLOCK_D": self.block_d, "BLOCK_DV": self.block_dv, "STAGES": tiles.num_stages,
+            "DQ_BUFFERS": v.dq_buffers, "SHARE_P": v.share_p, "EARLY_ROWS": v.early_rows,
+            "ROLE_REGISTERS": v.registers,
+        }  # fmt: skip
+        q, kv, d, dv = tiles.block_q, tiles.block_kv, self.block_d, self.block_dv
+        types = {
+            "q_desc": self._tile(q, d), "k_desc": self._tile(kv, d), "v_desc": self._tile(kv, dv),
+            "do_desc": self._tile(q, dv), "dk_desc": self._tile(kv, d), "dv_desc": self._tile(kv, dv),
+            "dq_desc": _descriptor("fp32", [q, d], gl.NVMMASharedLayout.get_default_for([q, d], gl.float32)),
+            "lse_desc": _descriptor("fp32", [q], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q], ROW_LAYOUT),
+            "semaphores": "*i32", "ticket_ptr": "*i32", "scale": "fp32", "scale_log2": "fp32",
+        }  # fmt: skip
+        options = {"num_warps": WARPS, "launch_cooperative_grid": self.schedule.resident is not None}
+        return _compile(hopper_backward, GluonASTSource, constants, types, {}, options)
+
+    @cached_property
+    def prepare(self) -> Any:
+        p = self.problem
+        constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.block_dv}
+        dtype = _TYPES[p.dtype]
+        types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
+                 "delta_ptr": "*fp32", "semaphores": "*i32", "ticket": "*i32",
+                 **dict.fromkeys(_OUT_STRIDES + _LSE_STRIDES, "i64")}  # fmt: skip
+        return _compile(prepare, ASTSource, constants, types, dict.fromkeys(_OUT_STRIDES, 8), {"num_warps": 8})
+
+    @cached_property
+    def finish(self) -> Any:
+        p = self.problem
+        constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
+                     "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
+                     "ROWS": FINISH_ROWS}  # fmt: skip
+        types = {"accumulator": "*fp32", "dq_ptr": f"*{_TYPES[p.dtype]}", "scale": "fp32",
+                 **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
+        return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), {"num_warps": 4})
+
+    def _tile(self, rows: int, columns: int) -> str:
+        dtype = gl.bfloat16 if self.problem.dtype == "bfloat16" else gl.float16
+        block = [1, 1, rows, columns]
+        return _descriptor(_TYPES[self.problem.dtype], block, gl.NVMMASharedLayout.get_default_for(block, dtype))
+
+
+_TYPES = {"float16": "fp16", "bfloat16": "bf16"}
+_OUT_STRIDES = ("out_b", "out_h", "out_row", "do_b", "do_h", "do_row")
+_LSE_STRIDES = ("lse_b", "lse_h", "lse_row")
+_DQ_STRIDES = ("dq_b", "dq_h", "dq_row")
+
+
+def _descriptor(dtype: str, block: list[int], layout: Any) -> str:
+    return f"tensordesc<{dtype}{block},{layout!r}>"
+
+
+def _compile(
+    function: Any,
+    source: Any,
+    constants: dict[str, Any],
+    types: dict[str, str],
+    multiples: dict[str, int],
+    options: dict[str, Any],
+) -> Any:
+    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned."""
+    signature: dict[str, str] = {}
+    constexprs: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for i, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name], constexprs[(i,)] = "constexpr", constants[name]
+            continue
+        signature[name] = types.get(name, "i32")
+        multiple = 16 if signature[name].startswith("*") else multiples.get(name, 1)
+        if multiple > 1:
+            attributes[(i,)] = [["tt.divisibility", multiple]]
+    return triton.compile(
+        source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
+        target=TARGET,
+        options=options,
+    )
+
+
+@cache
+def kernels(problem: Problem, device: int) -> Kernels:
+    """The kernels of a problem; a compiled kernel is loaded into one device, so each device has its own."""
+    return Kernels(problem)

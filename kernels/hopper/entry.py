@@ -1,0 +1,65 @@
+"""The kernel: a CTA takes a ticket, finds its work, and splits into its roles."""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from .consumer import consume
+from .producer import produce
+from .reducer import reduce
+from .work import Work, allocate_shared
+
+
+@gluon.jit
+def hopper_backward(
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
+    batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
+    LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, NUM_STEPS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
+    Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
+    EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, DQ_BUFFERS: gl.constexpr, SHARE_P: gl.constexpr,
+    EARLY_ROWS: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
+
+    q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
+    descriptors with blocks of one tile.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q, BLOCK_D]; lse (base 2) and delta:
+    fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows past q_len.
+    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero.
+    """
+    ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+    heads = q_heads // GROUP
+    position, slot = LAUNCH(ticket, batch, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, section)
+    n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
+    work = Work(
+        position // heads, position % heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
+        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+    )  # fmt: skip
+    shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, STAGES, DQ_BUFFERS, SHARE_P)
+    fence_async_shared()
+    WARPS: gl.constexpr = gl.num_warps()
+    # One reducer per dq buffer.  Gluon wants both lists literal: names for their entries would turn constants into values.
+    if DQ_BUFFERS == 1:
+        gl.warp_specialize(
+            [
+                (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
+                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, EARLY_ROWS)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc)),
+                (reduce, (work, shared, dq_desc, semaphores, 0)),
+            ],
+            [1, 1],
+            [ROLE_REGISTERS, ROLE_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
+                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, EARLY_ROWS)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc)),
+                (reduce, (work, shared, dq_desc, semaphores, 0)),
+                (reduce, (work, shared, dq_desc, semaphores, 1)),
+            ],
+            [1, 1, 1],
+            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
+        )  # fmt: skip

@@ -1,0 +1,108 @@
+"""What Gluon lacks or spells differently between versions, and the two ends of a turn.
+
+Note [Ordered accumulation on Hopper]
+    Every (batch element, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dq
+    tile.  The reduce warp of the contributor of rank r
+
+        1. spins on ``ld.acquire.gpu`` until the semaphore is r (every lane polls, so every lane has acquired what was
+           released before), then executes ``fence.proxy.async``: its bulk operation, which goes through the async
+           proxy, comes after the release that it saw.
+        2. waits until the tile lies in shared memory (mbarrier), and issues ``cp.reduce.async.bulk.tensor .add``; rank
+           0 issues a plain bulk store instead, so the accumulator needs no zero fill.
+        3. waits for ``cp.async.bulk.wait_group.read 0``: the shared memory has been read, the buffer is free.
+        4. waits for ``cp.async.bulk.wait_group 0``: the add has been performed.  Bulk groups belong to the thread that
+           issued them, so every lane waits.
+        5. meets the other lanes at ``bar.warp.sync``; then one lane does ``st.release.gpu`` of r + 1.
+
+    Hence adds to one element happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the buffer,
+    not the sum.  `tma.store_wait` is the ``.read`` form of step 3, which would be too early for step 5.
+
+Note [Forward progress on Hopper]
+    A CTA takes a ticket on entry: the holders of all lower tickets are running or finished.  In a launch-ordered
+    schedule every wait is for a lower ticket, so by induction over tickets every CTA finishes on any number of SMs.
+    Schedules that wait both ways are launched cooperatively.  Inside a CTA producer, consumers and reducers wait for
+    one another through mbarriers only; a reducer that waits for its turn stops its consumers when all dq buffers are
+    full, never another CTA that is not behind it in rank.  Ticket and semaphores are set by `prepare` in the same call.
+"""
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from ... import compat
+
+role_barrier = compat.gluon_barrier()
+"""Barrier among the warps of a role, whatever Gluon calls it."""
+
+
+@builtin
+def async_reduce_add(tensor_desc, coord, src, _semantic=None):
+    """Add a shared-memory tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Gluon has no name for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def as_tensor_tile(tile, desc):
+    """A [rows, columns] tile in shared memory as the [1, 1, rows, columns] block of a four-dimensional descriptor."""
+    return tile._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def load_rows(desc, b, h, row, full, tile, EXPECT: gl.constexpr = True):
+    """Start copying rows of head `h` of batch element `b` into `tile`; `full` is told of the bytes (EXPECT) and gets them."""
+    if EXPECT:
+        mbarrier.expect(full, desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, [b, h, row, 0], full, as_tensor_tile(tile, desc))
+
+
+@gluon.jit
+def store_rows(desc, b, h, row, tile):
+    """Start copying `tile` to rows of head `h` of batch element `b`; what lies outside the tensor is dropped."""
+    tma.async_copy_shared_to_global(desc, [b, h, row, 0], as_tensor_tile(tile, desc))
+
+
+@gluon.jit
+def wait_for_turn(semaphore, rank):
+    """Block the warp until `semaphore` (int32) is `rank`."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %waiting;
+        .reg .b32 %seen;
+        TURN:
+        ld.acquire.gpu.global.b32 %seen, [$1];
+        setp.ne.s32 %waiting, %seen, $2;
+        @%waiting bra TURN;
+        fence.proxy.async;
+        mov.b32 $0, %seen;
+        }""",
+        "=r,l,r",
+        [semaphore, rank],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def pass_turn_on(semaphore, rank):
+    """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %first;
+        .reg .b32 %lane;
+        cp.async.bulk.wait_group 0;
+        bar.warp.sync 0xffffffff;
+        mov.u32 %lane, %laneid;
+        setp.eq.u32 %first, %lane, 0;
+        @%first st.release.gpu.global.b32 [$1], $2;
+        mov.b32 $0, $2;
+        }""",
+        "=r,l,r",
+        [semaphore, rank + 1],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,39 @@
+"""Before the main kernel: delta, the log-sum-exp in base 2, and the reset of semaphores and ticket."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["q_heads", "q_len", "n_q"])
+def prepare(
+    out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, semaphores, ticket,
+    out_b, out_h, out_row, do_b, do_h, do_row, lse_b, lse_h, lse_row, q_heads, q_len, n_q,
+    BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element, query head, q tile).
+
+    out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
+    natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q]; rows without keys (infinite log-sum-exp) and rows
+    past q_len get ``lse2 = inf, delta = 0``, so that their probabilities and gradients are zero.
+    """
+    pid = tl.program_id(0)
+    tile = pid % n_q
+    head = pid // n_q
+    b = (head // q_heads).to(tl.int64)
+    h = (head % q_heads).to(tl.int64)
+    local = tl.arange(0, BLOCK_Q)
+    rows = tile * BLOCK_Q + local
+    inside = rows < q_len
+    columns = tl.arange(0, BLOCK_DV)
+    keep = inside[:, None] & (columns < DIM)[None, :]
+    offsets = rows.to(tl.int64)[:, None]
+    out = tl.load(out_ptr + b * out_b + h * out_h + offsets * out_row + columns[None, :], mask=keep, other=0.0)
+    do = tl.load(do_ptr + b * do_b + h * do_h + offsets * do_row + columns[None, :], mask=keep, other=0.0)
+    lse = tl.load(lse_ptr + b * lse_b + h * lse_h + rows.to(tl.int64) * lse_row, mask=inside, other=float("inf"))
+    sees_keys = (lse != float("inf")) & (lse != float("-inf"))
+    delta = tl.where(sees_keys, tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), 0.0)
+    tl.store(lse2_ptr + pid.to(tl.int64) * BLOCK_Q + local, tl.where(sees_keys, lse * 1.4426950408889634, float("inf")))
+    tl.store(delta_ptr + pid.to(tl.int64) * BLOCK_Q + local, delta)
+    tl.store(semaphores + pid, 0)
+    if pid == 0:
+        tl.store(ticket, 0)

@@ -1,0 +1,39 @@
+"""The producer: one warp that brings K and V once per kv tile, and Q, lse, dO and delta once per step, by TMA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from .operations import load_rows
+
+
+@gluon.jit
+def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc):
+    """Fill the rings.  Rows and columns outside a tensor arrive as zeros."""
+    done = 0  # steps of the parts before this one
+    for part in gl.static_range(work.PARTS):
+        kv = work.kv_tile(part)
+        steps = work.steps(kv)
+        if steps > 0:
+            mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
+            load_rows(k_desc, work.batch, work.head, kv * work.BLOCK_KV, shared.k_full.index(0), shared.k)
+        for step in range(steps):
+            it = done + step
+            slot = it % shared.STAGES
+            empty = ((it // shared.STAGES) & 1) ^ 1
+            q = work.q_tile(step, kv)
+            hq = work.q_head(step)
+            row = work.tile_index(step, q) * work.BLOCK_Q
+            mbarrier.wait(shared.q_empty.index(slot), empty)
+            full = shared.q_full.index(slot)
+            mbarrier.expect(full, q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
+            load_rows(q_desc, work.batch, hq, q * work.BLOCK_Q, full, shared.q.index(slot), EXPECT=False)
+            tma.async_copy_global_to_shared(lse_desc, [row], full, shared.lse.index(slot))
+            if step == 0:  # V is needed one matmul later than K and the first Q
+                load_rows(v_desc, work.batch, work.head, kv * work.BLOCK_KV, shared.v_full.index(0), shared.v)
+            mbarrier.wait(shared.do_empty.index(slot), empty)
+            full = shared.do_full.index(slot)
+            mbarrier.expect(full, do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
+            load_rows(do_desc, work.batch, hq, q * work.BLOCK_Q, full, shared.do.index(slot), EXPECT=False)
+            tma.async_copy_global_to_shared(delta_desc, [row], full, shared.delta.index(slot))
+        done += steps

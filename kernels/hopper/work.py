@@ -1,0 +1,204 @@
+"""What a CTA knows: its share of the work (`Work`) and its shared memory (`Shared`), handed to every role."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate as aggregate
+
+
+@aggregate
+class Work:
+    """The kv tiles of one CTA and the walk over their q tiles; the schedule's generated functions decide both.
+
+    ``lo <= q - kv <= hi`` is the mask, anchored top left.  A step of the walk is one (q tile, query head of the group)
+    pair, the heads of a group one after the other: the writers of a dq tile are GROUP steps apart, and dk, dv of
+    grouped heads are sums in a fixed order.
+    """
+
+    batch: gl.tensor
+    head: gl.tensor
+    slot: gl.tensor
+    q_heads: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    lo: gl.tensor
+    hi: gl.tensor
+    n_q: gl.tensor
+    KV_TILE: gl.constexpr
+    NUM_STEPS: gl.constexpr
+    Q_TILE: gl.constexpr
+    RANK: gl.constexpr
+    Q_RANGE: gl.constexpr
+    PARTS: gl.constexpr
+    GROUP: gl.constexpr
+    BLOCK_Q: gl.constexpr
+    BLOCK_KV: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, batch, head, slot, q_heads, q_len, kv_len, lo, hi, n_q,
+        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+    ):  # fmt: skip
+        self.batch = batch
+        self.head = head
+        self.slot = slot
+        self.q_heads = q_heads
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.lo = lo
+        self.hi = hi
+        self.n_q = n_q
+        self.KV_TILE = gl.constexpr(KV_TILE)
+        self.NUM_STEPS = gl.constexpr(NUM_STEPS)
+        self.Q_TILE = gl.constexpr(Q_TILE)
+        self.RANK = gl.constexpr(RANK)
+        self.Q_RANGE = gl.constexpr(Q_RANGE)
+        self.PARTS = gl.constexpr(PARTS)
+        self.GROUP = gl.constexpr(GROUP)
+        self.BLOCK_Q = gl.constexpr(BLOCK_Q)
+        self.BLOCK_KV = gl.constexpr(BLOCK_KV)
+
+    @gluon.jit
+    def kv_tile(self, part):
+        """The part-th kv tile of this CTA, or a number past the last one."""
+        return self.KV_TILE(
+            self.slot, part, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
+        )
+
+    @gluon.jit
+    def steps(self, kv):
+        """Steps of the walk of kv tile `kv`: q tiles times query heads of the group."""
+        steps = self.NUM_STEPS(kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        return gl.where(kv * self.BLOCK_KV < self.kv_len, steps, 0) * self.GROUP
+
+    @gluon.jit
+    def q_tile(self, step, kv):
+        return self.Q_TILE(
+            step // self.GROUP, kv, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
+        )
+
+    @gluon.jit
+    def rank(self, q, kv):
+        return self.RANK(q, kv, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+
+    @gluon.jit
+    def unmasked(self, kv):
+        """(first, end) of the q tiles in which every query sees every key of kv tile `kv`."""
+        _first, full_first, full_end, _end = self.Q_RANGE(
+            kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
+        )
+        return full_first, full_end
+
+    @gluon.jit
+    def q_head(self, step):
+        """Query head of a step, within its batch element."""
+        return self.head * self.GROUP + step % self.GROUP
+
+    @gluon.jit
+    def tile_index(self, step, q):
+        """Place of (batch element, query head, q tile) in semaphores, dq accumulator, log-sum-exp and delta."""
+        return (self.batch * self.q_heads + self.q_head(step)) * self.n_q + q
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=1)
+    return barriers
+
+
+@aggregate
+class Shared:
+    """Shared memory of a CTA: operand tiles, rings and their barriers.
+
+    k, v: one tile each; q, do (with lse, delta): rings of STAGES; ds, p: one tile; dq: ring of DQ_BUFFERS fp32 tiles.
+    """
+
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+    lse: gl.shared_memory_descriptor
+    delta: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    p: gl.shared_memory_descriptor
+    dq: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    kv_empty: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    do_full: gl.shared_memory_descriptor
+    do_empty: gl.shared_memory_descriptor
+    dq_full: gl.shared_memory_descriptor
+    dq_empty: gl.shared_memory_descriptor
+    STAGES: gl.constexpr
+    DQ_BUFFERS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, k, v, q, do, lse, delta, ds, p, dq, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty,
+        dq_full, dq_empty, STAGES, DQ_BUFFERS,
+    ):  # fmt: skip
+        self.k = k
+        self.v = v
+        self.q = q
+        self.do = do
+        self.lse = lse
+        self.delta = delta
+        self.ds = ds
+        self.p = p
+        self.dq = dq
+        self.k_full = k_full
+        self.v_full = v_full
+        self.kv_empty = kv_empty
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.do_full = do_full
+        self.do_empty = do_empty
+        self.dq_full = dq_full
+        self.dq_empty = dq_empty
+        self.STAGES = gl.constexpr(STAGES)
+        self.DQ_BUFFERS = gl.constexpr(DQ_BUFFERS)
+
+
+@gluon.jit
+def allocate_shared(
+    DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
+    STAGES: gl.constexpr, DQ_BUFFERS: gl.constexpr, SHARE_P: gl.constexpr,
+):  # fmt: skip
+    """All shared memory of a CTA, barriers initialised."""
+    k_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_D], DTYPE)
+    v_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_DV], DTYPE)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_D], DTYPE)
+    do_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_DV], DTYPE)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_Q], DTYPE)
+    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_D], gl.float32)
+    row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    ds = gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_Q], ds_layout)
+    p = ds
+    if SHARE_P:
+        p = gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_Q], ds_layout)
+    return Shared(
+        gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_D], k_layout),
+        gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_DV], v_layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_Q, BLOCK_D], q_layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_Q, BLOCK_DV], do_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], row_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], row_layout),
+        ds,
+        p,
+        gl.allocate_shared_memory(gl.float32, [DQ_BUFFERS, BLOCK_Q, BLOCK_D], dq_layout),
+        _barriers(1),
+        _barriers(1),
+        _barriers(1),
+        _barriers(STAGES),
+        _barriers(STAGES),
+        _barriers(STAGES),
+        _barriers(STAGES),
+        _barriers(DQ_BUFFERS),
+        _barriers(DQ_BUFFERS),
+        STAGES,
+        DQ_BUFFERS,
+    )
