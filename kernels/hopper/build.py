@@ -37,23 +37,23 @@ class Variant:
     """Settings of the main kernel that change speed and resources, never bits.
 
     Args:
-        dq_buffers: fp32 dq tiles between consumers and reducers.
         share_p: P and dS go to the dV and dK matmuls through shared memory, not registers.
-        early_rows: load lse and delta before the matmul they follow is done.
+        next_s: the S of the next step is computed while dq is stored; takes one more Q tile.
+        late_dk: dK is computed in the next step, during its softmax; only with next_s.
         registers: registers per thread of producer and reducers.
     """
 
-    dq_buffers: int
     share_p: bool
-    early_rows: bool
+    next_s: bool
+    late_dk: bool
     registers: int = 24
 
 
 VARIANTS = {
-    (64, 64): Variant(dq_buffers=2, share_p=False, early_rows=False),
-    (128, 128): Variant(dq_buffers=2, share_p=False, early_rows=True),
-    (256, 128): Variant(dq_buffers=1, share_p=True, early_rows=False),
-    (256, 256): Variant(dq_buffers=1, share_p=True, early_rows=False),
+    (64, 64): Variant(share_p=False, next_s=True, late_dk=False),
+    (128, 128): Variant(share_p=False, next_s=True, late_dk=True),
+    (256, 128): Variant(share_p=True, next_s=False, late_dk=False),
+    (256, 256): Variant(share_p=True, next_s=False, late_dk=False),
 }
 """By padded head dims of q, k and of v."""
 
@@ -121,14 +121,15 @@ class Kernels:
             "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
             "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": tiles.block_q, "BLOCK_KV": tiles.block_kv,
             "BLOCK_D": self.block_d, "BLOCK_DV": self.block_dv, "STAGES": tiles.num_stages,
-            "DQ_BUFFERS": v.dq_buffers, "SHARE_P": v.share_p, "EARLY_ROWS": v.early_rows,
+            "SHARE_P": v.share_p, "NEXT_S": v.next_s, "LATE_DK": v.late_dk,
             "ROLE_REGISTERS": v.registers,
         }  # fmt: skip
         q, kv, d, dv = tiles.block_q, tiles.block_kv, self.block_d, self.block_dv
+        accumulator = [q * d // 32, 32]
         types = {
             "q_desc": self._tile(q, d), "k_desc": self._tile(kv, d), "v_desc": self._tile(kv, dv),
             "do_desc": self._tile(q, dv), "dk_desc": self._tile(kv, d), "dv_desc": self._tile(kv, dv),
-            "dq_desc": _descriptor("fp32", [q, d], gl.NVMMASharedLayout.get_default_for([q, d], gl.float32)),
+            "dq_desc": _descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
             "lse_desc": _descriptor("fp32", [q], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "scale": "fp32", "scale_log2": "fp32",
         }  # fmt: skip

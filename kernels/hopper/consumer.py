@@ -14,15 +14,36 @@ from .operations import role_barrier, store_rows
 
 
 @gluon.jit
+def in_fragments(dq):
+    """A [rows, columns] accumulator of matmuls as it lies in registers: [rows * columns / 32, 32].
+
+    16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of thread
+    ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts; `finish` undoes it.
+    """
+    ROWS: gl.constexpr = dq.shape[0]
+    COLUMNS: gl.constexpr = dq.shape[1]
+    parts = dq.reshape([ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5])
+    return parts.reshape([ROWS * COLUMNS // 32, 32])
+
+
+@gluon.jit
 def consume(
     work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, WARPS: gl.constexpr, SHARE_P: gl.constexpr, EARLY_ROWS: gl.constexpr,
+    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, WARPS: gl.constexpr, SHARE_P: gl.constexpr, NEXT_S: gl.constexpr,
+    LATE_DK: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
 
-    Scores are computed transposed, [BLOCK_KV, BLOCK_Q], so that P and dS are left operands in registers for dV and dK.
-    With SHARE_P (head dims where two warpgroups share the 64 rows of a kv tile) they go through shared memory.
-    EARLY_ROWS loads lse and delta before the matmul they follow is done; it costs registers.
+    Scores are computed transposed, [BLOCK_KV, BLOCK_Q].  P is a left operand in registers for dV; with SHARE_P (head dims
+    where two warpgroups share the 64 rows of a kv tile) it goes through shared memory.
+
+    NEXT_S and LATE_DK keep matmuls queued over the end of a step, so that the tensor cores need not wait for the softmax:
+
+        dP (LATE_DK: and dK of the step before) | softmax
+        dV                                      | dS
+        dQ, dK unless LATE_DK, (NEXT_S:) S of the next step | dq tile to its buffer
+
+    With NEXT_S a walk ends with an S of a tile that nobody needs; with LATE_DK it begins with a dK of a dS of zeros.
     """
     BLOCK_Q: gl.constexpr = work.BLOCK_Q
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
@@ -40,6 +61,7 @@ def consume(
     columns: gl.constexpr = gl.SliceLayout(0, layout_s)
     zero_s = gl.zeros([BLOCK_KV, BLOCK_Q], gl.float32, layout_s)
     zero_q = gl.zeros([BLOCK_Q, BLOCK_D], gl.float32, layout_q)
+    first_slot = 0  # of the Q ring, counted on
     done = 0
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
@@ -48,25 +70,37 @@ def consume(
         dk = gl.zeros([BLOCK_KV, BLOCK_D], gl.float32, layout_k)
         dv = gl.zeros([BLOCK_KV, BLOCK_DV], gl.float32, layout_v)
         kv_rows = kv * BLOCK_KV + gl.arange(0, BLOCK_KV, gl.SliceLayout(1, layout_s))
+        s = zero_s
         if steps > 0:
             mbarrier.wait(shared.k_full.index(0), part & 1)
+            if LATE_DK:
+                shared.ds.store(zero_s.to(DTYPE))
+                fence_async_shared()
+                role_barrier()
+            if NEXT_S:
+                slot = first_slot % shared.Q_STAGES
+                mbarrier.wait(shared.q_full.index(slot), (first_slot // shared.Q_STAGES) & 1)
+                s = warpgroup_mma(shared.k, shared.q.index(slot).permute((1, 0)), zero_s, use_acc=False)
             mbarrier.wait(shared.v_full.index(0), part & 1)
         for step in range(steps):
+            q_it = first_slot + step
+            q_slot = q_it % shared.Q_STAGES
             it = done + step
-            slot = it % shared.STAGES
-            phase = (it // shared.STAGES) & 1
+            do_slot = it % shared.STAGES  # of the dq ring too
             q_tile = work.q_tile(step, kv)
-            q = shared.q.index(slot)
-            do = shared.do.index(slot)
-            mbarrier.wait(shared.q_full.index(slot), phase)
-            s = warpgroup_mma(shared.k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            mbarrier.wait(shared.do_full.index(slot), phase)
+            q = shared.q.index(q_slot)
+            do = shared.do.index(do_slot)
+            if not NEXT_S:
+                mbarrier.wait(shared.q_full.index(q_slot), (q_it // shared.Q_STAGES) & 1)
+                s = warpgroup_mma(shared.k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+            mbarrier.wait(shared.do_full.index(do_slot), (it // shared.STAGES) & 1)
             dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            if EARLY_ROWS:
-                lse = shared.lse.index(slot).load(columns)
-            s = warpgroup_mma_wait(1, deps=(s,))  # dP runs on
-            if not EARLY_ROWS:
-                lse = shared.lse.index(slot).load(columns)
+            if LATE_DK:
+                before = gl.maximum(q_it - 1, first_slot) % shared.Q_STAGES
+                dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
+            if not NEXT_S:
+                s = warpgroup_mma_wait(1, deps=(s,))
+            lse = shared.lse.index(q_slot).load(columns)
             p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
             if HAS_LO or HAS_HI or not EVEN_KV:
                 if (q_tile < full_first) | (q_tile >= full_end):
@@ -85,31 +119,43 @@ def consume(
                 dv = warpgroup_mma(shared.p, do, dv, is_async=True)
             else:
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True)
-            if EARLY_ROWS:
-                delta = shared.delta.index(slot).load(columns)
-            dp = warpgroup_mma_wait(1, deps=(dp,))  # dV runs on
-            if not EARLY_ROWS:
-                delta = shared.delta.index(slot).load(columns)
+            dp = warpgroup_mma_wait(2 if LATE_DK else 1, deps=(dp,))  # the others run on
+            delta = shared.delta.index(do_slot).load(columns)
             ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
+            if LATE_DK:
+                dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
             shared.ds.store(ds)
             fence_async_shared()
             role_barrier()  # dS is complete
             dq = warpgroup_mma(shared.ds.permute((1, 0)), shared.k, zero_q, use_acc=False, is_async=True)
-            if SHARE_P:
-                dk = warpgroup_mma(shared.ds, q, dk, is_async=True)
+            if not LATE_DK:
+                if SHARE_P or NEXT_S:
+                    dk = warpgroup_mma(shared.ds, q, dk, is_async=True)
+                else:
+                    dk = warpgroup_mma(gl.convert_layout(ds, operand_k, assert_trivial=True), q, dk, is_async=True)
+            if NEXT_S:
+                next_it = q_it + 1
+                next_slot = next_it % shared.Q_STAGES
+                mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
+                s = warpgroup_mma(shared.k, shared.q.index(next_slot).permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                dq, dv = warpgroup_mma_wait(1 if LATE_DK else 2, deps=(dq, dv))
             else:
-                dk = warpgroup_mma(gl.convert_layout(ds, operand_k, assert_trivial=True), q, dk, is_async=True)
-            dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))  # dK runs on
-            buffer = it % shared.DQ_BUFFERS
-            mbarrier.wait(shared.dq_empty.index(buffer), ((it // shared.DQ_BUFFERS) & 1) ^ 1)
-            shared.dq.index(buffer).store(dq)
+                dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
+            mbarrier.wait(shared.dq_empty.index(do_slot), ((it // shared.STAGES) & 1) ^ 1)
+            shared.dq.index(do_slot).store(in_fragments(dq))
             fence_async_shared()
-            role_barrier()  # the dq tile is complete, dV has read dO
-            mbarrier.arrive(shared.dq_full.index(buffer), count=1)
-            mbarrier.arrive(shared.do_empty.index(slot), count=1)
-            dk = warpgroup_mma_wait(0, deps=(dk,))  # running on into the next step would make ptxas serialise (C7515)
+            if NEXT_S and not LATE_DK:
+                dk = warpgroup_mma_wait(1, deps=(dk,))
             role_barrier()
-            mbarrier.arrive(shared.q_empty.index(slot), count=1)
+            mbarrier.arrive(shared.step_done.index(do_slot), count=1)
+            if NEXT_S:
+                s = warpgroup_mma_wait(0, deps=(s,))
+        first_slot += steps
+        if NEXT_S:
+            if steps > 0:
+                if LATE_DK:
+                    dk = warpgroup_mma(shared.ds, shared.q.index((first_slot - 1) % shared.Q_STAGES), dk)
+                first_slot += 1
         done += steps
         role_barrier()
         if kv * BLOCK_KV < work.kv_len:

@@ -18,13 +18,13 @@ def hopper_backward(
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, NUM_STEPS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
     EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
-    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, DQ_BUFFERS: gl.constexpr, SHARE_P: gl.constexpr,
-    EARLY_ROWS: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
+    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, SHARE_P: gl.constexpr,
+    NEXT_S: gl.constexpr, LATE_DK: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
-    descriptors with blocks of one tile.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q, BLOCK_D]; lse (base 2) and delta:
+    descriptors with blocks of one tile.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q * BLOCK_D / 32, 32], in the order of `in_fragments`; lse (base 2) and delta:
     fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows past q_len.
     semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero.
     """
@@ -36,16 +36,16 @@ def hopper_backward(
         position // heads, position % heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
         KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
-    shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, STAGES, DQ_BUFFERS, SHARE_P)
+    shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, STAGES + NEXT_S, STAGES, SHARE_P)
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
-    # One reducer per dq buffer.  Gluon wants both lists literal: names for their entries would turn constants into values.
-    if DQ_BUFFERS == 1:
+    # One reducer per stage of the dq ring.  Gluon wants both lists literal: names for their entries would turn constants into values.
+    if STAGES == 1:
         gl.warp_specialize(
             [
                 (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
-                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, EARLY_ROWS)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc)),
+                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, NEXT_S, LATE_DK)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, NEXT_S)),
                 (reduce, (work, shared, dq_desc, semaphores, 0)),
             ],
             [1, 1],
@@ -55,8 +55,8 @@ def hopper_backward(
         gl.warp_specialize(
             [
                 (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
-                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, EARLY_ROWS)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc)),
+                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, NEXT_S, LATE_DK)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, NEXT_S)),
                 (reduce, (work, shared, dq_desc, semaphores, 0)),
                 (reduce, (work, shared, dq_desc, semaphores, 1)),
             ],

@@ -95,7 +95,7 @@ class _State:
         descriptor = _descriptor
         self.input_descriptors = [descriptor(*layout) for layout in (q, k, v, do)]
         self.output_descriptors = [descriptor(s, t) for s, t in zip(shapes[1:], self.strides[1:], strict=True)]
-        self.accumulator = ([rows, self.kernels.block_d], [self.kernels.block_d, 1])
+        self.accumulator = ([rows * self.kernels.block_d // 32, 32], [32, 1])
         self.rows = ([rows], [1])
         self.scale = scale
         self._grids(band, tiles, parsed.section)

@@ -8,8 +8,18 @@ from .operations import load_rows
 
 
 @gluon.jit
-def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc):
-    """Fill the rings.  Rows and columns outside a tensor arrive as zeros."""
+def wait_for_room(shared, it):
+    """Wait until step ``it - STAGES`` is done: then there is room for the tiles of step `it`, in the Q ring too."""
+    mbarrier.wait(shared.step_done.index(it % shared.STAGES), ((it // shared.STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, NEXT_S: gl.constexpr):
+    """Fill the rings.  Rows and columns outside a tensor arrive as zeros.
+
+    With NEXT_S the consumers wait for one Q tile past the last; it is announced without data.
+    """
+    first_slot = 0  # of the Q ring, counted on
     done = 0  # steps of the parts before this one
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
@@ -18,22 +28,27 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc)
             mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
             load_rows(k_desc, work.batch, work.head, kv * work.BLOCK_KV, shared.k_full.index(0), shared.k)
         for step in range(steps):
-            it = done + step
-            slot = it % shared.STAGES
-            empty = ((it // shared.STAGES) & 1) ^ 1
             q = work.q_tile(step, kv)
             hq = work.q_head(step)
             row = work.tile_index(step, q) * work.BLOCK_Q
-            mbarrier.wait(shared.q_empty.index(slot), empty)
+            it = done + step
+            wait_for_room(shared, it)
+            slot = (first_slot + step) % shared.Q_STAGES
             full = shared.q_full.index(slot)
             mbarrier.expect(full, q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
             load_rows(q_desc, work.batch, hq, q * work.BLOCK_Q, full, shared.q.index(slot), EXPECT=False)
             tma.async_copy_global_to_shared(lse_desc, [row], full, shared.lse.index(slot))
             if step == 0:  # V is needed one matmul later than K and the first Q
                 load_rows(v_desc, work.batch, work.head, kv * work.BLOCK_KV, shared.v_full.index(0), shared.v)
-            mbarrier.wait(shared.do_empty.index(slot), empty)
+            slot = it % shared.STAGES
             full = shared.do_full.index(slot)
             mbarrier.expect(full, do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
             load_rows(do_desc, work.batch, hq, q * work.BLOCK_Q, full, shared.do.index(slot), EXPECT=False)
             tma.async_copy_global_to_shared(delta_desc, [row], full, shared.delta.index(slot))
+        first_slot += steps
         done += steps
+        if NEXT_S:
+            if steps > 0:
+                wait_for_room(shared, done)
+                mbarrier.arrive(shared.q_full.index(first_slot % shared.Q_STAGES), count=1)
+                first_slot += 1

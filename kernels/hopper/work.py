@@ -112,7 +112,9 @@ def _barriers(COUNT: gl.constexpr):
 class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    k, v: one tile each; q, do (with lse, delta): rings of STAGES; ds, p: one tile; dq: ring of DQ_BUFFERS fp32 tiles.
+    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES; ds, p: one tile; dq: a ring of STAGES fp32
+    tiles in the order of `consumer.in_fragments`.  `step_done` (a ring of STAGES) says that the consumers have left a step: its
+    dq tile is complete, its dO is free, and so is the oldest Q.
     """
 
     k: gl.shared_memory_descriptor
@@ -128,18 +130,16 @@ class Shared:
     v_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
     do_full: gl.shared_memory_descriptor
-    do_empty: gl.shared_memory_descriptor
-    dq_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
+    step_done: gl.shared_memory_descriptor
+    Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
-    DQ_BUFFERS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, k, v, q, do, lse, delta, ds, p, dq, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty,
-        dq_full, dq_empty, STAGES, DQ_BUFFERS,
+        self, k, v, q, do, lse, delta, ds, p, dq, k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done,
+        Q_STAGES, STAGES,
     ):  # fmt: skip
         self.k = k
         self.v = v
@@ -154,19 +154,17 @@ class Shared:
         self.v_full = v_full
         self.kv_empty = kv_empty
         self.q_full = q_full
-        self.q_empty = q_empty
         self.do_full = do_full
-        self.do_empty = do_empty
-        self.dq_full = dq_full
         self.dq_empty = dq_empty
+        self.step_done = step_done
+        self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
-        self.DQ_BUFFERS = gl.constexpr(DQ_BUFFERS)
 
 
 @gluon.jit
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
-    STAGES: gl.constexpr, DQ_BUFFERS: gl.constexpr, SHARE_P: gl.constexpr,
+    Q_STAGES: gl.constexpr, STAGES: gl.constexpr, SHARE_P: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     k_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_D], DTYPE)
@@ -174,7 +172,8 @@ def allocate_shared(
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_D], DTYPE)
     do_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_DV], DTYPE)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_Q], DTYPE)
-    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_D], gl.float32)
+    DQ_ROWS: gl.constexpr = BLOCK_Q * BLOCK_D // 32
+    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([DQ_ROWS, 32], gl.float32)
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     ds = gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_Q], ds_layout)
     p = ds
@@ -183,22 +182,20 @@ def allocate_shared(
     return Shared(
         gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_D], k_layout),
         gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_DV], v_layout),
-        gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_Q, BLOCK_D], q_layout),
+        gl.allocate_shared_memory(DTYPE, [Q_STAGES, BLOCK_Q, BLOCK_D], q_layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_Q, BLOCK_DV], do_layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], row_layout),
+        gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], row_layout),
         ds,
         p,
-        gl.allocate_shared_memory(gl.float32, [DQ_BUFFERS, BLOCK_Q, BLOCK_D], dq_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, 32], dq_layout),
         _barriers(1),
         _barriers(1),
         _barriers(1),
+        _barriers(Q_STAGES),
         _barriers(STAGES),
         _barriers(STAGES),
         _barriers(STAGES),
-        _barriers(STAGES),
-        _barriers(DQ_BUFFERS),
-        _barriers(DQ_BUFFERS),
+        Q_STAGES,
         STAGES,
-        DQ_BUFFERS,
     )
