@@ -31,15 +31,17 @@ class Problem:
     @staticmethod
     def random(
         q_len: int, kv_len: int, head_dim: int, mask: Band, *, batch: int = 2, kv_heads: int = 2, group: int = 1,
-        dtype: torch.dtype = torch.bfloat16, device: str = "cuda", seed: int = 0,
+        dtype: torch.dtype = torch.bfloat16, device: str = "cuda", seed: int = 0, value_dim: int | None = None,
     ) -> Problem:  # fmt: skip
+        """`value_dim` is the head dim of v, where it is not `head_dim`."""
         g = torch.Generator(device=device).manual_seed(seed)
 
-        def tensor(length: int, heads: int) -> Tensor:
-            return torch.randn(batch, length, heads, head_dim, device=device, generator=g).to(dtype).transpose(1, 2)
+        def tensor(length: int, heads: int, dim: int) -> Tensor:
+            return torch.randn(batch, length, heads, dim, device=device, generator=g).to(dtype).transpose(1, 2)
 
-        q_heads = kv_heads * group
-        q, k, v, do = tensor(q_len, q_heads), tensor(kv_len, kv_heads), tensor(kv_len, kv_heads), tensor(q_len, q_heads)
+        q_heads, value_dim = kv_heads * group, head_dim if value_dim is None else value_dim
+        q, k = tensor(q_len, q_heads, head_dim), tensor(kv_len, kv_heads, head_dim)
+        v, do = tensor(kv_len, kv_heads, value_dim), tensor(q_len, q_heads, value_dim)
         return Problem(q, k, v, do, mask, head_dim**-0.5)
 
     @property

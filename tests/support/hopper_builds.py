@@ -1,0 +1,67 @@
+"""Main kernels of the Hopper backward compiled without a GPU, and what the assembler made of them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from dash_inductor.kernels.hopper import build
+
+from dash_inductor.schedule import Band, Tiles
+
+from . import sass
+
+TILES = {
+    (64, 64): Tiles(128, 128, 8, 2),
+    (96, 96): Tiles(64, 128, 8, 2),
+    (128, 128): Tiles(64, 128, 8, 2),
+    (192, 128): Tiles(64, 64, 8, 1),
+    (192, 192): Tiles(64, 64, 8, 1),
+    (256, 256): Tiles(64, 64, 8, 1),
+}
+"""By head dims of q, k and of v."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant: head dims of q, k and of v, mask, schedule, dtype, query heads per kv head, no ragged kv tile."""
+
+    dims: tuple[int, int]
+    mask: Band
+    schedule: str
+    dtype: Any = "bfloat16"
+    group: int = 1
+    even_kv: bool = True
+
+    def __str__(self) -> str:
+        ragged = "" if self.even_kv else " ragged"
+        return f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}"
+
+    def problem(self) -> build.Problem:
+        return build.Problem(
+            self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
+            self.even_kv, TILES[self.dims],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, spills around its matrix instructions."""
+
+    ptx: str
+    shared_memory: int
+    report: sass.Report
+    spills: sass.LoopSpills
+
+    def __str__(self) -> str:
+        r, s = self.report, self.spills
+        text = f"registers {r.registers}, spilled bytes {r.spill_stores}/{r.spill_loads}, shared {self.shared_memory}"
+        return f"{text}, spills in the loop {s.always}+{s.sometimes}"
+
+
+@functools.cache
+def built(case: Case) -> Built:
+    kernel, report = sass.compile_with_report(lambda: build.Kernels(case.problem()).main)
+    spills = sass.loop_spills(sass.disassemble(kernel.asm["cubin"]))
+    return Built(kernel.asm["ptx"], kernel.metadata.shared, report, spills)

@@ -1,0 +1,180 @@
+"""What the Hopper kernel takes, compiled without a GPU, and the order of instructions that its determinism rests on."""
+
+from __future__ import annotations
+
+import re
+
+import expecttest
+import pytest
+import triton
+from dash_inductor.kernels.hopper import build
+
+from dash_inductor.schedule import Band
+
+from .support import sass
+from .support.hopper_builds import TILES, Built, Case, built
+from .support.ptx import following
+
+FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
+HALF = "float16"
+
+# Every pair of head dims with every schedule it runs, masks, dtypes, groups and ragged lengths spread over them.
+CASES = [
+    Case((64, 64), FULL, "ascending"),
+    Case((64, 64), FULL, "shift", HALF, 4),
+    Case((64, 64), CAUSAL, "spt"),
+    Case((64, 64), CAUSAL, "fold", HALF, 4, even_kv=False),
+    Case((64, 64), CAUSAL, "symmetric_shift"),
+    Case((64, 64), WINDOW, "descending", even_kv=False),
+    Case((128, 128), FULL, "ascending", HALF, 4, even_kv=False),
+    Case((128, 128), FULL, "shift"),
+    Case((128, 128), CAUSAL, "spt"),
+    Case((128, 128), CAUSAL, "descending", HALF),
+    Case((128, 128), WINDOW, "spt", group=4),
+    Case((128, 128), WINDOW, "fold", even_kv=False),
+    Case((192, 128), FULL, "ascending"),
+    Case((192, 128), CAUSAL, "spt", HALF),
+    Case((192, 128), WINDOW, "fold", group=4, even_kv=False),
+    Case((256, 256), FULL, "ascending", HALF),
+    Case((256, 256), CAUSAL, "spt", group=4),
+    Case((256, 256), WINDOW, "descending", even_kv=False),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+SHARED_BYTES = 227 << 10
+"""Shared memory that one CTA may have on sm_90."""
+
+EVENTS = {
+    "acquire": r"ld\.acquire\.gpu",
+    "proxy fence": r"fence\.proxy\.async;",
+    "store": r"cp\.async\.bulk\.tensor\S*\.global\.shared::cta",
+    "reduce": r"cp\.reduce\.async\.bulk\.tensor\S*\.global\.shared::cta\.add",
+    "read": r"cp\.async\.bulk\.wait_group\.read 0",
+    "buffer free": r"mbarrier\.arrive\.shared",
+    "performed": r"cp\.async\.bulk\.wait_group 0",
+    "lanes meet": r"bar\.warp\.sync 0xffffffff",
+    "release": r"st\.release\.gpu",
+}
+ORDER = {
+    "acquire": {"proxy fence"},
+    "proxy fence": {"store", "reduce"},
+    "store": {"read"},
+    "reduce": {"read"},
+    "read": {"buffer free"},
+    "buffer free": {"performed"},
+    "performed": {"lanes meet"},
+    "lanes meet": {"release"},
+}
+"""Note [Ordered accumulation on Hopper] as instructions: after each, the only ones that may be next."""
+
+
+def order(ptx: str) -> dict[str, set[str]]:
+    found = following(ptx, EVENTS, "acquire", "release")
+    return {name: after - {name} for name, after in found.items()}  # a tile is stored or added in several boxes
+
+
+@cases
+def test_fits(case: Case) -> None:
+    """Shared memory, registers, no matrix instruction made to wait, spills."""
+    used = built(case)
+    assert used.shared_memory <= SHARED_BYTES
+    assert used.report.registers <= 168  # times 384 threads; the roles hand theirs over with setmaxnreg
+    assert not used.report.serialised
+    assert used.spills.loops == build.Kernels(case.problem()).schedule.parts
+    spilled, in_loop = spill_bounds(case)
+    assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
+    assert used.spills.always <= in_loop, str(used)
+
+
+def spill_bounds(case: Case) -> tuple[int, int]:
+    """Spilled bytes per thread, and spill instructions that every step runs: of scalars, never of tiles.
+
+    The consumers of head dims 64 and 128 have no register left for what a walk along a band needs (bounds, counters,
+    addresses).  A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these
+    bounds none is spilled.  symmetric_shift has two walks in one kernel.
+    """
+    if case.mask.is_full or case.dims[0] > 128:
+        return 0, 0
+    return (120, 24) if case.schedule == "symmetric_shift" else (48, 10)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+def test_pinned() -> None:
+    expecttest.assert_expected_inline("\n".join(f"{case}: {built(case)}" for case in CASES), """\
+64/64 full ascending bfloat16 group 1: registers 168, spilled bytes 0/0, shared 216012, spills in the loop 0+0
+64/64 full shift float16 group 4: registers 168, spilled bytes 0/0, shared 216012, spills in the loop 0+0
+64/64 causal spt bfloat16 group 1: registers 168, spilled bytes 20/20, shared 216012, spills in the loop 4+1
+64/64 causal fold float16 group 4 ragged: registers 168, spilled bytes 16/16, shared 216012, spills in the loop 4+2
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled bytes 88/100, shared 216012, spills in the loop 20+10
+64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled bytes 20/20, shared 216012, spills in the loop 6+0
+128/128 full ascending float16 group 4 ragged: registers 168, spilled bytes 0/0, shared 231116, spills in the loop 0+0
+128/128 full shift bfloat16 group 1: registers 168, spilled bytes 0/0, shared 231116, spills in the loop 0+0
+128/128 causal spt bfloat16 group 1: registers 168, spilled bytes 8/8, shared 231116, spills in the loop 3+0
+128/128 causal descending float16 group 1: registers 168, spilled bytes 16/16, shared 231116, spills in the loop 5+0
+128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled bytes 40/40, shared 231116, spills in the loop 8+8
+128/128 band(0,1023) fold bfloat16 group 1 ragged: registers 168, spilled bytes 20/20, shared 231116, spills in the loop 6+2
+192/128 full ascending bfloat16 group 1: registers 168, spilled bytes 0/0, shared 181228, spills in the loop 0+0
+192/128 causal spt float16 group 1: registers 168, spilled bytes 0/0, shared 181228, spills in the loop 0+0
+192/128 band(0,1023) fold bfloat16 group 4 ragged: registers 168, spilled bytes 0/0, shared 181228, spills in the loop 0+0
+256/256 full ascending float16 group 1: registers 168, spilled bytes 0/0, shared 213996, spills in the loop 0+0
+256/256 causal spt bfloat16 group 4: registers 168, spilled bytes 0/0, shared 213996, spills in the loop 0+0
+256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled bytes 0/0, shared 213996, spills in the loop 0+0""")
+
+
+@cases
+def test_adds_are_ordered(case: Case) -> None:
+    assert order(built(case).ptx) == ORDER
+
+
+@cases
+def test_warps_trade_registers(case: Case) -> None:
+    """The roles get fewer registers than they were launched with, the consumers more."""
+    ptx = built(case).ptx
+    counts = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
+    assert counts == {build.VARIANTS[padded(case.dims)].registers, 240}
+    assert "wgmma.mma_async" in ptx
+    assert "wait_group.read" in ptx
+
+
+def padded(dims: tuple[int, int]) -> tuple[int, int]:
+    return build.padded(dims[0]), build.padded(dims[1])
+
+
+def test_every_variant_has_cases() -> None:
+    assert {padded(case.dims) for case in CASES} == set(build.VARIANTS) == {padded(dims) for dims in TILES}
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)
+def test_prepare_and_finish(dims: tuple[int, int]) -> None:
+    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4).problem())
+    for compile in (lambda: kernels.prepare, lambda: kernels.finish):
+        _, report = sass.compile_with_report(compile)
+        assert max(report.spill_stores, report.spill_loads) <= 8  # they stream: 8 bytes cost nothing
+
+
+@pytest.fixture(scope="module")
+def sample() -> Built:
+    return built(CASES[0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"cp\.async\.bulk\.wait_group 0;", ""),
+        (r"(cp\.async\.bulk\.wait_group) 0;", r"\1.read 0;"),
+        (r"(bar\.warp\.sync 0xffffffff;)((.|\n)*?)(@%first st\.release\.gpu\S* \S+ \S+;)", r"\4\2\1"),
+        (r"fence\.proxy\.async;", ""),
+        (r"bar\.warp\.sync 0xffffffff;", ""),
+    ],
+    ids=["no completion", "only read", "release before the lanes meet", "no proxy fence", "lanes do not meet"],
+)
+def test_the_order_test_can_fail(sample: Built, old: str, new: str) -> None:
+    text, count = re.subn(old, new, sample.ptx)
+    assert count >= 1
+    assert order(text) != ORDER
+
+
+def test_serialised_matrix_instructions_are_seen() -> None:
+    log = "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ..."
+    assert sass.serialisations(log)
+    assert not sass.serialisations("ptxas info    : Used 168 registers, used 1 barriers")
