@@ -101,24 +101,24 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
 def test_pinned() -> None:
     expecttest.assert_expected_inline("\n".join(f"{case}: {built(case)}" for case in CASES), """\
-64/64 full ascending bfloat16 group 1: registers 168, spilled bytes 0/0, shared 216012, spills in the loop 0+0
-64/64 full shift float16 group 4: registers 168, spilled bytes 0/0, shared 216012, spills in the loop 0+0
-64/64 causal spt bfloat16 group 1: registers 168, spilled bytes 20/20, shared 216012, spills in the loop 4+1
-64/64 causal fold float16 group 4 ragged: registers 168, spilled bytes 16/16, shared 216012, spills in the loop 4+2
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled bytes 88/100, shared 216012, spills in the loop 20+10
-64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled bytes 20/20, shared 216012, spills in the loop 6+0
-128/128 full ascending float16 group 4 ragged: registers 168, spilled bytes 0/0, shared 231116, spills in the loop 0+0
-128/128 full shift bfloat16 group 1: registers 168, spilled bytes 0/0, shared 231116, spills in the loop 0+0
-128/128 causal spt bfloat16 group 1: registers 168, spilled bytes 8/8, shared 231116, spills in the loop 3+0
-128/128 causal descending float16 group 1: registers 168, spilled bytes 16/16, shared 231116, spills in the loop 5+0
-128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled bytes 40/40, shared 231116, spills in the loop 8+8
-128/128 band(0,1023) fold bfloat16 group 1 ragged: registers 168, spilled bytes 20/20, shared 231116, spills in the loop 6+2
-192/128 full ascending bfloat16 group 1: registers 168, spilled bytes 0/0, shared 181228, spills in the loop 0+0
-192/128 causal spt float16 group 1: registers 168, spilled bytes 0/0, shared 181228, spills in the loop 0+0
-192/128 band(0,1023) fold bfloat16 group 4 ragged: registers 168, spilled bytes 0/0, shared 181228, spills in the loop 0+0
-256/256 full ascending float16 group 1: registers 168, spilled bytes 0/0, shared 213996, spills in the loop 0+0
-256/256 causal spt bfloat16 group 4: registers 168, spilled bytes 0/0, shared 213996, spills in the loop 0+0
-256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled bytes 0/0, shared 213996, spills in the loop 0+0""")
+64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 216012, in loops 0+0
+64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 216012, in loops 0+0
+64/64 causal spt bfloat16 group 1: registers 168, spilled 20/20, shared 216012, in loops 4+1
+64/64 causal fold float16 group 4 ragged: registers 168, spilled 16/16, shared 216012, in loops 4+2
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 88/100, shared 216012, in loops 20+10
+64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 20/20, shared 216012, in loops 6+0
+128/128 full ascending float16 group 4 ragged: registers 168, spilled 0/0, shared 231116, in loops 0+0
+128/128 full shift bfloat16 group 1: registers 168, spilled 0/0, shared 231116, in loops 0+0
+128/128 causal spt bfloat16 group 1: registers 168, spilled 8/8, shared 231116, in loops 3+0
+128/128 causal descending float16 group 1: registers 168, spilled 16/16, shared 231116, in loops 5+0
+128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled 40/40, shared 231116, in loops 8+8
+128/128 band(0,1023) fold bfloat16 group 1 ragged: registers 168, spilled 20/20, shared 231116, in loops 6+2
+192/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 181228, in loops 0+0
+192/128 causal spt float16 group 1: registers 168, spilled 0/0, shared 181228, in loops 0+0
+192/128 band(0,1023) fold bfloat16 group 4 ragged: registers 168, spilled 0/0, shared 181228, in loops 0+0
+256/256 full ascending float16 group 1: registers 168, spilled 0/0, shared 213996, in loops 0+0
+256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 213996, in loops 0+0
+256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 213996, in loops 0+0""")
 
 
 @cases

@@ -47,7 +47,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, spills around its matrix instructions."""
+    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, spills around its matrix instructions.
+
+    As text: spilled bytes stored/loaded; spill instructions in loops that every step runs + that some steps run.
+    """
 
     ptx: str
     shared_memory: int
@@ -56,8 +59,8 @@ class Built:
 
     def __str__(self) -> str:
         r, s = self.report, self.spills
-        text = f"registers {r.registers}, spilled bytes {r.spill_stores}/{r.spill_loads}, shared {self.shared_memory}"
-        return f"{text}, spills in the loop {s.always}+{s.sometimes}"
+        text = f"registers {r.registers}, spilled {r.spill_stores}/{r.spill_loads}, shared {self.shared_memory}"
+        return f"{text}, in loops {s.always}+{s.sometimes}"
 
 
 @functools.cache
