@@ -10,7 +10,8 @@ from torch._dynamo.utils import counters
 
 from dash_inductor.schedule import Band
 
-from .support.attention import BSHD, Gradients, Problem, compiled_backward, errors
+from .support.accuracy import check
+from .support.attention import BSHD, Problem, compiled_backward
 
 pytestmark = pytest.mark.gpu
 
@@ -33,57 +34,6 @@ GRID = [(head_dim, mask, next(GROUPS)) for head_dim in (32, 64, 80, 128) for mas
 
 def arch() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
-
-
-def pytorch_backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
-    """FlashAttention-2 as PyTorch has it (windows aligned bottom right); in fp32 autograd of matmuls."""
-    if p.q.dtype == torch.float32:
-        return p.exact(torch.float32)[2]
-    q_len, kv_len = p.q.shape[2], p.k.shape[2]
-    band = p.mask.resolve(q_len, kv_len)
-    seen = kv_len if band.lo is None else min(kv_len, q_len - band.lo)  # later keys are seen by no row
-    offset = seen - q_len
-    left, right = (-1 if band.hi is None else band.hi + offset), (-1 if band.lo is None else -band.lo - offset)
-    do, q, k, v, o = (t.transpose(1, 2) for t in (p.do, p.q, p.k[:, :, :seen], p.v[:, :, :seen], out))
-    state = torch.zeros(2, dtype=torch.uint64, device="cuda"), torch.zeros((), dtype=torch.uint64, device="cuda")
-    gradients = torch.ops.aten._flash_attention_backward(
-        do,
-        q,
-        k,
-        v,
-        o,
-        lse,
-        None,
-        None,
-        q_len,
-        seen,
-        0.0,
-        False,
-        *state,
-        scale=p.scale,
-        window_size_left=left,
-        window_size_right=right,
-    )
-    dq, dk, dv = (g.transpose(1, 2) for g in gradients)
-    if p.group > 1 and dk.shape[1] == p.q.shape[1]:
-        dk, dv = (g.float().unflatten(1, (-1, p.group)).sum(2) for g in (dk, dv))
-    dk, dv = (torch.nn.functional.pad(g, (0, 0, 0, kv_len - seen)) for g in (dk, dv))
-    return dq, dk, dv
-
-
-def check(p: Problem, gradients: Gradients) -> None:
-    out, lse = p.rounded_forward()
-    exact = p.exact()[2]
-    own, theirs = errors(gradients, exact), errors(pytorch_backward(p, out, lse), exact)
-    # where the exact gradient is zero (one key: the softmax is constant) both sides have only fp32 rounding left
-    rounding = 16 * torch.finfo(torch.float32).eps * float(p.do.abs().max() * p.v.abs().max()) * p.q.shape[3]
-    for name, a, b in zip(("dq", "dk", "dv"), own, theirs, strict=True):
-        assert a <= 2 * b + rounding, (
-            f"{name}: error {a:.2e}, PyTorch's {b:.2e} at {tuple(p.q.shape)}, {tuple(p.k.shape)}"
-        )
-    unseen = ~p.keep().any(1)
-    assert not any(g.isnan().any() for g in gradients)
-    assert (gradients[0][:, :, unseen] == 0).all()
 
 
 def run_lengths(

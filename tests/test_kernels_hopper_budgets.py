@@ -100,7 +100,9 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
 def test_pinned() -> None:
-    expecttest.assert_expected_inline("\n".join(f"{case}: {built(case)}" for case in CASES), """\
+    expecttest.assert_expected_inline(
+        "\n".join(f"{case}: {built(case)}" for case in CASES),
+        """\
 64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 216012, in loops 0+0
 64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 216012, in loops 0+0
 64/64 causal spt bfloat16 group 1: registers 168, spilled 20/20, shared 216012, in loops 4+1
@@ -118,7 +120,8 @@ def test_pinned() -> None:
 192/128 band(0,1023) fold bfloat16 group 4 ragged: registers 168, spilled 0/0, shared 181228, in loops 0+0
 256/256 full ascending float16 group 1: registers 168, spilled 0/0, shared 213996, in loops 0+0
 256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 213996, in loops 0+0
-256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 213996, in loops 0+0""")
+256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 213996, in loops 0+0""",
+    )
 
 
 @cases

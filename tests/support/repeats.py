@@ -16,12 +16,14 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
 
 
-def differing_runs(run: Callable[[], Sequence[Tensor]], count: int, *, load: bool = False, poison: bool = False) -> int:
+def differing_runs(
+    run: Callable[[], Sequence[Tensor]], count: int, *, load: bool = False, poisoned: bool = False
+) -> int:
     """How many of `count` runs differ in any bit from the first.
 
     Args:
         load: matmuls of another stream take SMs away all the while.
-        poison: memory that the run may be given was filled with NaN before.
+        poisoned: memory that the run may be given was filled with NaN before.
     """
     first = [bits(t).clone() for t in run()]
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -33,8 +35,8 @@ def differing_runs(run: Callable[[], Sequence[Tensor]], count: int, *, load: boo
             with torch.cuda.stream(stream):
                 for _ in range(1 + i % 3):  # not in step with the runs
                     torch.mm(a, a, out=product)
-        if poison:
-            _poison()
+        if poisoned:
+            poison()
         different = torch.zeros((), dtype=torch.bool, device="cuda")
         for tensor, expected in zip(run(), first, strict=True):
             different |= (bits(tensor) != expected).any()
@@ -43,7 +45,7 @@ def differing_runs(run: Callable[[], Sequence[Tensor]], count: int, *, load: boo
     return int(differing)
 
 
-def _poison() -> None:
+def poison() -> None:
     """Fill free cached memory with NaN patterns (0xff): blocks of several sizes, given back at once."""
     blocks = [
         torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for size in (1 << 16, 1 << 20, 1 << 24, 1 << 26)

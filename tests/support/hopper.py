@@ -1,0 +1,50 @@
+"""The Hopper kernel called directly, under a schedule of the test's choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper import launch
+from torch import Tensor
+
+from dash_inductor.schedule import Plan
+
+from .attention import BSHD, Gradients, Problem
+from .hopper_builds import TILES
+
+_elsewhere = torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
+MARKS = [pytest.mark.gpu, pytest.mark.skipif(_elsewhere, reason="a kernel for sm_90")]
+
+
+def plan_of(problem: Problem, schedule: str, section: int = 4) -> Plan:
+    """A plan of the Hopper kernel with the tiles of the problem's head dims."""
+    tiles = TILES[problem.q.shape[3], problem.v.shape[3]]
+    return Plan("hopper", schedule, "keep", tiles, section=section)
+
+
+class Direct:
+    """One problem with its forward and a plan; calling it runs the kernel and returns the gradients."""
+
+    def __init__(
+        self, problem: Problem, schedule: str, *, section: int = 4, orders: Sequence[Sequence[int]] = (BSHD,) * 3
+    ) -> None:
+        self.problem, self.orders = problem, orders
+        self.plan = plan_of(problem, schedule, section)
+        self.forward = problem.rounded_forward()
+
+    def __call__(self) -> Gradients:
+        p = self.problem
+        return self.on(p.do, p.q, p.k, p.v, *self.forward)
+
+    def on(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        """The gradients of other tensors with this mask, scale and plan."""
+        p = self.problem
+        return launch.backward(do, q, k, v, out, lse, str(p.mask), p.scale, self.orders, str(self.plan))
+
+    def with_problem(self, **tensors: Tensor) -> Gradients:
+        """The gradients with some of the problem's tensors given another layout."""
+        p = dataclasses.replace(self.problem, **tensors)
+        return self.on(p.do, p.q, p.k, p.v, *self.forward)
