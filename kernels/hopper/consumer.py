@@ -59,6 +59,7 @@ def consume(
     operand_k: gl.constexpr = gl.DotOperandLayout(0, layout_k, 2)
     operand_v: gl.constexpr = gl.DotOperandLayout(0, layout_v, 2)
     columns: gl.constexpr = gl.SliceLayout(0, layout_s)
+    SPARE_Q: gl.constexpr = shared.Q_STAGES > shared.STAGES
     zero_s = gl.zeros([BLOCK_KV, BLOCK_Q], gl.float32, layout_s)
     zero_q = gl.zeros([BLOCK_Q, BLOCK_D], gl.float32, layout_q)
     first_slot = 0  # of the Q ring, counted on
@@ -139,6 +140,8 @@ def consume(
                 mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
                 s = warpgroup_mma(shared.k, shared.q.index(next_slot).permute((1, 0)), zero_s, use_acc=False, is_async=True)
                 dq, dv = warpgroup_mma_wait(1 if LATE_DK else 2, deps=(dq, dv))
+            elif SPARE_Q:
+                dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
             else:
                 dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
             mbarrier.wait(shared.dq_empty.index(do_slot), ((it // shared.STAGES) & 1) ^ 1)
@@ -150,6 +153,8 @@ def consume(
             mbarrier.arrive(shared.step_done.index(do_slot), count=1)
             if NEXT_S:
                 s = warpgroup_mma_wait(0, deps=(s,))
+            elif SPARE_Q:
+                dk = warpgroup_mma_wait(0, deps=(dk,))
         first_slot += steps
         if NEXT_S:
             if steps > 0:

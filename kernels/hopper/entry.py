@@ -1,6 +1,5 @@
 """The kernel: a CTA takes a ticket, finds its work, and splits into its roles."""
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
@@ -19,7 +18,7 @@ def hopper_backward(
     Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
     EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, SHARE_P: gl.constexpr,
-    NEXT_S: gl.constexpr, LATE_DK: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
+    Q_STAGES: gl.constexpr, NEXT_S: gl.constexpr, LATE_DK: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -36,7 +35,7 @@ def hopper_backward(
         position // heads, position % heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
         KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
-    shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, STAGES + NEXT_S, STAGES, SHARE_P)
+    shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, Q_STAGES, STAGES, SHARE_P)
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
     # One reducer per stage of the dq ring.  Gluon wants both lists literal: names for their entries would turn constants into values.

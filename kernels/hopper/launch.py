@@ -147,7 +147,7 @@ class _State:
             compat.Descriptor(compat.Pointer(lse2), *self.rows), compat.Descriptor(compat.Pointer(delta), *self.rows),
             semaphores, ticket,
             self.batch, self.q_heads, self.q_len, self.kv_len, self.lo, self.hi, self.section, self.scale,
-            self.scale * LOG2E, *[None] * 20, stream=stream,
+            self.scale * LOG2E, *[None] * 21, stream=stream,
         )  # fmt: skip
         k.finish[(self.finish_programs, 1, 1)](
             accumulator, dq, *self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, self.lo, self.hi, self.n_q,
