@@ -1,0 +1,71 @@
+"""Programs of `test_gpu_hopper_progress`, each run in a process that may be killed.  Their last line is a JSON object.
+
+python -m tests.support.hopper_progress held SCHEDULE FREE: the backward while all but FREE SMs are held.
+python -m tests.support.hopper_progress beside FOLDER NAME OTHER: the backward while process OTHER does the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from dash_inductor.schedule import Band
+
+from .attention import Problem
+from .hopper import Direct, any_forward
+from .repeats import differing_runs, digest
+from .spinner import sms_held
+
+
+def big(schedule: str) -> Direct:
+    """A backward of 1024 CTAs, far more than there are SMs."""
+    mask = Band() if schedule == "ascending" else Band(0)
+    p = Problem.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
+    return Direct(p, schedule, forward=any_forward(p))
+
+
+def held(schedule: str, free: int) -> dict[str, object]:
+    """Whether the backward ended while the SMs were held, and with the bits of an idle GPU."""
+    run, stream = big(schedule), torch.cuda.Stream()
+    expected = digest(run())
+    with torch.cuda.stream(stream):
+        run()  # its memory belongs to this stream now
+    torch.cuda.synchronize()
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    print(f"{sms - free} of {sms} SMs will be held", flush=True)
+    with sms_held(sms - free) as spinner:
+        print("they are held; the backward starts", flush=True)
+        with torch.cuda.stream(stream):
+            gradients = run()
+        stream.synchronize()
+        print("the backward has ended", flush=True)
+        still = not spinner.over()
+    return {"held until the end": still, "equal": digest(gradients) == expected}
+
+
+def beside(folder: Path, name: str, other: str) -> dict[str, object]:
+    """Digest and number of differing runs of 500, begun when both processes are ready."""
+    run = big("spt")
+    first = digest(run())
+    (folder / name).touch()
+    deadline = time.monotonic() + 120
+    while not (folder / other).exists():
+        assert time.monotonic() < deadline, f"{other} did not come"
+        time.sleep(0.01)
+    return {"digest": first, "differing": differing_runs(run, 500)}
+
+
+def main() -> None:
+    program, *arguments = sys.argv[1:]
+    if program == "held":
+        print(json.dumps(held(arguments[0], int(arguments[1]))), flush=True)
+    else:
+        print(json.dumps(beside(Path(arguments[0]), *arguments[1:])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Memory of the Hopper backward beyond its inputs: the gradients, one fp32 dq, and a few words per row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from dash_inductor.schedule import Band
+
+from .support.attention import Problem
+from .support.hopper import MARKS, Direct, any_forward
+
+pytestmark = MARKS
+
+HEADS, HEAD_DIM = 16, 128
+
+
+def peak(run: Callable[[], object]) -> int:
+    """Bytes that a call needs at once, beyond what is there before it; the first call loads and compiles."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def problem(length: int) -> Problem:
+    return Problem.random(length, length, HEAD_DIM, Band(0), batch=1, kv_heads=HEADS)
+
+
+def flash(p: Problem) -> Callable[[], object]:
+    """PyTorch's FlashAttention-2, which is deterministic under deterministic algorithms."""
+    length = p.q.shape[2]
+    out, lse = any_forward(p)
+    do, q, k, v, o = (t.transpose(1, 2) for t in (p.do, p.q, p.k, p.v, out))
+    state = torch.zeros(2, dtype=torch.uint64, device="cuda"), torch.zeros((), dtype=torch.uint64, device="cuda")
+    return lambda: torch.ops.aten._flash_attention_backward(
+        do, q, k, v, o, lse, None, None, length, length, 0.0, True, *state, scale=p.scale
+    )
+
+
+def test_peak(deterministic: None) -> None:
+    p = problem(8192)
+    ours = peak(Direct(p, "spt", forward=any_forward(p)))
+    elements, rows = p.q.numel(), p.q.numel() // HEAD_DIM
+    gradients, accumulator = 3 * 2 * elements, 4 * elements
+    words = 16 * rows  # log-sum-exp and delta in fp32 are 8 bytes per row; semaphores and alignment are less
+    assert ours <= gradients + accumulator + words
+    theirs = peak(flash(p))
+    assert ours < theirs, f"{ours / 2**20:.0f} MiB, FlashAttention-2 {theirs / 2**20:.0f} MiB"
+
+
+def test_no_quadratic_term() -> None:
+    lengths = (2048, 4096, 8192, 16384)
+    peaks = [peak(Direct(p, "spt", forward=any_forward(p))) for p in map(problem, lengths)]
+    assert all(b <= 2 * a for a, b in itertools.pairwise(peaks)), peaks

@@ -1,0 +1,73 @@
+"""The Hopper kernel never hangs: SMs held by another kernel, another process on the GPU, grids that cannot be resident.
+
+Every case that could hang runs in a process of its own, which is killed when its time is over.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dash_inductor.kernels.hopper import launch
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule import Band
+
+from .support.attention import Problem
+from .support.hopper import MARKS, Direct, any_forward
+
+pytestmark = MARKS
+
+SECONDS = 120
+"""Far more than any case takes (start, compile and some tenths of a second of work)."""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.hopper_progress", *arguments]
+    root = Path(__file__).parent.parent
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def result(process: subprocess.Popen[str], what: str) -> dict[str, object]:
+    try:
+        output, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        pytest.fail(f"{what} hangs: killed after {SECONDS} s; it had said\n{output}\n{errors[-2000:]}")
+    assert process.returncode == 0, f"{what}: exit status {process.returncode}\n{output}\n{errors[-2000:]}"
+    found: dict[str, object] = json.loads(output.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("free", [8, 1])
+@pytest.mark.parametrize("schedule", ["ascending", "descending", "spt", "fold"])
+def test_most_sms_are_held(schedule: str, free: int) -> None:
+    """A grid of 1024 CTAs ends on the SMs that are left, with the bits of an idle GPU."""
+    found = result(start("held", schedule, str(free)), f"{schedule} on {free} SMs")
+    assert found == {"held until the end": True, "equal": True}
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    """They take turns on the GPU as the driver likes; both see the same bits every time."""
+    names = ("first", "second")
+    processes = [start("beside", str(tmp_path), *pair) for pair in (names, names[::-1])]
+    first, second = (result(process, name) for process, name in zip(processes, names, strict=True))
+    assert first == second
+    assert first["differing"] == 0
+
+
+@pytest.mark.parametrize(("schedule", "mask"), [("shift", Band()), ("symmetric_shift", Band(0))], ids=str)
+def test_co_residency_is_checked_before_the_launch(schedule: str, mask: Band, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These wait both ways: with more CTAs than SMs they would hang."""
+
+    def launched(*_: object) -> None:
+        raise AssertionError("it was launched")
+
+    monkeypatch.setattr(launch._State, "run", launched)
+    p = Problem.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
+    with pytest.raises(ArgumentError, match=f"schedule='{schedule}'"):
+        Direct(p, schedule, forward=any_forward(p))()
