@@ -152,24 +152,84 @@ def gluon_barrier() -> Any:
     return language.barrier if hasattr(language, "barrier") else language.thread_barrier  # 3.7 renamed it
 
 
-class Pointer:
-    """A device address, as Triton's launchers accept it in place of a tensor."""
+class _Descriptor:
+    """What Triton's launcher reads of a host-side TMA descriptor."""
 
-    __slots__ = ("address",)
+    __slots__ = ("address", "shape", "strides")
+    padding = "zero"
+    round_f32_to_tf32 = False  # read since 3.7
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
+        self.address, self.shape, self.strides = address, shape, strides
+
+    @property
+    def base(self) -> _Descriptor:
+        return self
 
     def data_ptr(self) -> int:
         return self.address
 
 
-class Descriptor:
-    """What Triton's launchers read of a host-side TMA descriptor, without the checks of its own class on every call."""
+class KernelLauncher:
+    """Launches a compiled kernel whose first arguments are TMA descriptors of fixed shapes and strides.
 
-    __slots__ = ("base", "shape", "strides")
-    padding = "zero"
-    round_f32_to_tf32 = False  # read since 3.7
+    Triton's own launcher encodes every descriptor on every call, which takes longer than the rest of a launch.  Where its
+    inner function can be reached (3.6), encoded descriptors are kept by address; elsewhere Triton encodes them.
 
-    def __init__(self, base: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
-        self.base, self.shape, self.strides = base, shape, strides
+    Args:
+        compiled: Triton's compiled kernel.
+        grid: number of programs.
+        descriptors: (shape, strides) of each leading descriptor argument.
+        constants: number of compile-time constants at the end of the argument list.
+    """
+
+    def __init__(
+        self, compiled: Any, grid: int, descriptors: Sequence[tuple[Sequence[int], Sequence[int]]], constants: int
+    ) -> None:
+        self._compiled, self._grid = compiled, grid
+        self._descriptors = [(tuple(shape), tuple(strides)) for shape, strides in descriptors]
+        self._constants = (None,) * constants
+        self._encoded: dict[tuple[int, int], Any] = {}
+        self._launcher = compiled.run  # loads the kernel into the current device
+        self._raw = _raw_launch(self._launcher) if descriptors else None
+
+    def __call__(self, stream: int, addresses: Sequence[int], *arguments: Any) -> None:
+        """Launch on a raw stream; one address per descriptor, then the other arguments (addresses as integers)."""
+        from triton import knobs
+
+        compiled, runtime = self._compiled, knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        metadata = None if enter is None else compiled.launch_metadata((self._grid, 1, 1), stream, *arguments)
+        head = (self._grid, 1, 1, stream, compiled.function)
+        hooks = (compiled.packed_metadata, metadata, enter, leave)
+        if self._raw is None:
+            tiles = [_Descriptor(a, *d) for a, d in zip(addresses, self._descriptors, strict=True)]
+            self._launcher(*head, *hooks, *tiles, *arguments, *self._constants)
+            return
+        flat: list[Any] = []
+        for i, address in enumerate(addresses):
+            encoded = self._encoded.get((i, address))
+            if encoded is None:
+                encoded = self._encode(i, address)
+            flat += encoded
+        launcher = self._launcher
+        options = (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
+        self._raw(*head, *options, *hooks, *flat, *arguments, *self._constants)
+
+    def _encode(self, i: int, address: int) -> list[Any]:
+        from triton.backends.nvidia import driver
+
+        if len(self._encoded) > 1024:  # addresses that are not used any more
+            self._encoded.clear()
+        descriptor = _Descriptor(address, *self._descriptors[i])
+        encoded: list[Any] = driver.make_tensordesc_arg(descriptor, self._compiled.metadata.tensordesc_meta[i])
+        self._encoded[i, address] = encoded
+        return encoded
+
+
+def _raw_launch(launcher: Any) -> Any:
+    """The function below Triton's descriptor encoding, or None where it takes other arguments than in 3.6."""
+    if not str(triton_version()).startswith("3.6.") or launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    closure = dict(zip(launcher.launch.__code__.co_freevars, launcher.launch.__closure__ or (), strict=True))
+    return closure["launcher"].cell_contents if "launcher" in closure else None

@@ -158,6 +158,11 @@ class Kernels:
                  **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
         return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), {"num_warps": 4})
 
+    @staticmethod
+    def constants(compiled: Any) -> int:
+        """How many compile-time constants, always last, a compiled kernel's argument list has."""
+        return sum(parameter.is_constexpr for parameter in compiled.src.fn.params)
+
     def _tile(self, rows: int, columns: int) -> str:
         dtype = gl.bfloat16 if self.problem.dtype == "bfloat16" else gl.float16
         block = [1, 1, rows, columns]

@@ -1,14 +1,14 @@
 """The host side of the Hopper kernel: checks tensors, lays out the workspace, launches prepare, main and finish.
 
 Everything that depends on shapes and strides alone is computed once per combination (`_State`); a call allocates four
-tensors, fills nine TMA descriptors and launches three kernels.
+tensors and launches three kernels.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor
 from ... import compat
 from ...errors import ArgumentError
 from ...schedule import codegen
-from ...schedule.problem import Band, Plan
-from .build import FINISH_ROWS, Kernels, Problem, kernels
+from ...schedule.problem import Band, Plan, Tiles
+from .build import FINISH_ROWS, Problem, kernels
 
+_Strides = tuple[int, ...]
 LOG2E = math.log2(math.e)
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
@@ -41,23 +42,31 @@ def backward(
         ArgumentError: a plan of another kernel; a schedule that needs more co-resident CTAs than the GPU has SMs.
     """
     query, key, value, grad_out, out = map(_readable, (query, key, value, grad_out, out))
-    state = _state(
+    state = functools.partial(
+        _state,
         plan, mask, scale, tuple(map(tuple, orders)), query.dtype, query.device.index,
-        tuple((t.shape, t.stride()) for t in (query, key, value, grad_out, out, logsumexp)),
+        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
+        out.stride(), logsumexp.stride(),
     )  # fmt: skip
-    return state.run(query, key, value, grad_out, out, logsumexp)
+    if torch.cuda.current_device() != query.device.index:
+        with torch.cuda.device(query.device):
+            return state().run(query, key, value, grad_out, out, logsumexp)
+    return state().run(query, key, value, grad_out, out, logsumexp)
 
 
 def _readable(tensor: Tensor) -> Tensor:
     """`tensor`, or a contiguous copy where TMA could not read it: it wants 16-byte aligned rows with unit stride."""
-    *outer, last = tensor.stride()
-    aligned = last == 1 and not tensor.data_ptr() % 16
-    for size, stride in zip(tensor.shape, outer, strict=False):
-        aligned = aligned and (size == 1 or (stride > 0 and not stride % 8))
-    return tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)
+    b, h, row, column = tensor.stride()
+    if not ((b | h | row) % 8 or b < 1 or h < 1 or row < 1 or column != 1 or tensor.data_ptr() % 16):
+        return tensor
+    outer = zip(tensor.shape, (b, h, row), strict=False)
+    aligned = column == 1 and not tensor.data_ptr() % 16
+    if aligned and all(size == 1 or (stride > 0 and not stride % 8) for size, stride in outer):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def _state(*facts: Any) -> _State:
     return _State(*facts)
 
@@ -67,11 +76,11 @@ class _State:
 
     def __init__(
         self, plan: str, mask: str, scale: float, orders: tuple[tuple[int, ...], ...], dtype: torch.dtype, device: int,
-        layouts: tuple[tuple[torch.Size, tuple[int, ...]], ...],
+        q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
+        do: _Strides, out: _Strides, lse: _Strides,
     ) -> None:  # fmt: skip
-        q, k, v, do, out, lse = layouts
-        self.batch, self.q_heads, self.q_len, head_dim = q[0]
-        _, self.kv_heads, self.kv_len, value_dim = v[0]
+        self.batch, self.q_heads, self.q_len, head_dim = q_shape
+        _, self.kv_heads, self.kv_len, value_dim = v_shape
         parsed = Plan.parse(plan)
         if parsed.kernel != "hopper":
             raise ArgumentError("plan", plan, "a plan of the hopper kernel")
@@ -85,43 +94,47 @@ class _State:
         offset = self.kv_len - self.q_len if band.anchor == "bottom_right" else 0
         self.lo, self.hi = (0 if x is None else x - offset for x in (band.lo, band.hi))
         self.dtype, self.device = dtype, torch.device("cuda", device)
-        self.n_q = -(-self.q_len // tiles.block_q)
-        self.q_tiles = self.batch * self.q_heads * self.n_q
-        rows = self.q_tiles * tiles.block_q
-        self._lay_out_workspace(rows, self.kernels.block_d)
-        shapes = (q[0], k[0], v[0])
-        self.strides = [_dense_strides(shape, order) for shape, order in zip(shapes, orders, strict=True)]
-        self.shapes = shapes
-        descriptor = _descriptor
-        self.input_descriptors = [descriptor(*layout) for layout in (q, k, v, do)]
-        self.output_descriptors = [descriptor(s, t) for s, t in zip(shapes[1:], self.strides[1:], strict=True)]
-        self.accumulator = ([rows * self.kernels.block_d // 32, 32], [32, 1])
-        self.rows = ([rows], [1])
-        self.scale = scale
-        self._grids(band, tiles, parsed.section)
-        self.section = parsed.section
-        self.out_strides, self.do_strides, self.lse_strides = out[1][:3], do[1][:3], lse[1][:3]
+        self.shapes = (q_shape, k_shape, v_shape)
+        self.strides = [_dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
+        n_q = -(-self.q_len // tiles.block_q)
+        q_tiles = self.batch * self.q_heads * n_q
+        block_d, rows = self.kernels.block_d, q_tiles * tiles.block_q
+        self._lay_out_workspace(rows, q_tiles)
+        descriptors = [
+            _descriptor(q_shape, q), _descriptor(k_shape, k), _descriptor(v_shape, v),
+            _descriptor((*q_shape[:3], value_dim), do), _descriptor(k_shape, self.strides[1]),
+            _descriptor(v_shape, self.strides[2]), ([rows * block_d // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
+        ]  # fmt: skip
+        sizes = (self.q_heads, self.q_len)
+        self.prepare_sizes = (*out[:3], *do[:3], *lse[:3], *sizes, n_q)
+        self.main_sizes = (self.batch, *sizes, self.kv_len, self.lo, self.hi, parsed.section, scale, scale * LOG2E)
+        self.finish_sizes = (*self.strides[0][:3], *sizes, self.kv_len, self.lo, self.hi, n_q, scale)
+        built, finish_programs = self.kernels, q_tiles * (tiles.block_q // FINISH_ROWS)
+        self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constants(built.prepare))
+        self.main = compat.KernelLauncher(built.main, self._ctas(tiles), descriptors, built.constants(built.main))
+        self.finish = compat.KernelLauncher(built.finish, finish_programs, (), built.constants(built.finish))
 
-    def _lay_out_workspace(self, rows: int, block_d: int) -> None:
+    def _lay_out_workspace(self, rows: int, q_tiles: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, semaphores, ticket."""
         self.offsets, end = [], 0
-        for size in (4 * rows * block_d, 4 * rows, 4 * rows, 4 * self.q_tiles, 4):
+        for size in (4 * rows * self.kernels.block_d, 4 * rows, 4 * rows, 4 * q_tiles, 4):
             self.offsets.append(end)
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.workspace_bytes = end
 
-    def _grids(self, band: Band, tiles: Any, section: int) -> None:
-        host = codegen.python_functions(self.kernels.problem.schedule, self.kernels.problem.band)
-        tail = (self.q_len, self.kv_len, self.lo, self.hi, tiles.block_q, tiles.block_kv)
-        self.ctas = self.batch * self.kv_heads * host.dash_slots(*tail)
+    def _ctas(self, tiles: Tiles) -> int:
+        problem = self.kernels.problem
+        host = codegen.python_functions(problem.schedule, problem.band)
+        slots = host.dash_slots(self.q_len, self.kv_len, self.lo, self.hi, tiles.block_q, tiles.block_kv)
+        ctas = int(self.batch * self.kv_heads * slots)
         if self.kernels.schedule.resident is not None:
             available = torch.cuda.get_device_properties(self.device).multi_processor_count
-            if self.ctas > available:
+            if ctas > available:
                 raise ArgumentError(
-                    "schedule", self.kernels.problem.schedule,
-                    f"one that needs no co-residency: {self.ctas} CTAs do not fit {available} SMs at once",
+                    "schedule", problem.schedule,
+                    f"one that needs no co-residency: {ctas} CTAs do not fit {available} SMs at once",
                 )  # fmt: skip
-        self.finish_programs = self.q_tiles * (tiles.block_q // FINISH_ROWS)
+        return ctas
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor
@@ -132,27 +145,15 @@ class _State:
         )
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
         start = workspace.data_ptr()
-        accumulator, lse2, delta, semaphores, ticket = (start + offset for offset in self.offsets)
+        accumulator, lse2, delta, semaphores, ticket = [start + offset for offset in self.offsets]
+        do = grad_out.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        k = self.kernels
-        k.prepare[(self.q_tiles, 1, 1)](
-            out, grad_out, logsumexp, lse2, delta, semaphores, ticket, *self.out_strides, *self.do_strides,
-            *self.lse_strides, self.q_heads, self.q_len, self.n_q, None, None, None, stream=stream,
-        )  # fmt: skip
-        inputs = (query, key, value, grad_out)
-        k.main[(self.ctas, 1, 1)](
-            *(compat.Descriptor(t, *d) for t, d in zip(inputs, self.input_descriptors, strict=True)),
-            *(compat.Descriptor(t, *d) for t, d in zip((dk, dv), self.output_descriptors, strict=True)),
-            compat.Descriptor(compat.Pointer(accumulator), *self.accumulator),
-            compat.Descriptor(compat.Pointer(lse2), *self.rows), compat.Descriptor(compat.Pointer(delta), *self.rows),
-            semaphores, ticket,
-            self.batch, self.q_heads, self.q_len, self.kv_len, self.lo, self.hi, self.section, self.scale,
-            self.scale * LOG2E, *[None] * 21, stream=stream,
-        )  # fmt: skip
-        k.finish[(self.finish_programs, 1, 1)](
-            accumulator, dq, *self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, self.lo, self.hi, self.n_q,
-            self.scale, *[None] * 6, stream=stream,
-        )  # fmt: skip
+        self.prepare(
+            stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, ticket, *self.prepare_sizes
+        )
+        inputs = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do, dk.data_ptr(), dv.data_ptr())
+        self.main(stream, (*inputs, accumulator, lse2, delta), semaphores, ticket, *self.main_sizes)
+        self.finish(stream, (), accumulator, dq.data_ptr(), *self.finish_sizes)
         return dq, dk, dv
 
 
