@@ -1,139 +1,122 @@
 """Attention backward beside what a user would pick instead, in one run on one GPU.
 
-    python -m benchmarks.backward [--tokens 16384] [--hidden 2048] [--name backward]
+    python -m benchmarks.backward [--only regular:d128 gqa ...] [--columns dash ...] [--name backward] [--list]
 
 One call from saved tensors to bf16 gradients, pre- and post-processing included.  Columns: PyTorch's deterministic FA2
 (`use_deterministic_algorithms`), cuDNN (not deterministic), compiled FlexAttention (Triton), and the compiled
-`dash::attention_backward` with the planner's plan.  TFLOP/s = 2.5 * 4 * B * H * S * S * D (half if causal) / time.
+`dash::attention_backward` with the planner's plan; in TFLOP/s over visible pairs, half of all pairs if causal (for one
+head dim 2.5 * 4 * B * H * S * S * D, half if causal).  "of regular" is dash's rate per visible tile over that of the
+nearest shape of the regular table.  `--only` takes shapes whose name contains one of the words; results files of
+several runs can have several names.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import gc
+from functools import cache
 from typing import Any
 
 import torch
 
-from dash_inductor import ops
+from dash_inductor import lowering
 from dash_inductor.schedule import plan as make_plan
-from dash_inductor.schedule.problem import Band, Plan, Site
 
 from . import common
-
-aten = torch.ops.aten
-Backward = Callable[[], Any]
-
-
-class Problem:
-    """Inputs of one shape and the forward's outputs, in PyTorch's layout [batch, heads, length, head dim]."""
-
-    def __init__(self, tokens: int, hidden: int, head_dim: int, length: int, causal: bool) -> None:
-        self.batch, self.heads, self.length, self.head_dim = tokens // length, hidden // head_dim, length, head_dim
-        self.causal, self.scale = causal, head_dim**-0.5
-        g = torch.Generator(device="cuda").manual_seed(0)
-        shape = (self.batch, length, self.heads, head_dim)
-        self.q, self.k, self.v, self.do = (
-            torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g).transpose(1, 2) for _ in range(4)
-        )
-        self.mask = Band(0) if causal else Band()
-
-    @property
-    def flops(self) -> float:
-        return 2.5 * 4 * self.batch * self.heads * self.length**2 * self.head_dim * (0.5 if self.causal else 1.0)
-
-    def site(self) -> Site:
-        return Site(
-            "cuda", "bfloat16", self.batch, self.heads, self.heads, self.length, self.length,
-            self.head_dim, self.head_dim, self.mask, self.scale,
-        )  # fmt: skip
+from .contenders import CONTENDERS, DETERMINISTIC, arch
+from .shapes import SHAPES, Shape
 
 
-def flash(p: Problem) -> Backward:
-    out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-        p.q, p.k, p.v, 0.0, p.causal, False, scale=p.scale
-    )
-    return lambda: aten._scaled_dot_product_flash_attention_backward(
-        p.do, p.q, p.k, p.v, out, lse, None, None, p.length, p.length, 0.0, p.causal, seed, offset, scale=p.scale
-    )
+def time(shape: Shape, name: str) -> tuple[float, Any, bool]:
+    """(ms, gradients, whether ten more calls gave the same bits) of a contender."""
+    common.watchdog(120)
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(name in DETERMINISTIC)
+    try:
+        run = CONTENDERS[name](shape, shape.tensors())
+        gradients = run()
+        equal = name in DETERMINISTIC and all(all(map(torch.equal, gradients, run())) for _ in range(10))
+        return common.time_ms(run, repeats=15), gradients, equal
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
-def cudnn(p: Problem) -> Backward:
-    out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
-        p.q, p.k, p.v, None, True, 0.0, p.causal, False, scale=p.scale
-    )
-    return lambda: aten._scaled_dot_product_cudnn_attention_backward(
-        p.do, p.q, p.k, p.v, out, lse, seed, offset, None, None, None, p.length, p.length, 0.0, p.causal, scale=p.scale
-    )
+@cache
+def dash_tile_rate(name: str) -> float:
+    """TFLOP/s over visible tiles of dash at a shape."""
+    shape = SHAPES[name]
+    return shape.tile_flops / time(shape, "dash")[0] / 1e9
 
 
-def flex(p: Problem) -> Backward:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    leaves = [t.detach().requires_grad_() for t in (p.q, p.k, p.v)]
-    mask = None
-    if p.causal:
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, p.length, p.length, device="cuda")
-    out = torch.compile(flex_attention, dynamic=False)(*leaves, block_mask=mask)
-    return lambda: torch.autograd.grad(out, leaves, p.do, retain_graph=True)
+def difference(gradients: dict[str, Any]) -> float | None:
+    """Largest relative difference of dash's gradients to the first other contender's."""
+    others = [g for name, g in gradients.items() if name != "dash"]
+    if "dash" not in gradients or not others:
+        return None
+    pairs = zip(gradients["dash"], others[0], strict=True)
+    return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
 
 
-def dash(p: Problem, plan: Plan) -> Backward:
-    order = [0, 2, 1, 3]
-
-    def backward(*tensors: torch.Tensor) -> Any:
-        return ops.attention_backward(*tensors, str(p.mask), p.scale, order, order, order, str(plan), "benchmark")
-
-    out, lse = ops.attention_forward(p.q, p.k, p.v, str(p.mask), p.scale, order, str(plan), "benchmark")
-    compiled = torch.compile(backward, dynamic=False)
-    return lambda: compiled(p.do, p.q, p.k, p.v, out, lse)
-
-
-def measure(p: Problem, arch: str) -> dict[str, Any]:
-    plan = make_plan(p.site(), arch)
-    row: dict[str, Any] = {"D": p.head_dim, "mask": str(p.mask), "S": p.length}
-    contenders = {"FA2 det": flash, "cuDNN nondet": cudnn, "flex": flex, "dash": lambda x: dash(x, plan)}
-    gradients = {}
-    for name, build in contenders.items():
-        common.watchdog(90)
-        torch.use_deterministic_algorithms(name in ("FA2 det", "dash"))
-        run = build(p)
-        gradients[name] = run()
+def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"shape": shape.name}
+    times: dict[str, float] = {}
+    gradients: dict[str, Any] = {}
+    reasons = {}
+    for name in columns:
+        try:
+            times[name], gradients[name], equal = time(shape, name)
+            row[name] = shape.flops / times[name] / 1e9
+        except (RuntimeError, ValueError) as error:  # not run, not supported, not compiled, or out of memory
+            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            row[name] = None
+            continue
         if name == "dash":
-            row["equal"] = all(all(map(torch.equal, gradients[name], run())) for _ in range(10))
-        row[name] = p.flops / common.time_ms(run, repeats=15) / 1e9
-    torch.use_deterministic_algorithms(False)
-    errors = [
-        float((ours.float() - theirs.float()).norm() / theirs.float().norm())
-        for ours, theirs in zip(gradients["dash"], gradients["FA2 det"], strict=True)
-    ]
-    row |= {
-        "vs FA2 det": row["dash"] / row["FA2 det"],
-        "vs cuDNN": row["dash"] / row["cuDNN nondet"],
-        "vs flex": row["dash"] / row["flex"],
-    }
-    return row | {"difference to FA2": max(errors), "plan": str(plan)}
+            row["equal"] = equal
+    if "dash" in times:
+        row |= {f"vs {name}": times[name] / times["dash"] for name in columns if name in times and name != "dash"}
+        if shape.regular is not None:
+            row["of regular"] = shape.tile_flops / times["dash"] / 1e9 / dash_tile_rate(shape.regular)
+        row["plan"] = str(make_plan(shape.site(), arch()))
+    row |= {"difference": difference(gradients), "ms": times, "not run": reasons}
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
+
+
+def selected(words: list[str]) -> list[Shape]:
+    """The shapes whose name contains one of the words; all without words."""
+    found = [shape for name, shape in SHAPES.items() if not words or any(word in name for word in words)]
+    if not found:
+        raise SystemExit(f"no shape has one of {words} in its name; --list shows all names")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--only", nargs="+", default=[], help="words, one of which a shape's name must contain")
+    parser.add_argument("--columns", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--name", default="backward", help="name of the results file")
+    parser.add_argument("--list", action="store_true", help="print the names of the shapes and end")
     options = parser.parse_args()
-    from dash_inductor import lowering
-
+    shapes = selected(options.only)
+    if options.list:
+        print("\n".join(shape.name for shape in shapes))
+        return
     lowering.register()
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     rows = []
-    for head_dim in (128, 64):
-        for causal in (False, True):
-            for length in (512, 1024, 2048, 4096, 8192, 16384):
-                torch._dynamo.reset()
-                rows.append(measure(Problem(options.tokens, options.hidden, head_dim, length, causal), arch))
-                print(rows[-1], flush=True)
-    common.table([{k: v for k, v in row.items() if k != "plan"} for row in rows])
-    print(common.write(options.name, {"conditions": common.conditions(), "options": vars(options), "rows": rows}))
+    for shape in shapes:
+        rows.append(measure(shape, options.columns))
+        print(rows[-1], flush=True)
+    keys = dict.fromkeys(key for row in rows for key in row if key not in ("plan", "ms", "not run"))
+    common.table([{key: row.get(key) for key in keys} for row in rows])
+    for row in rows:
+        for name, reason in row["not run"].items():
+            print(f"{row['shape']}: {name} not run: {reason}")
+    failed = [row["shape"] for row in rows if "dash" in row["not run"]]
+    settings = {"only": options.only, "columns": options.columns}
+    print(common.write(options.name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
+    if failed:
+        raise SystemExit(f"dash did not run: {failed}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""A whole training step of an unmodified Hugging Face Llama: default, deterministic, deterministic with dash_inductor.
+"""A whole training step of an unmodified model: default, deterministic, deterministic with dash_inductor.
 
-    python -m benchmarks.step [--length 8192 --layers 8 --batch 2] [--variants default deterministic dash] [--name step]
+    python -m benchmarks.step [--model llama] [--length 8192 --layers 8 --batch 2]
+                              [--variants default deterministic dash] [--name step]
+
+Models: Llama of transformers (causal), and an encoder in the shape of ViT-L (full mask; try 576 and 4096 tokens).
 
 Each variant runs in a process of its own (`torch.compile`, fused AdamW, bf16, random init from a config): median step
 time, peak memory, and whether two trainings from the same start are bitwise equal.  The dash variant also prints its
@@ -20,32 +23,26 @@ from typing import Any
 import torch
 
 from . import common
+from .models import MODELS
 
 VARIANTS = ("default", "deterministic", "dash")
 
 
 def train(options: argparse.Namespace, steps: int) -> tuple[Any, list[float], list[float], float]:
     """(model, losses, step times in ms, seconds of the first step) of one training from a fixed start."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     torch._dynamo.reset()
-    config = LlamaConfig(
-        hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=4,
-        num_hidden_layers=options.layers, vocab_size=32000, max_position_embeddings=options.length,
-    )  # fmt: skip
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = MODELS[options.model](options.layers, options.length).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    generator = torch.Generator(device="cuda").manual_seed(1)
-    tokens = torch.randint(0, 32000, (options.batch, options.length), device="cuda", generator=generator)
+    inputs = model.inputs(options.batch, options.length, torch.Generator(device="cuda").manual_seed(1))
     compiled = torch.compile(model)
     losses, times, first = [], [], 0.0
     for step in range(steps):
         common.watchdog(400)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        loss = compiled(input_ids=tokens, labels=tokens).loss
+        loss = compiled(inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -112,6 +109,7 @@ class _TimedPasses:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama", choices=list(MODELS))
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2)
@@ -126,7 +124,7 @@ def main() -> None:
     rows = []
     for variant in options.variants:
         command = [sys.executable, "-m", "benchmarks.step", "--child", variant]
-        for name in ("length", "layers", "batch", "steps"):
+        for name in ("model", "length", "layers", "batch", "steps"):
             command += [f"--{name}", str(getattr(options, name))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         found = [line for line in done.stdout.splitlines() if line.startswith("ROW ")]
