@@ -39,23 +39,21 @@ class Variant:
     Args:
         share_p: P and dS go to the dV and dK matmuls through shared memory, not registers.
         spare_q: the Q ring has a tile more than the others, so that a Q may be read until the end of the next step.
-        next_s: the S of the next step is computed while dq is stored; only with spare_q.
-        late_dk: dK is computed in the next step, during its softmax; only with next_s.
+        overlap: matmuls of two steps are in flight at once; only with spare_q, and where registers allow it.
         registers: registers per thread of producer and reducers.
     """
 
     share_p: bool
     spare_q: bool
-    next_s: bool
-    late_dk: bool
+    overlap: bool
     registers: int = 24
 
 
 VARIANTS = {
-    (64, 64): Variant(share_p=False, spare_q=True, next_s=False, late_dk=False),
-    (128, 128): Variant(share_p=False, spare_q=True, next_s=True, late_dk=True),
-    (256, 128): Variant(share_p=True, spare_q=False, next_s=False, late_dk=False),
-    (256, 256): Variant(share_p=True, spare_q=False, next_s=False, late_dk=False),
+    (64, 64): Variant(share_p=False, spare_q=True, overlap=False),
+    (128, 128): Variant(share_p=False, spare_q=True, overlap=True),
+    (256, 128): Variant(share_p=True, spare_q=False, overlap=False),
+    (256, 256): Variant(share_p=True, spare_q=False, overlap=False),
 }
 """By padded head dims of q, k and of v."""
 
@@ -123,7 +121,7 @@ class Kernels:
             "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
             "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": tiles.block_q, "BLOCK_KV": tiles.block_kv,
             "BLOCK_D": self.block_d, "BLOCK_DV": self.block_dv, "STAGES": tiles.num_stages,
-            "SHARE_P": v.share_p, "Q_STAGES": tiles.num_stages + v.spare_q, "NEXT_S": v.next_s, "LATE_DK": v.late_dk,
+            "SHARE_P": v.share_p, "Q_STAGES": tiles.num_stages + v.spare_q, "OVERLAP": v.overlap,
             "ROLE_REGISTERS": v.registers,
         }  # fmt: skip
         q, kv, d, dv = tiles.block_q, tiles.block_kv, self.block_d, self.block_dv

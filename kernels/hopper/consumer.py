@@ -29,21 +29,22 @@ def in_fragments(dq):
 @gluon.jit
 def consume(
     work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, WARPS: gl.constexpr, SHARE_P: gl.constexpr, NEXT_S: gl.constexpr,
-    LATE_DK: gl.constexpr,
+    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, WARPS: gl.constexpr, SHARE_P: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
 
     Scores are computed transposed, [BLOCK_KV, BLOCK_Q].  P is a left operand in registers for dV; with SHARE_P (head dims
     where two warpgroups share the 64 rows of a kv tile) it goes through shared memory.
 
-    NEXT_S and LATE_DK keep matmuls queued over the end of a step, so that the tensor cores need not wait for the softmax:
+    OVERLAP keeps matmuls queued over the end of a step, so that the tensor cores need not wait for the softmax:
 
-        dP (LATE_DK: and dK of the step before) | softmax
-        dV                                      | dS
-        dQ, dK unless LATE_DK, (NEXT_S:) S of the next step | dq tile to its buffer
+        without OVERLAP             with OVERLAP                         meanwhile
+        S, dP                       dP, dK of the step before            softmax
+        dV                          dV                                   dS
+        dQ, dK                      dQ, S of the step after              dq tile to its buffer
 
-    With NEXT_S a walk ends with an S of a tile that nobody needs; with LATE_DK it begins with a dK of a dS of zeros.
+    With it a walk ends with an S of a tile that nobody needs, and begins with a dK of a dS of zeros.  Without it, a spare Q tile
+    lets dq go out before dK is done.
     """
     BLOCK_Q: gl.constexpr = work.BLOCK_Q
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
@@ -74,11 +75,10 @@ def consume(
         s = zero_s
         if steps > 0:
             mbarrier.wait(shared.k_full.index(0), part & 1)
-            if LATE_DK:
+            if OVERLAP:
                 shared.ds.store(zero_s.to(DTYPE))
                 fence_async_shared()
                 role_barrier()
-            if NEXT_S:
                 slot = first_slot % shared.Q_STAGES
                 mbarrier.wait(shared.q_full.index(slot), (first_slot // shared.Q_STAGES) & 1)
                 s = warpgroup_mma(shared.k, shared.q.index(slot).permute((1, 0)), zero_s, use_acc=False)
@@ -91,15 +91,15 @@ def consume(
             q_tile = work.q_tile(step, kv)
             q = shared.q.index(q_slot)
             do = shared.do.index(do_slot)
-            if not NEXT_S:
+            if not OVERLAP:
                 mbarrier.wait(shared.q_full.index(q_slot), (q_it // shared.Q_STAGES) & 1)
                 s = warpgroup_mma(shared.k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
             mbarrier.wait(shared.do_full.index(do_slot), (it // shared.STAGES) & 1)
             dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            if LATE_DK:
+            if OVERLAP:
                 before = gl.maximum(q_it - 1, first_slot) % shared.Q_STAGES
                 dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
-            if not NEXT_S:
+            else:
                 s = warpgroup_mma_wait(1, deps=(s,))
             lse = shared.lse.index(q_slot).load(columns)
             p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
@@ -120,46 +120,41 @@ def consume(
                 dv = warpgroup_mma(shared.p, do, dv, is_async=True)
             else:
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True)
-            dp = warpgroup_mma_wait(2 if LATE_DK else 1, deps=(dp,))  # the others run on
+            dp = warpgroup_mma_wait(2 if OVERLAP else 1, deps=(dp,))  # the others run on
             delta = shared.delta.index(do_slot).load(columns)
             ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
-            if LATE_DK:
+            if OVERLAP:
                 dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
             shared.ds.store(ds)
             fence_async_shared()
             role_barrier()  # dS is complete
             dq = warpgroup_mma(shared.ds.permute((1, 0)), shared.k, zero_q, use_acc=False, is_async=True)
-            if not LATE_DK:
-                if SHARE_P or NEXT_S:
-                    dk = warpgroup_mma(shared.ds, q, dk, is_async=True)
-                else:
-                    dk = warpgroup_mma(gl.convert_layout(ds, operand_k, assert_trivial=True), q, dk, is_async=True)
-            if NEXT_S:
+            if OVERLAP:
                 next_it = q_it + 1
                 next_slot = next_it % shared.Q_STAGES
                 mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
                 s = warpgroup_mma(shared.k, shared.q.index(next_slot).permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                dq, dv = warpgroup_mma_wait(1 if LATE_DK else 2, deps=(dq, dv))
-            elif SPARE_Q:
+            elif SHARE_P:
+                dk = warpgroup_mma(shared.ds, q, dk, is_async=True)
+            else:
+                dk = warpgroup_mma(gl.convert_layout(ds, operand_k, assert_trivial=True), q, dk, is_async=True)
+            if SPARE_Q:
                 dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
             else:
                 dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
             mbarrier.wait(shared.dq_empty.index(do_slot), ((it // shared.STAGES) & 1) ^ 1)
             shared.dq.index(do_slot).store(in_fragments(dq))
             fence_async_shared()
-            if NEXT_S and not LATE_DK:
-                dk = warpgroup_mma_wait(1, deps=(dk,))
             role_barrier()
             mbarrier.arrive(shared.step_done.index(do_slot), count=1)
-            if NEXT_S:
+            if OVERLAP:
                 s = warpgroup_mma_wait(0, deps=(s,))
             elif SPARE_Q:
                 dk = warpgroup_mma_wait(0, deps=(dk,))
         first_slot += steps
-        if NEXT_S:
+        if OVERLAP:
             if steps > 0:
-                if LATE_DK:
-                    dk = warpgroup_mma(shared.ds, shared.q.index((first_slot - 1) % shared.Q_STAGES), dk)
+                dk = warpgroup_mma(shared.ds, shared.q.index((first_slot - 1) % shared.Q_STAGES), dk)
                 first_slot += 1
         done += steps
         role_barrier()

@@ -18,7 +18,7 @@ def hopper_backward(
     Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
     EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, SHARE_P: gl.constexpr,
-    Q_STAGES: gl.constexpr, NEXT_S: gl.constexpr, LATE_DK: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
+    Q_STAGES: gl.constexpr, OVERLAP: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -43,8 +43,8 @@ def hopper_backward(
         gl.warp_specialize(
             [
                 (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
-                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, NEXT_S, LATE_DK)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, NEXT_S)),
+                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP)),
                 (reduce, (work, shared, dq_desc, semaphores, 0)),
             ],
             [1, 1],
@@ -54,8 +54,8 @@ def hopper_backward(
         gl.warp_specialize(
             [
                 (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
-                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, NEXT_S, LATE_DK)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, NEXT_S)),
+                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP)),
                 (reduce, (work, shared, dq_desc, semaphores, 0)),
                 (reduce, (work, shared, dq_desc, semaphores, 1)),
             ],

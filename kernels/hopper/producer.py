@@ -14,10 +14,10 @@ def wait_for_room(shared, it):
 
 
 @gluon.jit
-def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, NEXT_S: gl.constexpr):
+def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP: gl.constexpr):
     """Fill the rings.  Rows and columns outside a tensor arrive as zeros.
 
-    With NEXT_S the consumers wait for one Q tile past the last; it is announced without data.
+    With OVERLAP the consumers wait for one Q tile past the last; it is announced without data.
     """
     first_slot = 0  # of the Q ring, counted on
     done = 0  # steps of the parts before this one
@@ -47,7 +47,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             tma.async_copy_global_to_shared(delta_desc, [row], full, shared.delta.index(slot))
         first_slot += steps
         done += steps
-        if NEXT_S:
+        if OVERLAP:
             if steps > 0:
                 wait_for_room(shared, done)
                 mbarrier.arrive(shared.q_full.index(first_slot % shared.Q_STAGES), count=1)
