@@ -192,13 +192,12 @@ class KernelLauncher:
         self._encoded: dict[tuple[int, int], Any] = {}
         self._launcher = compiled.run  # loads the kernel into the current device
         self._raw = _raw_launch(self._launcher) if descriptors else None
+        self._runtime = importlib.import_module("triton.knobs").runtime
 
     def __call__(self, stream: int, addresses: Sequence[int], *arguments: Any) -> None:
         """Launch on a raw stream; one address per descriptor, then the other arguments (addresses as integers)."""
-        from triton import knobs
-
-        compiled, runtime = self._compiled, knobs.runtime
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        compiled, runtime = self._compiled, self._runtime
+        enter, leave = _hook(runtime.launch_enter_hook), _hook(runtime.launch_exit_hook)
         metadata = None if enter is None else compiled.launch_metadata((self._grid, 1, 1), stream, *arguments)
         head = (self._grid, 1, 1, stream, compiled.function)
         hooks = (compiled.packed_metadata, metadata, enter, leave)
@@ -225,6 +224,11 @@ class KernelLauncher:
         encoded: list[Any] = driver.make_tensordesc_arg(descriptor, self._compiled.metadata.tensordesc_meta[i])
         self._encoded[i, address] = encoded
         return encoded
+
+
+def _hook(hook: Any) -> Any:
+    """A profiler's hook, None where nobody has registered one: an empty chain would be called on every launch."""
+    return hook if getattr(hook, "calls", True) else None
 
 
 def _raw_launch(launcher: Any) -> Any:

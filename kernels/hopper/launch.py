@@ -93,7 +93,7 @@ class _State:
         self.kernels = kernels(problem, device)
         offset = self.kv_len - self.q_len if band.anchor == "bottom_right" else 0
         self.lo, self.hi = (0 if x is None else x - offset for x in (band.lo, band.hi))
-        self.dtype, self.device = dtype, torch.device("cuda", device)
+        self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [_dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
         n_q = -(-self.q_len // tiles.block_q)
@@ -139,10 +139,9 @@ class _State:
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = (
-            torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
-            for shape, stride in zip(self.shapes, self.strides, strict=True)
-        )
+        dq = query.new_empty_strided(self.shapes[0], self.strides[0])
+        dk = query.new_empty_strided(self.shapes[1], self.strides[1])
+        dv = query.new_empty_strided(self.shapes[2], self.strides[2])
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
         start = workspace.data_ptr()
         accumulator, lse2, delta, semaphores, ticket = [start + offset for offset in self.offsets]
