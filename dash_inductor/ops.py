@@ -94,6 +94,18 @@ def _backward(
     plan: str,
     site: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    orders = (dq_order, dk_order, dv_order)
+    if plan.startswith("hopper/") and query.is_cuda:
+        from .kernels.hopper import launch
+
+        unit_stride = [order if order[-1] == 3 else [0, 1, 2, 3] for order in orders]
+        gradients = launch.backward(
+            grad_out, query, key, value, out, logsumexp, mask, scale, unit_stride, plan
+        )
+        if unit_stride == list(orders):
+            return gradients
+        dq, dk, dv = map(_with_order, gradients, orders)
+        return dq, dk, dv
     from .kernels import reference
 
     dq, dk, dv = reference.backward(grad_out, query, key, value, out, logsumexp, mask, scale, plan)
@@ -137,7 +149,8 @@ def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
     return torch.Size((other[0], query[1], *other[2:]))
 
 
-# Eager calls run the reference executor; compiled calls on CUDA are lowered to the plan's kernels.
+# Eager calls run the Hopper kernel where the plan says so, else the reference executor; compiled calls on CUDA are
+# lowered to the plan's kernels.
 for _device in ("CPU", "CUDA"):
     _lib.impl("attention_forward", _forward, _device)
     _lib.impl("attention_backward", _backward, _device)

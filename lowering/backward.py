@@ -1,4 +1,4 @@
-"""Lowering of `dash::attention_backward`: a plan becomes exactly one Triton template per kernel.
+"""Lowering of `dash::attention_backward`: a plan becomes exactly one Triton template per kernel, or a call of the operator.
 
 One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
 a kernel on semaphores that were zeroed once.
@@ -52,7 +52,7 @@ def attention_backward(
 ) -> Sequence[TensorBox]:
     """dq, dk, dv of one site; shapes as in `ops`."""
     parsed = Plan.parse(plan)
-    if parsed.kernel == "reference":
+    if parsed.kernel in ("reference", "hopper"):  # Gluon kernels are no Triton templates: the operator launches them
         args = (grad_out, query, key, value, out, logsumexp, mask, scale, dq_order, dk_order, dv_order, plan, site)
         result: Sequence[TensorBox] = fallback_handler(ops.attention_backward, add_to_fallback_set=False)(*args)
         return result

@@ -13,6 +13,7 @@ from ..config import config
 from ..errors import DashError
 from ..observe.reasons import Reason
 from ..schedule import plan, supports
+from ..schedule.planner import covers
 from ..schedule.problem import Band, DType, Plan, Site
 from . import arch, layout
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
@@ -24,7 +25,6 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
 }
-MAX_HEAD_DIM = 128
 
 
 class Kept(Exception):
@@ -109,6 +109,7 @@ def analyse(node: Node, facts: Facts) -> Match:
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
         square=layout.same(query.shape[2], key.shape[2]),
     )
+    _check_dims(site, device)
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
             raise Kept(Reason.LAYOUT, f"{name} is not dense")
@@ -142,17 +143,21 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.dim() == key.dim() == value.dim() == 4:
         raise Kept(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
     shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
-    head_dim, value_dim, heads, kv_heads = map(_known, (query.shape[3], value.shape[3], query.shape[1], key.shape[1]))
-    if value_dim != head_dim:
-        raise Kept(Reason.VALUE_DIM, f"head dimension {head_dim}, of value {value_dim}")
-    if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM:
-        raise Kept(Reason.HEAD_DIM, f"head dimension {head_dim}")
+    heads, kv_heads = map(_known, (query.shape[1], key.shape[1]))
     # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
-    pairs = [(query.shape[0], key.shape[0]), *zip(key.shape, value.shape, strict=True), (query.shape[3], key.shape[3])]
+    pairs = [(query.shape[0], key.shape[0]), *zip(key.shape[:3], value.shape[:3], strict=True), (query.shape[3], key.shape[3])]
     if any(layout.differ(a, b) for a, b in pairs) or not kv_heads or heads % kv_heads:
         raise Kept(Reason.SHAPE, shapes)
     if 0 in map(layout.static, (*query.shape, *key.shape)):
         raise Kept(Reason.SHAPE, shapes)
+
+
+def _check_dims(site: Site, device: torch.device) -> None:
+    head_dim, value_dim = site.head_dim, site.value_dim
+    if head_dim % 8 or value_dim % 8 or not covers(site, arch.arch_of(device)):
+        if head_dim == value_dim:
+            raise Kept(Reason.HEAD_DIM, f"head dimension {head_dim}")
+        raise Kept(Reason.VALUE_DIM, f"head dimension {head_dim}, of value {value_dim}")
 
 
 def _check_dtypes(backend: Backend, args: dict[str, Any]) -> None:

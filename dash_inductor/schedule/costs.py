@@ -3,12 +3,14 @@
 Costs are in units of the compute of one 128 x 128 tile pair at the architecture's best rate, five matmuls in one pass.
 They are calibrated from benchmarks/results/tiles.json (H100), never at run time: there a matmul of the two-pass kernels
 runs at 650 TFLOP/s (0.2), and a step of the ordered kernel, its five matmuls and its add, costs 1.9 such tile pairs.
+The Hopper kernel's matmuls run at 560, 490 and 300 TFLOP/s for head dims up to 128, 64 and 256; its reducers hide the add.
 The other architectures have shapes that compile without large spills, not measured ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .problem import Tiles
 
@@ -24,6 +26,12 @@ SAME_AS = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_120": "sm
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 """Shared memory that one CTA may use."""
 
+L2_BYTES = 40 << 20
+"""What the heads of a section may keep in an H100's second-level cache (50 MB) beside what streams through."""
+
+HOPPER_DIMS = {(64, 64), (128, 128), (256, 128), (256, 256)}
+"""Padded head dims of (q and k, v) that the Hopper kernel has a variant for."""
+
 NOMINAL_LEN, NOMINAL_HEADS = 2048, 128
 """The problem on which candidates are compared: 128 heads, as in 16384 tokens of width 2048, so that work and waits
 decide, not the tail."""
@@ -35,6 +43,7 @@ class Candidate:
 
     Args:
         dkdv, dq: tiles; `dq` only for two_pass.
+        kernel: as in `Plan`; "reference" takes its place on the CPU.
         matmul: cost of one matmul over a 128 x 128 tile pair.  The one-pass kernel does 5 per pair, the two kernels of
             two_pass do 4 and 3.
         reduce: cost of adding a 128-row dq tile in order.
@@ -48,6 +57,7 @@ class Candidate:
     reduce: float = 0.0
     handover: float = 0.0
     depth: int = 0
+    kernel: Literal["portable", "hopper"] = "portable"
 
 
 Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
@@ -76,6 +86,29 @@ CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
 }
 for _arch in SHARED_BYTES:
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+
+
+def _hopper(tiles: str, matmul: float) -> tuple[Candidate, ...]:
+    return (Candidate(Tiles.parse(tiles), matmul=matmul, reduce=0.3, handover=0.3, depth=2, kernel="hopper"),)
+
+
+CANDIDATES["sm_90", 16, 64] += _hopper("128x128w8s2", 0.265)
+CANDIDATES["sm_90", 16, 128] += _hopper("64x128w8s2", 0.232)
+CANDIDATES["sm_90", 16, 256] = _hopper("64x64w8s1", 0.43)
+
+
+def candidates(arch: str, bits: int, head_dim: int, value_dim: int) -> tuple[Candidate, ...]:
+    """The candidates for these head dims (of q and k, of v), none where no kernel covers them."""
+    found = CANDIDATES.get((arch, bits, padded(head_dim)), ())
+    if value_dim == head_dim:
+        return found
+    dims = max(64, padded(head_dim)), max(64, padded(value_dim))
+    return tuple(c for c in found if c.kernel == "hopper" and dims in HOPPER_DIMS)
+
+
+def padded(dim: int) -> int:
+    """A head dim as the tables count it: the power of two that holds it."""
+    return int(max(16, 1 << (dim - 1).bit_length()))
 
 
 def shared_bytes(tiles: Tiles, bits: int, head_dim: int, *, owns_kv: bool) -> int:

@@ -41,13 +41,12 @@ def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
             that no kernel covers.
     """
     _check(site, arch, schedule)
-    bits, padded = _BITS[site.dtype], max(16, 1 << (site.head_dim - 1).bit_length())
     tables_of = costs.SAME_AS.get(arch, arch)
-    name, candidate, length = _choose(tables_of, bits, padded, site.mask, schedule)
+    name, candidate, length = _choose(tables_of, _candidates(site, arch), site.mask, schedule)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    kernel = "portable" if site.device == "cuda" else "reference"
+    kernel = candidate.kernel if site.device == "cuda" else "reference"
     forward = _forward(site, tables_of)
-    section = _section(name, site, tables_of, candidate.dkdv)
+    section = _section(name, site, tables_of, candidate)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key)
 
@@ -59,10 +58,12 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in _BITS:
         raise ArgumentError("dtype", site.dtype, _BITS)
-    if not 8 <= site.head_dim <= 128 or site.head_dim % 8:
-        raise ArgumentError("head_dim", site.head_dim, "a multiple of 8 from 8 to 128")
-    if site.value_dim != site.head_dim:
-        raise ArgumentError("value_dim", site.value_dim, f"head_dim={site.head_dim}")
+    for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
+        if dim < 8 or dim % 8:
+            raise ArgumentError(name, dim, "a multiple of 8")
+    if not covers(site, arch):
+        allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, v up to 128 beside q and k above"
+        raise ArgumentError("head_dim, value_dim", (site.head_dim, site.value_dim), allowed)
     if site.kv_heads < 1 or site.q_heads < 1 or site.q_heads % site.kv_heads:
         raise ArgumentError("q_heads", site.q_heads, f"a multiple of kv_heads={site.kv_heads}")
     if schedule is not None:
@@ -72,11 +73,22 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
             raise ArgumentError("schedule", schedule, f"one that supports the mask {site.mask}: {reason}")
 
 
+def covers(site: Site, arch: str) -> bool:
+    """Whether a kernel has the head dims of `site` on `arch`."""
+    return bool(_candidates(site, arch))
+
+
+def _candidates(site: Site, arch: str) -> tuple[Candidate, ...]:
+    return costs.candidates(costs.SAME_AS.get(arch, arch), _BITS[site.dtype], site.head_dim, site.value_dim)
+
+
 @lru_cache(maxsize=256)
-def _choose(arch: str, bits: int, padded: int, mask: Band, schedule: str | None) -> tuple[str, Candidate, float]:
+def _choose(
+    arch: str, candidates: tuple[Candidate, ...], mask: Band, schedule: str | None
+) -> tuple[str, Candidate, float]:
     """(schedule, tiles, critical path) with the shortest critical path on the nominal problem."""
     best: tuple[str, Candidate, float] | None = None
-    for candidate in costs.CANDIDATES[arch, bits, padded]:
+    for candidate in candidates:
         for name in NAMES if schedule is None else (schedule,):
             if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
                 continue
@@ -87,7 +99,8 @@ def _choose(arch: str, bits: int, padded: int, mask: Band, schedule: str | None)
             length = critical_path(name, candidate, mask, arch)
             if best is None or length < best[2]:
                 best = name, candidate, length
-    assert best is not None  # the table holds a two_pass and a one-pass candidate for every key
+    if best is None:
+        raise ArgumentError("schedule", schedule, "one of a single pass: these head dims have no kernels of two passes")
     return best
 
 
@@ -158,9 +171,20 @@ def _launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
     return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
 
 
-def _section(name: str, site: Site, arch: str, tiles: Tiles) -> int:
+def _section(name: str, site: Site, arch: str, candidate: Candidate) -> int:
     length = costs.NOMINAL_LEN if site.kv_len is None else site.kv_len
-    return _launched_together(name, site.mask, arch, -(-length // tiles.block_kv))
+    if candidate.kernel == "hopper":
+        return _fits_l2(site, max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len))
+    return _launched_together(name, site.mask, arch, -(-length // candidate.dkdv.block_kv))
+
+
+def _fits_l2(site: Site, length: int) -> int:
+    """Heads whose q, do and fp32 dq accumulator fit the L2 cache together: they are read and added to by every kv tile."""
+    head_bytes = 8 * length * max(64, costs.padded(site.head_dim)) * site.group
+    heads = max(1, costs.L2_BYTES // head_bytes)
+    if site.batch is not None:
+        heads = min(heads, site.batch * site.kv_heads)
+    return 1 << (int(heads).bit_length() - 1)
 
 
 def _forward(site: Site, arch: str) -> str:
@@ -177,6 +201,8 @@ def _forward(site: Site, arch: str) -> str:
     sees_diagonal = (lo is None or lo <= 0) and (hi is None or hi >= 0)
     if site.device == "cpu":
         return "cpu" if full or is_causal else "reference"
+    if site.head_dim > 128 or site.value_dim != site.head_dim:  # cuDNN: not known for all of them
+        return "flash" if site.head_dim == site.value_dim and aligned and sees_diagonal else "keep"
     if site.dtype == "float32":
         return "efficient" if full or is_causal or (site.square and lo == 0) else "keep"
     if arch in ("sm_90", "sm_100") and (full or is_causal):
@@ -189,7 +215,8 @@ def _forward(site: Site, arch: str) -> str:
 def _numerics_key(site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: str, tf32: bool) -> str:
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
-    facts = [site.dtype + ("+tf32" if tf32 else ""), f"d{site.head_dim}", str(site.mask), f"group{site.group}", arch]
+    dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"group{site.group}", arch]
     return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts, f"forward={forward}"])
 
 

@@ -138,7 +138,7 @@ class Plan:
     """What runs at a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
 
     Args:
-        kernel: "portable" (Triton template) or "reference" (plain ATen).
+        kernel: "hopper" (warp-specialised Gluon), "portable" (Triton template) or "reference" (plain ATen).
         schedule: name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
         forward: which forward produces the log-sum-exp; "keep" leaves the graph's own forward.
         dkdv: tiles of the kernel that owns dk and dv (and, in one pass, accumulates dq).

@@ -1,0 +1,39 @@
+"""Everything that the planner can choose for sm_90 compiles, where no GPU is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from dash_inductor.kernels.hopper import build
+
+from dash_inductor.schedule import Band, Site, plan
+
+from .support.hopper_builds import TILES
+
+MASKS = [Band(), Band(0), Band(0, 1023), Band(None, 0)]
+
+
+def problems() -> list[build.Problem]:
+    """One problem per (padded head dims, schedule, bounds, tiles) among the plans of many sites."""
+    found: dict[object, build.Problem] = {}
+    dtypes, groups, lengths = (itertools.cycle(x) for x in (("bfloat16", "float16"), (1, 4), (4096, 1000, None)))
+    for (head_dim, value_dim), mask in itertools.product(TILES, MASKS):
+        dtype, group, length = next(dtypes), next(groups), next(lengths)
+        site = Site("cuda", dtype, 2, 2 * group, 2, length, length, head_dim, value_dim, mask, 0.125)  # type: ignore[arg-type]  # names
+        chosen = plan(site, "sm_90")
+        assert chosen.kernel == "hopper", str(chosen)
+        even = length is not None and length % chosen.dkdv.block_kv == 0
+        bounds = mask.lo is not None, mask.hi is not None
+        key = build.padded(head_dim), build.padded(value_dim), chosen.schedule, bounds, chosen.dkdv
+        problem = build.Problem(dtype, head_dim, value_dim, group, chosen.schedule, *bounds, even, chosen.dkdv)  # type: ignore[arg-type]  # names
+        found.setdefault(key, problem)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("problem", problems(), ids=str)
+def test_planned_kernels_compile(problem: build.Problem) -> None:
+    kernels = build.Kernels(problem)
+    assert kernels.main.metadata.shared <= 227 << 10
+    assert kernels.prepare.asm["cubin"]
+    assert kernels.finish.asm["cubin"]
