@@ -29,7 +29,8 @@ def differing_runs(
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     stream = torch.cuda.Stream()
     a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    product = torch.empty_like(a)
+    product = torch.empty_like(a)  # perhaps where a gradient of the first run lay: that run has to be over
+    stream.wait_stream(torch.cuda.current_stream())
     for i in range(count):
         if load:
             with torch.cuda.stream(stream):
