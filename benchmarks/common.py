@@ -25,13 +25,15 @@ def watchdog(seconds: float) -> None:
 
 
 def conditions() -> dict[str, Any]:
-    """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT names it where there is no git."""
+    """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT names it where git does not know."""
     import triton
 
     import dash_inductor
 
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    commit = git.stdout.strip() if git.returncode == 0 else os.environ.get("BENCHMARK_COMMIT", "unknown")
+    commit = os.environ.get("BENCHMARK_COMMIT", "")
+    if not commit:
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        commit = git.stdout.strip() if git.returncode == 0 else "unknown"
     facts: dict[str, Any] = {
         "torch": torch.__version__,
         "triton": triton.__version__,

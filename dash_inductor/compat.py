@@ -152,6 +152,17 @@ def gluon_barrier() -> Any:
     return language.barrier if hasattr(language, "barrier") else language.thread_barrier  # 3.7 renamed it
 
 
+def empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory on the current CUDA device, as Inductor's own code allocates it.
+
+    `torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
+    """
+    from torch._C._dynamo.guards import _empty_strided_cuda
+
+    tensor: torch.Tensor = _empty_strided_cuda(tuple(shape), tuple(strides), dtype)
+    return tensor
+
+
 class _Descriptor:
     """What Triton's launcher reads of a host-side TMA descriptor."""
 

@@ -26,8 +26,9 @@ SAME_AS = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_103": "sm_100", "sm_120": "sm
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 """Shared memory that one CTA may use."""
 
-L2_BYTES = 40 << 20
-"""What the heads of a section may keep in an H100's second-level cache (50 MB) beside what streams through."""
+L2_BYTES = 20 << 20
+"""What the heads of a section may keep in an H100's second-level cache (50 MB): the next section is there already when the
+last CTAs of one finish."""
 
 HOPPER_DIMS = {(64, 64), (128, 128), (256, 128), (256, 256)}
 """Padded head dims of (q and k, v) that the Hopper kernel has a variant for."""

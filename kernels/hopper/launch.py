@@ -96,6 +96,7 @@ class _State:
         self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [_dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
+        self.outputs = [(shape, stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)]
         n_q = -(-self.q_len // tiles.block_q)
         q_tiles = self.batch * self.q_heads * n_q
         block_d, rows = self.kernels.block_d, q_tiles * tiles.block_q
@@ -139,10 +140,8 @@ class _State:
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dq = query.new_empty_strided(self.shapes[0], self.strides[0])
-        dk = query.new_empty_strided(self.shapes[1], self.strides[1])
-        dv = query.new_empty_strided(self.shapes[2], self.strides[2])
-        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
+        dq, dk, dv = (compat.empty_cuda(*facts) for facts in self.outputs)
+        workspace = compat.empty_cuda((self.workspace_bytes,), (1,), torch.uint8)
         start = workspace.data_ptr()
         accumulator, lse2, delta, semaphores, ticket = [start + offset for offset in self.offsets]
         do = grad_out.data_ptr()
