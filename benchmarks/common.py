@@ -25,7 +25,7 @@ def watchdog(seconds: float) -> None:
 
 
 def conditions() -> dict[str, Any]:
-    """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT names it where git does not know."""
+    """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT overrides what git says."""
     import triton
 
     import dash_inductor

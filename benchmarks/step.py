@@ -78,7 +78,7 @@ def run_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     if variant == "dash":
         records = dash_inductor.sites()
         row["sites"] = f"{sum(r.status == 'replaced' for r in records)}/{len(records)}"
-        print(records[0], file=sys.stderr)
+        print(*records[:1], file=sys.stderr)
     return row
 
 

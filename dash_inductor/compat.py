@@ -90,6 +90,26 @@ def _probe_triton() -> Iterator[str]:
         yield "triton, which is not installed"
     elif tuple(int(part) for part in version.split(".")[:2]) < (3, 6):
         yield f"triton >= 3.6, found {version}"
+    else:
+        yield from _probe_gluon()
+
+
+def _probe_gluon() -> Iterator[str]:
+    """What the Hopper kernel needs; on other architectures nothing imports it, but plans must not depend on luck."""
+    hopper = "triton.experimental.gluon.language.nvidia.hopper"
+    needed = (
+        ("triton.experimental.gluon", "jit constexpr_function"),
+        ("triton.experimental.gluon.language", "warp_specialize allocate_shared_memory NVMMASharedLayout"),
+        (hopper, "mbarrier tma warpgroup_mma warpgroup_mma_wait fence_async_shared"),
+        ("triton.experimental.gluon._runtime", "GluonASTSource"),
+    )
+    for module, names in needed:
+        try:
+            found = importlib.import_module(module)
+        except ImportError as error:
+            yield f"{module} (the Hopper kernel): {error}"
+            continue
+        yield from (f"{module}.{name} (the Hopper kernel)" for name in names.split() if not hasattr(found, name))
 
 
 def triton_version() -> str | None:
@@ -157,9 +177,8 @@ def empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype)
 
     `torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
     """
-    from torch._C._dynamo.guards import _empty_strided_cuda
-
-    tensor: torch.Tensor = _empty_strided_cuda(tuple(shape), tuple(strides), dtype)
+    guards: Any = torch._C._dynamo.guards  # where Inductor's code takes it from
+    tensor: torch.Tensor = guards._empty_strided_cuda(tuple(shape), tuple(strides), dtype)
     return tensor
 
 
@@ -184,8 +203,8 @@ class _Descriptor:
 class KernelLauncher:
     """Launches a compiled kernel whose first arguments are TMA descriptors of fixed shapes and strides.
 
-    Triton's own launcher encodes every descriptor on every call, which takes longer than the rest of a launch.  Where its
-    inner function can be reached (3.6), encoded descriptors are kept by address; elsewhere Triton encodes them.
+    Triton's own launcher encodes every descriptor on every call, which takes longer than the rest of a launch.  Where
+    its inner function can be reached (3.6), encoded descriptors are kept by address; elsewhere Triton encodes them.
 
     Args:
         compiled: Triton's compiled kernel.

@@ -99,9 +99,7 @@ def _backward(
         from .kernels.hopper import launch
 
         unit_stride = [order if order[-1] == 3 else [0, 1, 2, 3] for order in orders]
-        gradients = launch.backward(
-            grad_out, query, key, value, out, logsumexp, mask, scale, unit_stride, plan
-        )
+        gradients = launch.backward(grad_out, query, key, value, out, logsumexp, mask, scale, unit_stride, plan)
         if unit_stride == list(orders):
             return gradients
         dq, dk, dv = map(_with_order, gradients, orders)

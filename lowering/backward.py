@@ -1,4 +1,4 @@
-"""Lowering of `dash::attention_backward`: a plan becomes exactly one Triton template per kernel, or a call of the operator.
+"""Lowering of `dash::attention_backward`: one Triton template per kernel of the plan, or a call of the operator.
 
 One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
 a kernel on semaphores that were zeroed once.

@@ -145,7 +145,11 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
     shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
     heads, kv_heads = map(_known, (query.shape[1], key.shape[1]))
     # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
-    pairs = [(query.shape[0], key.shape[0]), *zip(key.shape[:3], value.shape[:3], strict=True), (query.shape[3], key.shape[3])]
+    pairs = [
+        (query.shape[0], key.shape[0]),
+        *zip(key.shape[:3], value.shape[:3], strict=True),
+        (query.shape[3], key.shape[3]),
+    ]
     if any(layout.differ(a, b) for a, b in pairs) or not kv_heads or heads % kv_heads:
         raise Kept(Reason.SHAPE, shapes)
     if 0 in map(layout.static, (*query.shape, *key.shape)):

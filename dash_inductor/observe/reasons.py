@@ -28,7 +28,10 @@ class Reason(Enum):
     DROPOUT = "dropout", "Attention dropout would need PyTorch's random numbers bit for bit."
     DTYPE = "dtype", "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site."
     HEAD_DIM = "head_dim", "The head dimension must be a multiple of 8, at most 128; 16-bit on sm_90: at most 256."
-    VALUE_DIM = "value_dim", "The head dimension of value must be that of query and key; 16-bit on sm_90 has 192 with 128 too."
+    VALUE_DIM = (
+        "value_dim",
+        "The head dimension of value must be that of query and key; 16-bit on sm_90 has 192 with 128 too.",
+    )
     SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
     DYNAMIC_DIMS = "dynamic_dims", "Heads, head dimension and scale must be known when the graph is compiled."
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."

@@ -3,8 +3,8 @@
 Costs are in units of the compute of one 128 x 128 tile pair at the architecture's best rate, five matmuls in one pass.
 They are calibrated from benchmarks/results/tiles.json (H100), never at run time: there a matmul of the two-pass kernels
 runs at 650 TFLOP/s (0.2), and a step of the ordered kernel, its five matmuls and its add, costs 1.9 such tile pairs.
-The Hopper kernel's matmuls run at 560, 490 and 300 TFLOP/s for head dims up to 128, 64 and 256; its reducers hide the add.
-The other architectures have shapes that compile without large spills, not measured ones.
+The Hopper kernel's matmuls run at 560, 490 and 300 TFLOP/s for head dims up to 128, 64 and 256; its reducers hide the
+add. The other architectures have shapes that compile without large spills, not measured ones.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "s
 """Shared memory that one CTA may use."""
 
 L2_BYTES = 20 << 20
-"""What the heads of a section may keep in an H100's second-level cache (50 MB): the next section is there already when the
-last CTAs of one finish."""
+"""What the heads of a section may keep in an H100's L2 cache (50 MB): the next section is there already when the last
+CTAs of one finish."""
 
 HOPPER_DIMS = {(64, 64), (128, 128), (256, 128), (256, 256)}
 """Padded head dims of (q and k, v) that the Hopper kernel has a variant for."""

@@ -179,7 +179,7 @@ def _section(name: str, site: Site, arch: str, candidate: Candidate) -> int:
 
 
 def _fits_l2(site: Site, length: int) -> int:
-    """Heads whose q, do and fp32 dq accumulator fit the L2 cache together: they are read and added to by every kv tile."""
+    """Heads whose q, do and fp32 dq fit the L2 cache together: every kv tile reads and adds to them."""
     head_bytes = 8 * length * max(64, costs.padded(site.head_dim)) * site.group
     heads = max(1, costs.L2_BYTES // head_bytes)
     if site.batch is not None:

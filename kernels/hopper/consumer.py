@@ -17,8 +17,9 @@ from .operations import role_barrier, store_rows
 def in_fragments(dq):
     """A [rows, columns] accumulator of matmuls as it lies in registers: [rows * columns / 32, 32].
 
-    16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of thread
-    ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts; `finish` undoes it.
+    16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of
+    thread ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts;
+    `finish` undoes it.
     """
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
@@ -28,13 +29,14 @@ def in_fragments(dq):
 
 @gluon.jit
 def consume(
-    work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, WARPS: gl.constexpr, SHARE_P: gl.constexpr, OVERLAP: gl.constexpr,
+    work, shared, dk_desc, dv_desc, scale, scale_log2,
+    HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
+    WARPS: gl.constexpr, SHARE_P: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
 
-    Scores are computed transposed, [BLOCK_KV, BLOCK_Q].  P is a left operand in registers for dV; with SHARE_P (head dims
-    where two warpgroups share the 64 rows of a kv tile) it goes through shared memory.
+    Scores are computed transposed, [BLOCK_KV, BLOCK_Q].  P is a left operand in registers for dV; with SHARE_P (head
+    dims where two warpgroups share the 64 rows of a kv tile) it goes through shared memory.
 
     OVERLAP keeps matmuls queued over the end of a step, so that the tensor cores need not wait for the softmax:
 
@@ -43,8 +45,8 @@ def consume(
         dV                          dV                                   dS
         dQ, dK                      dQ, S of the step after              dq tile to its buffer
 
-    With it a walk ends with an S of a tile that nobody needs, and begins with a dK of a dS of zeros.  Without it, a spare Q tile
-    lets dq go out before dK is done.
+    With it a walk ends with an S of a tile that nobody needs, and begins with a dK of a dS of zeros.  Without it, a
+    spare Q tile lets dq go out before dK is done.
     """
     BLOCK_Q: gl.constexpr = work.BLOCK_Q
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
@@ -119,7 +121,9 @@ def consume(
                 role_barrier()
                 dv = warpgroup_mma(shared.p, do, dv, is_async=True)
             else:
-                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True)
+                dv = warpgroup_mma(
+                    gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True
+                )
             dp = warpgroup_mma_wait(2 if OVERLAP else 1, deps=(dp,))  # the others run on
             delta = shared.delta.index(do_slot).load(columns)
             ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
@@ -133,7 +137,9 @@ def consume(
                 next_it = q_it + 1
                 next_slot = next_it % shared.Q_STAGES
                 mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
-                s = warpgroup_mma(shared.k, shared.q.index(next_slot).permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                s = warpgroup_mma(
+                    shared.k, shared.q.index(next_slot).permute((1, 0)), zero_s, use_acc=False, is_async=True
+                )
             elif SHARE_P:
                 dk = warpgroup_mma(shared.ds, q, dk, is_async=True)
             else:

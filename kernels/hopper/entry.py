@@ -23,9 +23,9 @@ def hopper_backward(
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
-    descriptors with blocks of one tile.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q * BLOCK_D / 32, 32], in the order of `in_fragments`; lse (base 2) and delta:
-    fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows past q_len.
-    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero.
+    descriptors with blocks of one tile.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q * BLOCK_D / 32, 32], in the order of
+    `in_fragments`; lse (base 2) and delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0``
+    in rows past q_len. semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero.
     """
     ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
     heads = q_heads // GROUP
@@ -38,7 +38,8 @@ def hopper_backward(
     shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, Q_STAGES, STAGES, SHARE_P)
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
-    # One reducer per stage of the dq ring.  Gluon wants both lists literal: names for their entries would turn constants into values.
+    # One reducer per stage of the dq ring.  Gluon wants both lists literal: names for their entries would turn
+    # constants into values.
     if STAGES == 1:
         gl.warp_specialize(
             [

@@ -12,8 +12,9 @@ def finish(
 ):  # fmt: skip
     """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile.
 
-    accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * BLOCK_D], every 16 rows in the order of `consumer.in_fragments`.
-    dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q tile that sees no keys: its dq is zero.
+    accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * BLOCK_D], every 16 rows in the order of
+    `consumer.in_fragments`. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the
+    accumulator of a q tile that sees no keys: its dq is zero.
     """
     PER_TILE: tl.constexpr = BLOCK_Q // ROWS
     pid = tl.program_id(0)

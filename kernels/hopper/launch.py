@@ -156,7 +156,7 @@ class _State:
 
 
 def _descriptor(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Shape and strides for TMA: the stride of a dimension of size 1 means nothing, but must be a multiple of 16 bytes."""
+    """Shape and strides for TMA: a dimension of size 1 needs a stride too, of a multiple of 16 bytes."""
     return list(shape), [8 if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)] + [1]
 
 

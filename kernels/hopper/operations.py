@@ -14,8 +14,8 @@ Note [Ordered accumulation on Hopper]
            issued them, so every lane waits.
         5. meets the other lanes at ``bar.warp.sync``; then one lane does ``st.release.gpu`` of r + 1.
 
-    Hence adds to one element happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the buffer,
-    not the sum.  `tma.store_wait` is the ``.read`` form of step 3, which would be too early for step 5.
+    Hence adds to one element happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the
+    buffer, not the sum.  `tma.store_wait` is the ``.read`` form of step 3, which would be too early for step 5.
 
 Note [Forward progress on Hopper]
     A CTA takes a ticket on entry: the holders of all lower tickets are running or finished.  In a launch-ordered
@@ -39,7 +39,7 @@ role_barrier = compat.gluon_barrier()
 
 @builtin
 def async_reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a shared-memory tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Gluon has no name for it."""
+    """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Gluon has no name for it."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
@@ -52,7 +52,7 @@ def as_tensor_tile(tile, desc):
 
 @gluon.jit
 def load_rows(desc, b, h, row, full, tile, EXPECT: gl.constexpr = True):
-    """Start copying rows of head `h` of batch element `b` into `tile`; `full` is told of the bytes (EXPECT) and gets them."""
+    """Start copying rows of head `h` of batch element `b` into `tile`; `full` expects (EXPECT) and gets them."""
     if EXPECT:
         mbarrier.expect(full, desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, [b, h, row, 0], full, as_tensor_tile(tile, desc))

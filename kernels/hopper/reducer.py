@@ -11,8 +11,8 @@ from .operations import async_reduce_add, pass_turn_on, wait_for_turn
 def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr):
     """Steps WARP, WARP + WARPS, ... of the walk; see Note [Ordered accumulation on Hopper].
 
-    There is one warp per stage of the dq ring: while one waits until its add is performed, the other serves the next tile.  They
-    need no order between them, the semaphores hold it.
+    There is one warp per stage of the dq ring: while one waits until its add is performed, the other serves the next
+    tile.  They need no order between them, the semaphores hold it.
     """
     WARPS: gl.constexpr = shared.STAGES
     done = 0

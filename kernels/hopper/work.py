@@ -112,9 +112,9 @@ def _barriers(COUNT: gl.constexpr):
 class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES; ds, p: one tile; dq: a ring of STAGES fp32
-    tiles in the order of `consumer.in_fragments`.  `step_done` (a ring of STAGES) says that the consumers have left a step: its
-    dq tile is complete, its dO is free, and so is the oldest Q.
+    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES; ds, p: one tile; dq: a ring of STAGES
+    fp32 tiles in the order of `consumer.in_fragments`.  `step_done` (a ring of STAGES) says that the consumers have
+    left a step: its dq tile is complete, its dO is free, and so is the oldest Q.
     """
 
     k: gl.shared_memory_descriptor
