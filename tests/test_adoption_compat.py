@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,12 @@ def test_changed_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_triton(version: str | None, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "triton_version", lambda: version)
     assert compat.probe() == missing
+
+
+def test_changed_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper = importlib.import_module("triton.experimental.gluon.language.nvidia.hopper")
+    monkeypatch.delattr(hopper, "warpgroup_mma_wait")
+    assert compat.probe() == [f"{hopper.__name__}.warpgroup_mma_wait (the Hopper kernel)"]
 
 
 def test_nothing_is_installed_where_the_probe_fails(monkeypatch: pytest.MonkeyPatch) -> None:
