@@ -58,13 +58,13 @@ class PinnedPlans(expecttest.TestCase):
             "\n".join(lines),
             """\
 Llama 3 8B
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
-  critical path 191.2
+  hopper/fold/dkdv=64x128w8s2/section=1/forward=cudnn
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
+  critical path 156.98
 Llama 3 8B, dynamic
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
-  critical path 191.2
+  hopper/fold/dkdv=64x128w8s2/section=2/forward=cudnn
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=cudnn
+  critical path 156.98
 Llama 3 8B on A100
   portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=4/forward=flash
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/group4/sm_80/forward=flash
@@ -78,53 +78,53 @@ Llama 3 8B on B200
   v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=cudnn
   critical path 171.8
 Llama 3.2 1B
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/causal/group4/sm_90/forward=cudnn
-  critical path 185.95
+  hopper/fold/dkdv=128x128w8s2/section=2/forward=cudnn
+  v1/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/group4/sm_90/forward=cudnn
+  critical path 181.5
 Qwen 3 0.6B
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group2/sm_90/forward=cudnn
-  critical path 191.2
+  hopper/fold/dkdv=64x128w8s2/section=2/forward=cudnn
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/group2/sm_90/forward=cudnn
+  critical path 156.98
 Mistral 7B, window
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=flash
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=flash
-  critical path 191.2
+  hopper/fold/dkdv=64x128w8s2/section=1/forward=flash
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=flash
+  critical path 156.98
 Mistral 7B, window, dynamic
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=keep
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=keep
-  critical path 191.2
+  hopper/fold/dkdv=64x128w8s2/section=2/forward=keep
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=keep
+  critical path 156.98
 window of 1024
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=flash
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=flash
-  critical path 146.8
+  hopper/fold/dkdv=64x128w8s2/section=1/forward=flash
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=flash
+  critical path 125.21
 GPT-2
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/causal/group1/sm_90/forward=cudnn
-  critical path 185.95
+  hopper/fold/dkdv=128x128w8s2/section=16/forward=cudnn
+  v1/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/group1/sm_90/forward=cudnn
+  critical path 181.5
 BERT base
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/full/group1/sm_90/forward=cudnn
-  critical path 358.4
+  hopper/ascending/dkdv=128x128w8s2/section=16/forward=cudnn
+  v1/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=cudnn
+  critical path 345.2
 ViT-B/16
   portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=flash
   v1/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=flash
   critical path 425.6
 ViT-H
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d80/full/group1/sm_90/forward=cudnn
-  critical path 358.4
+  hopper/ascending/dkdv=64x128w8s2/section=32/forward=cudnn
+  v1/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/group1/sm_90/forward=cudnn
+  critical path 300.26
 ModernBERT, local layers
   portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=flash
   v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/group1/sm_90/forward=flash
   critical path 32.55
 DiT cross-attention
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=1/forward=cudnn
-  v1/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/full/group1/sm_90/forward=cudnn
-  critical path 358.4
+  hopper/ascending/dkdv=128x128w8s2/section=8/forward=cudnn
+  v1/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=cudnn
+  critical path 345.2
 chunked prefill
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s3/section=4/forward=flash
-  v1/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=flash
-  critical path 191.2
+  hopper/fold/dkdv=64x128w8s2/section=1/forward=flash
+  v1/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=flash
+  critical path 156.98
 fp32 causal
   portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=efficient
   v1/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32/d64/causal/group1/sm_90/forward=efficient
@@ -150,7 +150,7 @@ def test_batch_and_lengths_never_change_the_backward_bits(name: str) -> None:
     facts, arch = SHAPES[name]
     expected = plan(facts, arch)
     for batch in (None, 1, 7, 64):
-        assert plan(replace(facts, batch=batch), arch) == expected
+        assert replace(plan(replace(facts, batch=batch), arch), section=expected.section) == expected
     for q_len, kv_len in ((None, None), (1, 1), (17, 100_000), (100_000, 3)):
         assert _bits(plan(replace(facts, q_len=q_len, kv_len=kv_len), arch)) == _bits(expected)
 
@@ -218,6 +218,12 @@ def test_every_key_of_the_table_fits_and_covers_all_head_dims() -> None:
                     )
 
 
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(136, 136), (192, 128), (256, 256)])
+@pytest.mark.parametrize("mask", [Band(), CAUSAL, Band(-64, 64)])
+def test_large_head_dims_have_the_hopper_kernel_alone(head_dim: int, value_dim: int, mask: Band) -> None:
+    assert plan(site(8, 8, 512, head_dim, mask, value_dim=value_dim), "sm_90").kernel == "hopper"
+
+
 FORWARDS = [
     (site(8, 8, 512, 64, Band()), "sm_90", "cudnn"),
     (site(8, 8, 512, 64, CAUSAL), "sm_80", "flash"),
@@ -229,6 +235,8 @@ FORWARDS = [
     (site(8, 8, 512, 64, Band(), dtype="float32"), "sm_90", "efficient"),
     (site(8, 8, 512, 64, Band(0, 9), dtype="float32"), "sm_90", "efficient"),
     (site(8, 8, 512, 64, Band(-9, 9), dtype="float32"), "sm_90", "keep"),
+    (site(8, 8, 512, 256, CAUSAL), "sm_90", "flash"),
+    (site(8, 8, 512, 192, CAUSAL, value_dim=128), "sm_90", "keep"),
     (site(8, 8, 512, 64, Band(), device="cpu"), "cpu", "cpu"),
     (site(8, 8, 512, 64, CAUSAL, device="cpu", kv_len=64), "cpu", "cpu"),
     (site(8, 8, 512, 64, BOTTOM, device="cpu", kv_len=64), "cpu", "reference"),
@@ -244,9 +252,14 @@ ERRORS = [
     (site(8, 8, 64, 64, Band()), "sm_75", None, "arch='sm_75'"),
     (site(8, 8, 64, 64, Band()), "cpu", None, "arch='cpu'"),
     (site(8, 8, 64, 64, Band()), "sm_90", "diagonal", "schedule='diagonal'"),
-    (site(8, 8, 64, 136, Band()), "sm_90", None, "head_dim=136"),
+    (site(8, 8, 64, 136, Band()), "sm_80", None, r"head_dim, value_dim=\(136, 136\)"),
+    (site(8, 8, 64, 136, Band(), dtype="float32"), "sm_90", None, r"head_dim, value_dim=\(136, 136\)"),
+    (site(8, 8, 64, 264, Band()), "sm_90", None, r"head_dim, value_dim=\(264, 264\)"),
     (site(8, 8, 64, 60, Band()), "sm_90", None, "head_dim=60"),
-    (site(8, 8, 64, 64, Band(), value_dim=32), "sm_90", None, "value_dim=32"),
+    (site(8, 8, 64, 64, Band(), value_dim=60), "sm_90", None, "value_dim=60"),
+    (site(8, 8, 64, 64, Band(), value_dim=128), "sm_90", None, r"head_dim, value_dim=\(64, 128\)"),
+    (site(8, 8, 64, 192, Band(), value_dim=128), "sm_100", None, r"head_dim, value_dim=\(192, 128\)"),
+    (site(8, 8, 64, 256, Band()), "sm_90", "two_pass", "schedule='two_pass'"),
     (site(8, 3, 64, 64, Band()), "sm_90", None, "q_heads=8"),
     (site(8, 8, 64, 64, Band(), dtype="float64"), "sm_90", None, "dtype='float64'"),
 ]
