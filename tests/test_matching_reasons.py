@@ -53,9 +53,11 @@ def segment_bias() -> Tensor:
     [
         (Reason.DROPOUT, flash, {}, {"dropout": 0.1}),
         (Reason.DTYPE, flash_backward, {"dtype": torch.float64}, {}),
-        (Reason.HEAD_DIM, flash, {"head_dim": 136, "value_dim": 136}, {}),
+        (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264}, {}),
+        (Reason.HEAD_DIM, efficient, {"head_dim": 136, "value_dim": 136, "dtype": torch.float32}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 60, "value_dim": 60}, {}),
-        (Reason.VALUE_DIM, efficient, {"value_dim": 32}, {}),
+        (Reason.VALUE_DIM, efficient, {"value_dim": 128}, {}),
+        (Reason.VALUE_DIM, efficient, {"head_dim": 128, "value_dim": 64}, {}),
         (Reason.SHAPE, flash_backward, {"kv_heads": 3}, {}),
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
         (Reason.LAYOUT, flash_backward, {}, {"lse": (8, 256)}),
@@ -95,6 +97,16 @@ def test_other_devices() -> None:
 
     _, record = rewritten(trace(backward, on_meta))
     assert (record.reason, record.detail) == (Reason.DEVICE, "meta")
+
+
+@pytest.mark.parametrize(
+    ("reason", "dims"), [(None, (256, 256)), (None, (192, 128)), (Reason.HEAD_DIM, (136, 136))], ids=str
+)
+def test_large_head_dims_are_those_of_the_hopper_kernel(reason: Reason | None, dims: tuple[int, int]) -> None:
+    module = joint_graph(efficient, Shape(head_dim=dims[0], value_dim=dims[1]))
+    _, record = rewritten(module, capability=(9, 0) if reason is None else (10, 0))
+    assert record.reason is reason
+    assert reason is not None or (record.plan is not None and record.plan.kernel == "hopper")
 
 
 def test_architecture_without_a_plan() -> None:

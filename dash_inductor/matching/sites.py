@@ -109,7 +109,6 @@ def analyse(node: Node, facts: Facts) -> Match:
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
         square=layout.same(query.shape[2], key.shape[2]),
     )
-    _check_dims(site, device)
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
             raise Kept(Reason.LAYOUT, f"{name} is not dense")
@@ -156,9 +155,9 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise Kept(Reason.SHAPE, shapes)
 
 
-def _check_dims(site: Site, device: torch.device) -> None:
+def _check_dims(site: Site, architecture: str) -> None:
     head_dim, value_dim = site.head_dim, site.value_dim
-    if head_dim % 8 or value_dim % 8 or not covers(site, arch.arch_of(device)):
+    if head_dim % 8 or value_dim % 8 or not covers(site, architecture):
         if head_dim == value_dim:
             raise Kept(Reason.HEAD_DIM, f"head dimension {head_dim}")
         raise Kept(Reason.VALUE_DIM, f"head dimension {head_dim}, of value {value_dim}")
@@ -217,7 +216,9 @@ def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
 
 def _plan(site: Site, device: torch.device) -> Plan:
     forced = None if config.schedule == "auto" or supports(config.schedule, site.mask) else config.schedule
+    architecture = arch.arch_of(device)
     try:
-        return plan(site, arch.arch_of(device), schedule=forced)
+        _check_dims(site, architecture)
+        return plan(site, architecture, schedule=forced)
     except DashError as error:
         raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error

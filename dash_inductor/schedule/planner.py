@@ -52,8 +52,7 @@ def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
 
 
 def _check(site: Site, arch: str, schedule: str | None) -> None:
-    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
-        raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
+    _check_arch(arch)
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in _BITS:
@@ -73,8 +72,18 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
             raise ArgumentError("schedule", schedule, f"one that supports the mask {site.mask}: {reason}")
 
 
+def _check_arch(arch: str) -> None:
+    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
+        raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
+
+
 def covers(site: Site, arch: str) -> bool:
-    """Whether a kernel has the head dims of `site` on `arch`."""
+    """Whether a kernel has the head dims of `site` on `arch`.
+
+    Raises:
+        ArgumentError: an unknown architecture.
+    """
+    _check_arch(arch)
     return bool(_candidates(site, arch))
 
 
