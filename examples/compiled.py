@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dash_inductor.kernels.standalone import Rendered, compile_for, render
+from collections.abc import Iterator
+
+from dash_inductor.kernels.standalone import Rendered, Resources, compile_for, render, resources
 
 from dash_inductor.schedule import plan
-from dash_inductor.schedule.problem import Band, Plan, Site
+from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
 
 H100 = "sm_90"
+Row = tuple[str, Tiles, int, Resources]
 
 SITE = Site(
     device="cuda",
@@ -29,16 +32,36 @@ def kernel_table(site: Site, arch: str) -> tuple[Plan, str]:
     """The plan of a site on an architecture, and its kernels as a text table; compiles them (seconds)."""
     chosen = plan(site, arch)
     rows = [("kernel", "tiles (q x kv)", "warps", "stages", "CTAs", "registers", "spilled bytes", "shared memory")]
-    for kernel in render(chosen, site):
-        _, used = compile_for(kernel, arch)
-        tiles = kernel.tiles
+    for name, tiles, ctas, used in (
+        _hopper(chosen, site) if chosen.kernel == "hopper" else _portable(chosen, site, arch)
+    ):
         spilled = used.spill_stores + used.spill_loads
-        numbers = (tiles.num_warps, tiles.num_stages, kernel.grid, used.registers, spilled)
+        numbers = (tiles.num_warps, tiles.num_stages, ctas, used.registers, spilled)
         shape, shared = f"{tiles.block_q} x {tiles.block_kv}", f"{used.shared_memory / 1024:.1f} KiB"
-        rows.append((_gradients(kernel), shape, *map(str, numbers), shared))
+        rows.append((name, shape, *map(str, numbers), shared))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return chosen, "\n".join(lines)
+
+
+def _portable(chosen: Plan, site: Site, arch: str) -> Iterator[Row]:
+    for kernel in render(chosen, site):
+        yield _gradients(kernel), kernel.tiles, kernel.grid, compile_for(kernel, arch)[1]
+
+
+def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
+    """The three kernels around and in the Hopper backward; registers are those at the start, before roles share them."""
+    from dash_inductor.kernels.hopper import build
+
+    assert site.batch is not None
+    assert site.q_len is not None
+    assert site.kv_len is not None
+    kernels, tiles = build.Kernels(build.problem_of(site, chosen)), chosen.dkdv
+    q_tiles = site.batch * site.q_heads * -(-site.q_len // tiles.block_q)
+    kv_tiles = site.batch * site.kv_heads * -(-site.kv_len // tiles.block_kv)
+    yield "delta, lse", tiles, q_tiles, resources(kernels.prepare, H100)
+    yield "dq, dk, dv", tiles, kv_tiles, resources(kernels.main, H100)
+    yield "dq", tiles, q_tiles * (tiles.block_q // build.FINISH_ROWS), resources(kernels.finish, H100)
 
 
 def _gradients(kernel: Rendered) -> str:

@@ -169,10 +169,11 @@ def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
         target=GPUTarget("cuda", capability, 32),
         options=options,
     )
-    return compiled, _resources(compiled, arch)
+    return compiled, resources(compiled, arch)
 
 
-def _resources(compiled: Any, arch: str) -> Resources:
+def resources(compiled: Any, arch: str) -> Resources:
+    """What Triton's compiled kernel takes on `arch`, by the report of the assembler."""
     from triton import knobs
 
     # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs

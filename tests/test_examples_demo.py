@@ -56,8 +56,9 @@ def test_whole_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bitwise equal: 3 losses, and 12 parameter tensors" in shown
     digests = {line.split()[-1] for line in shown.splitlines() if "sha256" in line}
     assert len(digests) == 1
-    assert "kernel portable" in shown
-    assert "numerics key v1/portable/" in shown
+    assert "kernel hopper" in shown
+    assert "numerics key v1/hopper/" in shown
+    assert "dq, dk, dv  64 x 128" in shown
     assert "run 2: 100%" in bar
 
 

@@ -19,7 +19,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from ...errors import ArgumentError
 from ...schedule import codegen, schedules
-from ...schedule.problem import Band, Tiles
+from ...schedule.problem import Band, Plan, Site, Tiles
 from .entry import hopper_backward
 from .finish import finish
 from .prepare import prepare
@@ -93,6 +93,22 @@ class Problem:
     def band(self) -> Band:
         """Any band with these bounds: their values are arguments."""
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+
+
+def problem_of(site: Site, plan: Plan) -> Problem:
+    """What the kernels of a site's plan are compiled for.
+
+    Raises:
+        ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
+    """
+    if plan.kernel != "hopper":
+        raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
+    if site.kv_len is None or site.dtype == "float32":
+        raise ArgumentError("site", site, "a 16-bit site whose kv_len is known")
+    return Problem(
+        site.dtype, site.head_dim, site.value_dim, site.group, plan.schedule, site.mask.lo is not None,
+        site.mask.hi is not None, site.kv_len % plan.dkdv.block_kv == 0, plan.dkdv,
+    )  # fmt: skip
 
 
 @cache
