@@ -96,8 +96,8 @@ sm_90 float32 128 causal 32x32w8s1: registers 255, spills 392/308, shared 65536
 sm_90 float32 128 causal 32x32w8s1: registers 255, spills 420/400, shared 69632
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 20, spills 0/0, shared 256
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 218, spills 0/0, shared 58368
-sm_100 bfloat16 128 causal spt 64x128w8s2: registers 44, spills 0/0, shared 256
-sm_100 bfloat16 128 causal spt 64x128w8s2: registers 4, spills 0/0, shared 180816
+sm_90 bfloat16 16 full ascending 64x128w8s3: registers 16, spills 0/0, shared 256
+sm_90 bfloat16 16 full ascending 64x128w8s3: registers 167, spills 0/0, shared 37888
 sm_100 bfloat16 128 causal 128x64w8s2: registers 125, spills 0/0, shared 147504
 sm_100 bfloat16 128 causal 64x64w4s2: registers 255, spills 204/212, shared 131648
 sm_100 bfloat16 64 full 64x64w4s3: registers 94, spills 0/0, shared 73776
