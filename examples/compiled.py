@@ -32,9 +32,8 @@ def kernel_table(site: Site, arch: str) -> tuple[Plan, str]:
     """The plan of a site on an architecture, and its kernels as a text table; compiles them (seconds)."""
     chosen = plan(site, arch)
     rows = [("kernel", "tiles (q x kv)", "warps", "stages", "CTAs", "registers", "spilled bytes", "shared memory")]
-    for name, tiles, ctas, used in (
-        _hopper(chosen, site) if chosen.kernel == "hopper" else _portable(chosen, site, arch)
-    ):
+    kernels = _hopper(chosen, site) if chosen.kernel == "hopper" else _portable(chosen, site, arch)
+    for name, tiles, ctas, used in kernels:
         spilled = used.spill_stores + used.spill_loads
         numbers = (tiles.num_warps, tiles.num_stages, ctas, used.registers, spilled)
         shape, shared = f"{tiles.block_q} x {tiles.block_kv}", f"{used.shared_memory / 1024:.1f} KiB"
@@ -50,7 +49,7 @@ def _portable(chosen: Plan, site: Site, arch: str) -> Iterator[Row]:
 
 
 def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
-    """The three kernels around and in the Hopper backward; registers are those at the start, before roles share them."""
+    """Before, in and after the Hopper kernel; registers are those at the start, before roles share them."""
     from dash_inductor.kernels.hopper import build
 
     assert site.batch is not None
