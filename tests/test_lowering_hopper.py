@@ -1,0 +1,82 @@
+"""What a compiled graph on sm_90 makes of a Hopper plan: one call of the operator, on the tensors as they lie."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .support.fakecuda import compiler
+from .support.processes import run_python
+
+PROGRAM = """
+    import contextlib, json
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    import torch
+    import torch._functorch.config
+    import torch._inductor.config
+    import torch.nn.functional as F
+    from torch._inductor.graph import GraphLowering
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mockgpu.install_torch()
+    import dash_inductor
+    from dash_inductor.config import config
+
+    class Compiled(Exception):
+        pass
+
+    codes = []
+
+    def save(code):
+        codes.append(code)
+        if len(codes) == 2:
+            raise Compiled  # nothing can be loaded
+
+    GraphLowering.save_output_code = staticmethod(save)
+    torch._inductor.config.fx_graph_cache = False
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+    torch.use_deterministic_algorithms(True)
+
+    def attend(x, w):
+        b, s, e = x.shape
+        q, k, v = (t.transpose(1, 2) for t in (x @ w).view(b, s, 3, 8, e // 8).unbind(2))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, e)
+
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), config.patch(strict=True):
+        x, w = (torch.empty(s, dtype=torch.bfloat16, requires_grad=True) for s in ((2, 1024, 512), (512, 1536)))
+        with contextlib.suppress(Exception):
+            torch.compile(attend)(x, w)
+    (site,) = dash_inductor.sites()
+    print(json.dumps([str(site.plan), codes]))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_operator_reads_interleaved_heads_in_place() -> None:
+    output = run_python(PROGRAM, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    plan, codes = json.loads(output.splitlines()[-1])
+    assert plan.startswith("hopper/fold/")
+    body = codes[1].split("def call(", 1)[1]
+    (node,) = (
+        node
+        for node in ast.walk(ast.parse(codes[1]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.ops.dash.attention_backward.default"
+    )
+    grad_out, *saved = (ast.unparse(argument) for argument in node.args[:6])
+    assert ast.unparse(node.args[-2]) == repr(plan)
+    # The gradient of the output is a view of an input of the graph, the others are inputs as they are.
+    assert grad_out == "reinterpret_tensor(tangents_1, (2, 8, 1024, 64), (524288, 64, 512, 1), 0)"
+    (inputs,) = re.findall(r"^ *(.+) = args$", body, re.MULTILINE)
+    assert set(saved) <= set(inputs.split(", "))
+    strides = dict(re.findall(r"assert_size_stride\((\w+), \(2, 8, 1024, 64\), (\([\d, ]+\))", body))
+    assert [strides[name] for name in saved[:4]] == ["(1572864, 64, 1536, 1)"] * 3 + ["(524288, 64, 512, 1)"]
+    before = body.split("torch.ops.dash.attention_backward", 1)[0]
+    assert not re.search(r"\.run\(|empty_strided|clone|contiguous|copy_\(", before), before
