@@ -102,6 +102,9 @@ def _probe_gluon() -> Iterator[str]:
         ("triton.experimental.gluon.language", "warp_specialize allocate_shared_memory NVMMASharedLayout"),
         (hopper, "mbarrier tma warpgroup_mma warpgroup_mma_wait fence_async_shared"),
         ("triton.experimental.gluon._runtime", "GluonASTSource"),
+        ("triton.experimental.gluon.language._core", "builtin"),
+        ("triton.language.core", "_aggregate"),
+        ("triton._C.libtriton.ir", "DESCRIPTOR_REDUCE_KIND"),
     )
     for module, names in needed:
         try:
