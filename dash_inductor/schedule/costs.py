@@ -104,7 +104,8 @@ def candidates(arch: str, bits: int, head_dim: int, value_dim: int) -> tuple[Can
     if value_dim == head_dim:
         return found
     dims = max(64, padded(head_dim)), max(64, padded(value_dim))
-    return tuple(c for c in found if c.kernel == "hopper" and dims in HOPPER_DIMS)
+    unequal = dims in HOPPER_DIMS and dims[0] != dims[1]
+    return tuple(c for c in found if c.kernel == "hopper" and unequal)
 
 
 def padded(dim: int) -> int:

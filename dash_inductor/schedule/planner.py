@@ -61,7 +61,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
     if not covers(site, arch):
-        allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, v up to 128 beside q and k above"
+        allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, v of 72 to 128 beside q and k above"
         raise ArgumentError("head_dim, value_dim", (site.head_dim, site.value_dim), allowed)
     if site.kv_heads < 1 or site.q_heads < 1 or site.q_heads % site.kv_heads:
         raise ArgumentError("q_heads", site.q_heads, f"a multiple of kv_heads={site.kv_heads}")
