@@ -30,12 +30,8 @@ L2_BYTES = 20 << 20
 """What the heads of a section may keep in an H100's L2 cache (50 MB): the next section is there already when the last
 CTAs of one finish."""
 
-HOPPER_DIMS = {(64, 64), (128, 128), (256, 128), (256, 256)}
-"""Padded head dims of (q and k, v) that the Hopper kernel has a variant for."""
-
-NOMINAL_LEN, NOMINAL_HEADS = 2048, 128
-"""The problem on which candidates are compared: 128 heads, as in 16384 tokens of width 2048, so that work and waits
-decide, not the tail."""
+NOMINAL_LEN, NOMINAL_BATCH, NOMINAL_HEADS = 2048, 8, 16
+"""The problem on which candidates are compared, 16384 tokens of width 2048: work and waits decide, not the tail."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +94,15 @@ CANDIDATES["sm_90", 16, 128] += _hopper("64x128w8s2", 0.232)
 CANDIDATES["sm_90", 16, 256] = _hopper("64x64w8s1", 0.43)
 
 
+UNEQUAL: dict[tuple[str, int], tuple[Candidate, ...]] = {("sm_90", 16): _hopper("64x128w8s2", 0.25)}
+"""By architecture and bits, for q and k of 136 to 192 beside v of 72 to 128."""
+
+
 def candidates(arch: str, bits: int, head_dim: int, value_dim: int) -> tuple[Candidate, ...]:
     """The candidates for these head dims (of q and k, of v), none where no kernel covers them."""
-    found = CANDIDATES.get((arch, bits, padded(head_dim)), ())
     if value_dim == head_dim:
-        return found
-    dims = max(64, padded(head_dim)), max(64, padded(value_dim))
-    unequal = dims in HOPPER_DIMS and dims[0] != dims[1]
-    return tuple(c for c in found if c.kernel == "hopper" and unequal)
+        return CANDIDATES.get((arch, bits, padded(head_dim)), ())
+    return UNEQUAL.get((arch, bits), ()) if 128 < head_dim <= 192 and 64 < value_dim <= 128 else ()
 
 
 def padded(dim: int) -> int:

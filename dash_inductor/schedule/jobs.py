@@ -10,10 +10,12 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from types import SimpleNamespace
 
+import sympy
+
 from ..errors import ArgumentError
 from .codegen import python_functions
 from .problem import Band
-from .schedules import PARTS
+from .schedules import PARTS, kind
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,12 @@ def tables(name: str, problem: Problem) -> tuple[Job, ...]:
     """All jobs in launch order.  Raises ArgumentError on an unknown schedule or an unsupported mask."""
     f, tail = functions(name, problem), problem.tail()
     tickets = problem.batch * problem.heads * f.dash_slots(*tail)
+    kinds = [int(kind(sympy.Integer(head))) for head in range(problem.heads)]
     seen: dict[tuple[int, int], tuple[Column, ...]] = {}
     jobs = []
     for ticket in range(tickets):
         head, slot = f.dash_launch(ticket, problem.batch, problem.heads, *tail, problem.section)
-        key = (slot, head % problem.heads % 2)  # walks and ranks know at most the parity of the head
+        key = (slot, kinds[head % problem.heads])
         if key not in seen:
             seen[key] = _columns(f, name, problem, slot, head % problem.heads)
         jobs.append(Job(ticket, head, seen[key]))

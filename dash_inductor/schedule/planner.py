@@ -2,7 +2,7 @@
 
 Bits may depend on dtype, head dim, mask, group and architecture, never on batch or lengths: a graph with dynamic
 lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal problem
-(`costs.NOMINAL_LEN` square, `costs.NOMINAL_HEADS` heads, `costs.WORKERS` CTAs at a time): each candidate of the table
+(`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time): each candidate of the table
 `costs.CANDIDATES` is run through the simulator with its costs, which gives the critical path of the DAG weighted by
 those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go to the earlier
 candidate.  Schedules that need co-residency are never chosen, only taken when named.
@@ -61,7 +61,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
     if not covers(site, arch):
-        allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, v of 72 to 128 beside q and k above"
+        allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, and 136 to 192 beside v of 72 to 128"
         raise ArgumentError("head_dim, value_dim", (site.head_dim, site.value_dim), allowed)
     if site.kv_heads < 1 or site.q_heads < 1 or site.q_heads % site.kv_heads:
         raise ArgumentError("q_heads", site.q_heads, f"a multiple of kv_heads={site.kv_heads}")
@@ -124,7 +124,7 @@ def _work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
     total = 0.0
     for problem, prices in _kernels(name, candidate, mask, arch):
         step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
-        total += problem.heads * sum(_steps(name, problem)) * step
+        total += problem.batch * problem.heads * sum(_steps(name, problem)) * step
     return total / costs.WORKERS[arch]
 
 
@@ -146,7 +146,9 @@ def _kernel(
 ) -> tuple[Problem, Costs]:
     length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
     section = _launched_together(name, band, arch, -(-length // tiles.block_kv))
-    problem = Problem(band, length, length, tiles.block_q, tiles.block_kv, heads=costs.NOMINAL_HEADS, section=section)
+    problem = Problem(
+        band, length, length, tiles.block_q, tiles.block_kv, costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, section=section
+    )
     compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
     reduce = candidate.reduce * tiles.block_q / 128
     return problem, Costs(compute, reduce, candidate.handover, depth=candidate.depth)
@@ -165,7 +167,7 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
         return simulate(tables(name, problem), workers, prices).makespan
     steps = _steps(name, problem)
     free = [0.0] * costs.WORKERS[arch]
-    for _ in range(problem.heads):
+    for _ in range(problem.batch * problem.heads):
         for count in steps:
             heapq.heapreplace(free, free[0] + count * (prices.compute + prices.reduce))
     return max(free)
@@ -188,11 +190,10 @@ def _section(name: str, site: Site, arch: str, candidate: Candidate) -> int:
 
 
 def _fits_l2(site: Site, length: int) -> int:
-    """Heads whose q, do and fp32 dq fit the L2 cache together: every kv tile reads and adds to them."""
-    head_bytes = 8 * length * max(64, costs.padded(site.head_dim)) * site.group
-    heads = max(1, costs.L2_BYTES // head_bytes)
+    """Query heads whose q, do and fp32 dq fit the L2 cache together: every kv tile reads and adds to them."""
+    heads = max(1, costs.L2_BYTES // (8 * length * max(64, costs.padded(site.head_dim))))
     if site.batch is not None:
-        heads = min(heads, site.batch * site.kv_heads)
+        heads = min(heads, site.batch * site.q_heads)
     return 1 << (int(heads).bit_length() - 1)
 
 

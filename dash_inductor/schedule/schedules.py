@@ -5,13 +5,14 @@ A schedule says, as sympy expressions over tile indices and lengths, which CTA c
 executor and pictures all evaluate these expressions.  Neither walk nor rank knows the number of SMs, the batch or the
 section, so bits cannot depend on them.
 
-A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA
-runs through the query heads of its group in ascending order, each with its own dq accumulators and the same walk and
-ranks.
+A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
+the portable kernel runs through the query heads of its group in ascending order, each with its own dq accumulators and
+the same walk and ranks; the Hopper kernel has CTAs for every query head, and launches the members of all groups as if
+they were further batch elements.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
-for causal masks.  Fold is SPT with every second head mirrored.
+for causal masks.  Fold is SPT with some heads mirrored.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ from .symbols import (
 )
 
 
-def _grouped(ticket: Expr, slots: Expr, heads: Expr) -> tuple[Expr, Expr]:
-    """Ticket -> (position of the head, slot): sections of SECTION heads, inside a section slot-major and head-minor."""
-    section, within = FloorDiv(ticket, SECTION * slots), Rem(ticket, SECTION * slots)
-    size = Maximum(1, Minimum(SECTION, heads - section * SECTION))  # the last section may be smaller
-    return section * SECTION + Rem(within, size), FloorDiv(within, size)
+def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
+    """Ticket -> (position of the head, slot): sections of `together` heads, in each slot-major and head-minor."""
+    section, within = FloorDiv(ticket, together * slots), Rem(ticket, together * slots)
+    size = Maximum(1, Minimum(together, heads - section * together))  # the last section may be smaller
+    return section * together + Rem(within, size), FloorDiv(within, size)
 
 
 @dataclass(frozen=True)
@@ -142,23 +143,41 @@ def _two_pass(c: _Columns) -> Schedule:
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
 
-def _fold(c: _Columns) -> Schedule:
-    """SPT on even heads of a batch element; descending on odd ones, which are launched last.
+TOGETHER = 4
+"""Mirrored heads in a section of fold, in sections: their walks begin at the same q tile, and wait there for one
+another unless other heads' are launched between them."""
 
-    The parity is that of the head within its batch element: bits depend neither on the batch size nor on the position
-    in it.
+MIRRORED = 4
+"""Heads of a batch element that fold mirrors, at most: enough long jobs to fill the gaps at the end."""
+
+
+
+def kind(head: Expr) -> Expr:
+    """1 for the heads that fold mirrors, 0 for the others; heads of one kind have equal walks and ranks, always."""
+    return Rem(Minimum(head, 2 * MIRRORED), 2)
+
+
+
+def _fold(c: _Columns) -> Schedule:
+    """SPT; heads 1, 3, 5 and 7 of a batch element run descending, longest walk first, and are launched last.
+
+    Which heads these are depends on the head within its batch element alone: bits depend neither on the batch size nor
+    on the position in it.
     """
-    mirrored = sympy.Eq(Rem(HEAD, 2), 1)
-    even, odd = ceil_div(HEADS, 2), Maximum(1, FloorDiv(HEADS, 2))
-    up_tickets = BATCH * even * N_KV
+    mirrored = sympy.Eq(kind(HEAD), 1)
+    odd = Minimum(MIRRORED, FloorDiv(HEADS, 2))
+    upright = HEADS - odd
+    up_tickets = BATCH * upright * N_KV
     second = up_tickets <= TICKET  # a section never mixes the two kinds of heads
     position, slot = _grouped(
         Where(second, at_least_zero(TICKET - up_tickets), TICKET),
         N_KV,
-        BATCH * Where(second, FloorDiv(HEADS, 2), even),
+        BATCH * Where(second, odd, upright),
+        SECTION * Where(second, TOGETHER, 1),
     )
-    count = Where(second, odd, even)
-    head = FloorDiv(position, count) * HEADS + 2 * Rem(position, count) + Where(second, 1, 0)
+    count = Where(second, Maximum(1, odd), upright)
+    nth = Rem(position, count)  # of its kind within the batch element
+    head = FloorDiv(position, count) * HEADS + nth + Where(second, nth + 1, Minimum(nth, odd))
     return Schedule(
         "fold",
         1,

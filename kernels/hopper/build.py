@@ -5,6 +5,7 @@ Compiling needs neither driver nor GPU; lengths, batch and strides are arguments
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import ModuleType
@@ -37,30 +38,41 @@ class Variant:
     """Settings of the main kernel that change speed and resources, never bits.
 
     Args:
+        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
         share_p: P and dS go to the dV and dK matmuls through shared memory, not registers.
         spare_q: the Q ring has a tile more than the others, so that a Q may be read until the end of the next step.
         overlap: matmuls of two steps are in flight at once; only with spare_q, and where registers allow it.
+        one_dq: one dq tile in shared memory, where there is no room for one per stage.
         registers: registers per thread of producer and reducers.
     """
 
-    share_p: bool
-    spare_q: bool
-    overlap: bool
+    tail: int = 0
+    share_p: bool = False
+    spare_q: bool = False
+    overlap: bool = False
+    one_dq: bool = False
     registers: int = 24
 
 
 VARIANTS = {
-    (64, 64): Variant(share_p=False, spare_q=True, overlap=False),
-    (128, 128): Variant(share_p=False, spare_q=True, overlap=True),
-    (256, 128): Variant(share_p=True, spare_q=False, overlap=False),
-    (256, 256): Variant(share_p=True, spare_q=False, overlap=False),
+    (64, 64): Variant(spare_q=True),
+    (128, 128): Variant(spare_q=True, overlap=True),
+    (192, 128): Variant(tail=64, one_dq=True),
+    (256, 256): Variant(share_p=True),
 }
-"""By padded head dims of q, k and of v."""
+"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA."""
 
 
-def padded(dim: int) -> int:
-    """Columns of a tile for a head dim: a power of two, at least one swizzle atom.  The rest is zeros from TMA."""
-    return int(max(64, 1 << (dim - 1).bit_length()))
+def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """The key of `VARIANTS` for these head dims.
+
+    Raises:
+        ArgumentError: head dims that no variant fits.
+    """
+    for dims in VARIANTS:
+        if head_dim <= dims[0] and value_dim <= dims[1]:
+            return dims
+    raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*VARIANTS]}")
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,7 @@ class Problem:
     tiles: Tiles
 
     def __post_init__(self) -> None:
-        if (padded(self.head_dim), padded(self.value_dim)) not in VARIANTS:
-            raise ArgumentError("head_dim, value_dim", (self.head_dim, self.value_dim), f"up to one of {[*VARIANTS]}")
+        variant(self.head_dim, self.value_dim)
         if self.tiles.num_warps != WARPS:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
@@ -123,42 +134,46 @@ class Kernels:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.variant = VARIANTS[padded(problem.head_dim), padded(problem.value_dim)]
+        dims = variant(problem.head_dim, problem.value_dim)
+        self.variant = VARIANTS[dims]
         self.functions = schedule_module(problem.schedule, problem.band)
         self.schedule = schedules.schedule(problem.schedule, problem.band)
-        self.block_d, self.block_dv = padded(problem.head_dim), padded(problem.value_dim)
+        self.columns, self.value_columns = dims  # of a tile
+        self.block_d = self.columns - self.variant.tail
 
     @cached_property
     def main(self) -> Any:
         p, f, v, tiles = self.problem, self.functions, self.variant, self.problem.tiles
+        q, kv, d = tiles.block_q, tiles.block_kv, self.block_d
         constants = {
             "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "NUM_STEPS": f.dash_num_steps,
             "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
             "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
-            "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": tiles.block_q, "BLOCK_KV": tiles.block_kv,
-            "BLOCK_D": self.block_d, "BLOCK_DV": self.block_dv, "STAGES": tiles.num_stages,
-            "SHARE_P": v.share_p, "Q_STAGES": tiles.num_stages + v.spare_q, "OVERLAP": v.overlap,
-            "ROLE_REGISTERS": v.registers,
+            "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": q, "BLOCK_KV": kv, "BLOCK_D": d,
+            "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
+            "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "SHARE_P": v.share_p,
+            "OVERLAP": v.overlap, "ROLE_REGISTERS": v.registers,
         }  # fmt: skip
-        q, kv, d, dv = tiles.block_q, tiles.block_kv, self.block_d, self.block_dv
-        accumulator = [q * d // 32, 32]
+        accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
-            "q_desc": self._tile(q, d), "k_desc": self._tile(kv, d), "v_desc": self._tile(kv, dv),
-            "do_desc": self._tile(q, dv), "dk_desc": self._tile(kv, d), "dv_desc": self._tile(kv, dv),
+            "q_desc": self._columns(q), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
+            "do_desc": self._columns(q), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
             "dq_desc": _descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
             "lse_desc": _descriptor("fp32", [q], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q], ROW_LAYOUT),
-            "semaphores": "*i32", "ticket_ptr": "*i32", "scale": "fp32", "scale_log2": "fp32",
+            "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
+            "scale": "fp32", "scale_log2": "fp32",
         }  # fmt: skip
-        options = {"num_warps": WARPS, "launch_cooperative_grid": self.schedule.resident is not None}
+        alone = self.schedule.resident is not None
+        options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
         return _compile(hopper_backward, GluonASTSource, constants, types, {}, options)
 
     @cached_property
     def prepare(self) -> Any:
         p = self.problem
-        constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.block_dv}
+        constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.value_columns}
         dtype = _TYPES[p.dtype]
         types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
-                 "delta_ptr": "*fp32", "semaphores": "*i32", "ticket": "*i32",
+                 "delta_ptr": "*fp32", "counters_ptr": "*i32",
                  **dict.fromkeys(_OUT_STRIDES + _LSE_STRIDES, "i64")}  # fmt: skip
         return _compile(prepare, ASTSource, constants, types, dict.fromkeys(_OUT_STRIDES, 8), {"num_warps": 8})
 
@@ -167,19 +182,21 @@ class Kernels:
         p = self.problem
         constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
                      "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
-                     "ROWS": FINISH_ROWS}  # fmt: skip
-        types = {"accumulator": "*fp32", "dq_ptr": f"*{_TYPES[p.dtype]}", "scale": "fp32",
+                     "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS}  # fmt: skip
+        types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{_TYPES[p.dtype]}", "scale": "fp32",
                  **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
-        return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), {"num_warps": 4})
+        return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8),
+                        {"num_warps": 4, "launch_pdl": True})
 
     @staticmethod
     def constants(compiled: Any) -> int:
         """How many compile-time constants, always last, a compiled kernel's argument list has."""
         return sum(parameter.is_constexpr for parameter in compiled.src.fn.params)
 
-    def _tile(self, rows: int, columns: int) -> str:
+    def _columns(self, rows: int) -> str:
+        """64 columns of a tile with so many rows."""
         dtype = gl.bfloat16 if self.problem.dtype == "bfloat16" else gl.float16
-        block = [1, 1, rows, columns]
+        block = [1, 1, rows, 64]
         return _descriptor(_TYPES[self.problem.dtype], block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
 

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .group import add_to_group
 from .operations import role_barrier, store_rows
 
 
@@ -28,15 +29,26 @@ def in_fragments(dq):
 
 
 @gluon.jit
+def scores(shared, slot, zero):
+    """S of the Q tile in `slot`, transposed: begin K Q^T."""
+    s = warpgroup_mma(shared.k, shared.q.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if shared.TAIL_D > 0:
+        s = warpgroup_mma(shared.k_tail, shared.q_tail.index(slot).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
 def consume(
-    work, shared, dk_desc, dv_desc, scale, scale_log2,
+    work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
     WARPS: gl.constexpr, SHARE_P: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
 
     Scores are computed transposed, [BLOCK_KV, BLOCK_Q].  P is a left operand in registers for dV; with SHARE_P (head
-    dims where two warpgroups share the 64 rows of a kv tile) it goes through shared memory.
+    dims where two warpgroups share the 64 rows of a kv tile) it goes through shared memory.  A head dim of q and k that
+    is no power of two has its last TAIL_D columns in tiles of their own: K Q^T is a sum over both, dK and dQ come in
+    two pieces.
 
     OVERLAP keeps matmuls queued over the end of a step, so that the tensor cores need not wait for the softmax:
 
@@ -50,6 +62,8 @@ def consume(
     """
     BLOCK_Q: gl.constexpr = work.BLOCK_Q
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
+    TAIL: gl.constexpr = shared.TAIL_D
+    TAIL_D: gl.constexpr = TAIL if TAIL > 0 else 64  # of tensors that nothing uses
     DTYPE: gl.constexpr = shared.k.dtype
     ROWS: gl.constexpr = WARPS if BLOCK_KV >= 16 * WARPS else BLOCK_KV // 16  # warps along the kv rows
     COLS: gl.constexpr = WARPS // ROWS
@@ -57,14 +71,18 @@ def consume(
     Q_COLS: gl.constexpr = WARPS // Q_ROWS
     layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, BLOCK_Q // COLS, 16])
     layout_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, BLOCK_D // COLS, 16])
+    layout_t: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, TAIL_D // COLS, 16])
     layout_v: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, BLOCK_DV // COLS, 16])
     layout_q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [Q_ROWS, Q_COLS], [16, BLOCK_D // Q_COLS, 16])
+    layout_qt: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [Q_ROWS, Q_COLS], [16, TAIL_D // Q_COLS, 16])
     operand_k: gl.constexpr = gl.DotOperandLayout(0, layout_k, 2)
+    operand_t: gl.constexpr = gl.DotOperandLayout(0, layout_t, 2)
     operand_v: gl.constexpr = gl.DotOperandLayout(0, layout_v, 2)
     columns: gl.constexpr = gl.SliceLayout(0, layout_s)
     SPARE_Q: gl.constexpr = shared.Q_STAGES > shared.STAGES
     zero_s = gl.zeros([BLOCK_KV, BLOCK_Q], gl.float32, layout_s)
     zero_q = gl.zeros([BLOCK_Q, BLOCK_D], gl.float32, layout_q)
+    zero_qt = gl.zeros([BLOCK_Q, TAIL_D], gl.float32, layout_qt)
     first_slot = 0  # of the Q ring, counted on
     done = 0
     for part in gl.static_range(work.PARTS):
@@ -72,6 +90,7 @@ def consume(
         steps = work.steps(kv)
         full_first, full_end = work.unmasked(kv)
         dk = gl.zeros([BLOCK_KV, BLOCK_D], gl.float32, layout_k)
+        dk_tail = gl.zeros([BLOCK_KV, TAIL_D], gl.float32, layout_t)
         dv = gl.zeros([BLOCK_KV, BLOCK_DV], gl.float32, layout_v)
         kv_rows = kv * BLOCK_KV + gl.arange(0, BLOCK_KV, gl.SliceLayout(1, layout_s))
         s = zero_s
@@ -83,19 +102,19 @@ def consume(
                 role_barrier()
                 slot = first_slot % shared.Q_STAGES
                 mbarrier.wait(shared.q_full.index(slot), (first_slot // shared.Q_STAGES) & 1)
-                s = warpgroup_mma(shared.k, shared.q.index(slot).permute((1, 0)), zero_s, use_acc=False)
+                s = warpgroup_mma_wait(0, deps=(scores(shared, slot, zero_s),))
             mbarrier.wait(shared.v_full.index(0), part & 1)
         for step in range(steps):
             q_it = first_slot + step
             q_slot = q_it % shared.Q_STAGES
             it = done + step
-            do_slot = it % shared.STAGES  # of the dq ring too
+            do_slot = it % shared.STAGES
+            dq_slot = it % shared.DQ_STAGES
             q_tile = work.q_tile(step, kv)
-            q = shared.q.index(q_slot)
             do = shared.do.index(do_slot)
             if not OVERLAP:
                 mbarrier.wait(shared.q_full.index(q_slot), (q_it // shared.Q_STAGES) & 1)
-                s = warpgroup_mma(shared.k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                s = scores(shared, q_slot, zero_s)
             mbarrier.wait(shared.do_full.index(do_slot), (it // shared.STAGES) & 1)
             dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
             if OVERLAP:
@@ -133,23 +152,34 @@ def consume(
             fence_async_shared()
             role_barrier()  # dS is complete
             dq = warpgroup_mma(shared.ds.permute((1, 0)), shared.k, zero_q, use_acc=False, is_async=True)
+            dq_tail = zero_qt
+            if TAIL > 0:
+                dq_tail = warpgroup_mma(
+                    shared.ds.permute((1, 0)), shared.k_tail, zero_qt, use_acc=False, is_async=True
+                )
             if OVERLAP:
                 next_it = q_it + 1
                 next_slot = next_it % shared.Q_STAGES
                 mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
-                s = warpgroup_mma(
-                    shared.k, shared.q.index(next_slot).permute((1, 0)), zero_s, use_acc=False, is_async=True
-                )
+                s = scores(shared, next_slot, zero_s)
             elif SHARE_P:
-                dk = warpgroup_mma(shared.ds, q, dk, is_async=True)
+                dk = warpgroup_mma(shared.ds, shared.q.index(q_slot), dk, is_async=True)
             else:
-                dk = warpgroup_mma(gl.convert_layout(ds, operand_k, assert_trivial=True), q, dk, is_async=True)
+                left = gl.convert_layout(ds, operand_k, assert_trivial=True)
+                dk = warpgroup_mma(left, shared.q.index(q_slot), dk, is_async=True)
+                if TAIL > 0:
+                    left = gl.convert_layout(ds, operand_t, assert_trivial=True)
+                    dk_tail = warpgroup_mma(left, shared.q_tail.index(q_slot), dk_tail, is_async=True)
             if SPARE_Q:
                 dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+            elif TAIL > 0:
+                dq, dq_tail, dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail, dv, dk, dk_tail))
             else:
                 dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
-            mbarrier.wait(shared.dq_empty.index(do_slot), ((it // shared.STAGES) & 1) ^ 1)
-            shared.dq.index(do_slot).store(in_fragments(dq))
+            mbarrier.wait(shared.dq_empty.index(dq_slot), ((it // shared.DQ_STAGES) & 1) ^ 1)
+            shared.dq.index(dq_slot).store(in_fragments(dq))
+            if TAIL > 0:
+                shared.dq_tail.index(dq_slot).store(in_fragments(dq_tail))
             fence_async_shared()
             role_barrier()
             mbarrier.arrive(shared.step_done.index(do_slot), count=1)
@@ -165,13 +195,20 @@ def consume(
         done += steps
         role_barrier()
         if kv * BLOCK_KV < work.kv_len:
-            shared.v.store(dv.to(DTYPE))  # K and V are done with: dk and dv are staged in their place
-            shared.k.store((dk * scale).to(DTYPE))
-            fence_async_shared()
-            role_barrier()
-            store_rows(dv_desc, work.batch, work.head, kv * BLOCK_KV, shared.v)
-            store_rows(dk_desc, work.batch, work.head, kv * BLOCK_KV, shared.k)
-            tma.store_wait(0)
+            if work.GROUP > 1:
+                dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, group_sums, group_semaphores, TAIL)
+            if work.member == work.GROUP - 1:
+                shared.v.store(dv.to(DTYPE))  # K and V are done with: dk and dv are staged in their place
+                shared.k.store((dk * scale).to(DTYPE))
+                if TAIL > 0:
+                    shared.k_tail.store((dk_tail * scale).to(DTYPE))
+                fence_async_shared()
+                role_barrier()
+                store_rows(dv_desc, work.batch, work.head, kv * BLOCK_KV, shared.v)
+                store_rows(dk_desc, work.batch, work.head, kv * BLOCK_KV, shared.k)
+                if TAIL > 0:
+                    store_rows(dk_desc, work.batch, work.head, kv * BLOCK_KV, shared.k_tail, BLOCK_D)
+                tma.store_wait(0)
         if work.PARTS > 1:
             role_barrier()
             mbarrier.arrive(shared.kv_empty.index(0), count=1)

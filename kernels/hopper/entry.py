@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .consumer import consume
 from .producer import produce
@@ -13,40 +14,47 @@ from .work import Work, allocate_shared
 @gluon.jit
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
-    batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
+    group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, NUM_STEPS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
     EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
-    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, SHARE_P: gl.constexpr,
-    Q_STAGES: gl.constexpr, OVERLAP: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
+    TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
+    DQ_STAGES: gl.constexpr, SHARE_P: gl.constexpr, OVERLAP: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
-    descriptors with blocks of one tile.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q * BLOCK_D / 32, 32], in the order of
-    `in_fragments`; lse (base 2) and delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0``
-    in rows past q_len. semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero.
+    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  dq: fp32 [batch * q_heads * n_q *
+    BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32 [batch *
+    q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows past q_len. semaphores: int32 [batch *
+    q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see `group.add_to_group`.
     """
+    gdc_launch_dependents()  # to `finish`, once all CTAs have begun
+    gdc_wait()  # for `prepare`
     ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
     heads = q_heads // GROUP
-    position, slot = LAUNCH(ticket, batch, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, section)
+    # to the schedule, the members of all groups are so many batch elements: a member comes after those before it
+    position, slot = LAUNCH(ticket, batch * GROUP, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, section)
     n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
+    members = position // heads
     work = Work(
-        position // heads, position % heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
+        members // GROUP, position % heads, members % GROUP, slot, q_heads, q_len, kv_len, lo, hi, n_q,
         KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
-    shared = allocate_shared(q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, BLOCK_DV, Q_STAGES, STAGES, SHARE_P)
+    shared = allocate_shared(
+        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, SHARE_P
+    )  # fmt: skip
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
-    # One reducer per stage of the dq ring.  Gluon wants both lists literal: names for their entries would turn
+    # A reducer for each step in flight.  Gluon wants both lists literal: names for their entries would turn
     # constants into values.
     if STAGES == 1:
         gl.warp_specialize(
             [
-                (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
-                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
+                (consume, (work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+                           HAS_LO, HAS_HI, EVEN_KV, BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
                 (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP)),
-                (reduce, (work, shared, dq_desc, semaphores, 0)),
+                (reduce, (work, shared, dq_desc, semaphores, 0, 1)),
             ],
             [1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS],
@@ -54,11 +62,11 @@ def hopper_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (work, shared, dk_desc, dv_desc, scale, scale_log2, HAS_LO, HAS_HI, EVEN_KV,
-                           BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
+                (consume, (work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+                           HAS_LO, HAS_HI, EVEN_KV, BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
                 (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP)),
-                (reduce, (work, shared, dq_desc, semaphores, 0)),
-                (reduce, (work, shared, dq_desc, semaphores, 1)),
+                (reduce, (work, shared, dq_desc, semaphores, 0, 2)),
+                (reduce, (work, shared, dq_desc, semaphores, 1, 2)),
             ],
             [1, 1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],

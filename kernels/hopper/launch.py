@@ -42,16 +42,15 @@ def backward(
         ArgumentError: a plan of another kernel; a schedule that needs more co-resident CTAs than the GPU has SMs.
     """
     query, key, value, grad_out, out = map(_readable, (query, key, value, grad_out, out))
-    state = functools.partial(
-        _state,
+    facts = (
         plan, mask, scale, tuple(map(tuple, orders)), query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(),
     )  # fmt: skip
     if torch.cuda.current_device() != query.device.index:
         with torch.cuda.device(query.device):
-            return state().run(query, key, value, grad_out, out, logsumexp)
-    return state().run(query, key, value, grad_out, out, logsumexp)
+            return _state(*facts).run(query, key, value, grad_out, out, logsumexp)
+    return _state(*facts).run(query, key, value, grad_out, out, logsumexp)
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -97,37 +96,43 @@ class _State:
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [_dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
         self.outputs = [(shape, stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)]
-        n_q = -(-self.q_len // tiles.block_q)
+        built = self.kernels
+        n_q, n_kv = -(-self.q_len // tiles.block_q), -(-self.kv_len // tiles.block_kv)
         q_tiles = self.batch * self.q_heads * n_q
-        block_d, rows = self.kernels.block_d, q_tiles * tiles.block_q
-        self._lay_out_workspace(rows, q_tiles)
+        rows = q_tiles * tiles.block_q
+        kv_tiles = self.batch * self.kv_heads * n_kv if problem.group > 1 else 0
+        counters = q_tiles + kv_tiles + 1
+        accumulator = rows * built.columns
+        sums = kv_tiles * tiles.block_kv * (built.columns + built.value_columns)
+        self._lay_out_workspace(accumulator, rows, rows, sums, counters)
+        self.after_semaphores = 4 * q_tiles, 4 * (q_tiles + kv_tiles)
         descriptors = [
             _descriptor(q_shape, q), _descriptor(k_shape, k), _descriptor(v_shape, v),
             _descriptor((*q_shape[:3], value_dim), do), _descriptor(k_shape, self.strides[1]),
-            _descriptor(v_shape, self.strides[2]), ([rows * block_d // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
+            _descriptor(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len)
-        self.prepare_sizes = (*out[:3], *do[:3], *lse[:3], *sizes, n_q)
+        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], *sizes, n_q)
         self.main_sizes = (self.batch, *sizes, self.kv_len, self.lo, self.hi, parsed.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, self.kv_len, self.lo, self.hi, n_q, scale)
-        built, finish_programs = self.kernels, q_tiles * (tiles.block_q // FINISH_ROWS)
+        finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constants(built.prepare))
         self.main = compat.KernelLauncher(built.main, self._ctas(tiles), descriptors, built.constants(built.main))
         self.finish = compat.KernelLauncher(built.finish, finish_programs, (), built.constants(built.finish))
 
-    def _lay_out_workspace(self, rows: int, q_tiles: int) -> None:
-        """Byte offsets: dq accumulator, lse, delta, semaphores, ticket."""
+    def _lay_out_workspace(self, *elements: int) -> None:
+        """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
         self.offsets, end = [], 0
-        for size in (4 * rows * self.kernels.block_d, 4 * rows, 4 * rows, 4 * q_tiles, 4):
+        for count in elements:
             self.offsets.append(end)
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+            end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
         self.workspace_bytes = end
 
     def _ctas(self, tiles: Tiles) -> int:
         problem = self.kernels.problem
         host = codegen.python_functions(problem.schedule, problem.band)
         slots = host.dash_slots(self.q_len, self.kv_len, self.lo, self.hi, tiles.block_q, tiles.block_kv)
-        ctas = int(self.batch * self.kv_heads * slots)
+        ctas = int(self.batch * self.q_heads * slots)
         if self.kernels.schedule.resident is not None:
             available = torch.cuda.get_device_properties(self.device).multi_processor_count
             if ctas > available:
@@ -143,15 +148,16 @@ class _State:
         dq, dk, dv = (compat.empty_cuda(*facts) for facts in self.outputs)
         workspace = compat.empty_cuda((self.workspace_bytes,), (1,), torch.uint8)
         start = workspace.data_ptr()
-        accumulator, lse2, delta, semaphores, ticket = [start + offset for offset in self.offsets]
+        accumulator, lse2, delta, sums, semaphores = [start + offset for offset in self.offsets]
+        group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
         do = grad_out.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        self.prepare(
-            stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, ticket, *self.prepare_sizes
+        self.prepare(stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes)
+        tiles = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do, dk.data_ptr(), dv.data_ptr())
+        self.main(
+            stream, (*tiles, accumulator, lse2, delta), semaphores, ticket, sums, group_semaphores, *self.main_sizes
         )
-        inputs = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do, dk.data_ptr(), dv.data_ptr())
-        self.main(stream, (*inputs, accumulator, lse2, delta), semaphores, ticket, *self.main_sizes)
-        self.finish(stream, (), accumulator, dq.data_ptr(), *self.finish_sizes)
+        self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes)
         return dq, dk, dv
 
 

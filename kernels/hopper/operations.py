@@ -23,6 +23,11 @@ Note [Forward progress on Hopper]
     Schedules that wait both ways are launched cooperatively.  Inside a CTA producer, consumers and reducers wait for
     one another through mbarriers only; a reducer that waits for its turn stops its consumers when all dq buffers are
     full, never another CTA that is not behind it in rank.  Ticket and semaphores are set by `prepare` in the same call.
+
+    The three kernels of a call overlap (programmatic dependent launch).  CTAs of `finish` may start when every CTA of
+    the main kernel has: what they wait for, the last contribution to a tile, comes from CTAs that are running.  They
+    find room on SMs that the main kernel has no more work for.  The last of them also waits for the end of the main
+    kernel, so that whatever follows the call in its stream follows all of it.
 """
 
 from triton._C.libtriton import ir
@@ -45,23 +50,31 @@ def async_reduce_add(tensor_desc, coord, src, _semantic=None):
 
 
 @gluon.jit
-def as_tensor_tile(tile, desc):
-    """A [rows, columns] tile in shared memory as the [1, 1, rows, columns] block of a four-dimensional descriptor."""
-    return tile._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+def column_blocks(tile, desc):
+    """A [rows, columns] tile in shared memory as the [1, 1, rows, 64] blocks of a four-dimensional descriptor.
+
+    64 columns of 16 bits are one swizzle atom: in shared memory a tile is a row of such blocks.
+    """
+    BLOCKS: gl.constexpr = tile.shape[1] // desc.block_type.shape[3]
+    return tile._reinterpret(desc.dtype, [BLOCKS] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
-def load_rows(desc, b, h, row, full, tile, EXPECT: gl.constexpr = True):
-    """Start copying rows of head `h` of batch element `b` into `tile`; `full` expects (EXPECT) and gets them."""
-    if EXPECT:
-        mbarrier.expect(full, desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [b, h, row, 0], full, as_tensor_tile(tile, desc))
+def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
+    """Start copying rows of head `h` of batch element `b` into `tile`, columns from COLUMN on; `full` gets them."""
+    blocks = column_blocks(tile, desc)
+    for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
+        column = COLUMN + i * desc.block_type.shape[3]
+        tma.async_copy_global_to_shared(desc, [b, h, row, column], full, blocks.index(i))
 
 
 @gluon.jit
-def store_rows(desc, b, h, row, tile):
+def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
     """Start copying `tile` to rows of head `h` of batch element `b`; what lies outside the tensor is dropped."""
-    tma.async_copy_shared_to_global(desc, [b, h, row, 0], as_tensor_tile(tile, desc))
+    blocks = column_blocks(tile, desc)
+    for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
+        column = COLUMN + i * desc.block_type.shape[3]
+        tma.async_copy_shared_to_global(desc, [b, h, row, column], blocks.index(i))
 
 
 @gluon.jit
@@ -106,3 +119,4 @@ def pass_turn_on(semaphore, rank):
         is_pure=False,
         pack=1,
     )
+

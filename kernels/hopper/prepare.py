@@ -2,11 +2,12 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 
-@triton.jit(do_not_specialize=["q_heads", "q_len", "n_q"])
+@triton.jit(do_not_specialize=["counters", "q_heads", "q_len", "n_q"])
 def prepare(
-    out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, semaphores, ticket,
+    out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters,
     out_b, out_h, out_row, do_b, do_h, do_row, lse_b, lse_h, lse_row, q_heads, q_len, n_q,
     BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
@@ -14,8 +15,10 @@ def prepare(
 
     out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
     natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q]; rows without keys (infinite log-sum-exp) and rows
-    past q_len get ``lse2 = inf, delta = 0``, so that their probabilities and gradients are zero.
+    past q_len get ``lse2 = inf, delta = 0``, so that their probabilities and gradients are zero.  counters_ptr: int32
+    [counters], semaphores and ticket, set to zero.
     """
+    gdc_launch_dependents()
     pid = tl.program_id(0)
     tile = pid % n_q
     head = pid // n_q
@@ -34,6 +37,5 @@ def prepare(
     delta = tl.where(sees_keys, tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), 0.0)
     tl.store(lse2_ptr + pid.to(tl.int64) * BLOCK_Q + local, tl.where(sees_keys, lse * 1.4426950408889634, float("inf")))
     tl.store(delta_ptr + pid.to(tl.int64) * BLOCK_Q + local, delta)
-    tl.store(semaphores + pid, 0)
-    if pid == 0:
-        tl.store(ticket, 0)
+    for i in range(pid, counters, tl.num_programs(0)):
+        tl.store(counters_ptr + i, 0)

@@ -19,31 +19,50 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
 
     With OVERLAP the consumers wait for one Q tile past the last; it is announced without data.
     """
+    TAIL: gl.constexpr = shared.TAIL_D > 0
+    D: gl.constexpr = shared.k.shape[1]
+    WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
+    K_BYTES: gl.constexpr = work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH
+    V_BYTES: gl.constexpr = work.BLOCK_KV * shared.v.shape[1] * WIDTH
+    Q_BYTES: gl.constexpr = work.BLOCK_Q * ((D + shared.TAIL_D) * WIDTH + 4)  # with log-sum-exp
+    DO_BYTES: gl.constexpr = work.BLOCK_Q * (shared.v.shape[1] * WIDTH + 4)  # with delta
+    b = work.batch
+    head = work.head
+    q_head = work.q_head()
     first_slot = 0  # of the Q ring, counted on
     done = 0  # steps of the parts before this one
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
+        kv_row = kv * work.BLOCK_KV
         steps = work.steps(kv)
         if steps > 0:
             mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
-            load_rows(k_desc, work.batch, work.head, kv * work.BLOCK_KV, shared.k_full.index(0), shared.k)
+            full = shared.k_full.index(0)
+            mbarrier.expect(full, K_BYTES)
+            load_rows(k_desc, b, head, kv_row, full, shared.k)
+            if TAIL:
+                load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
         for step in range(steps):
             q = work.q_tile(step, kv)
-            hq = work.q_head(step)
-            row = work.tile_index(step, q) * work.BLOCK_Q
+            q_row = q * work.BLOCK_Q
+            row = work.tile_index(q) * work.BLOCK_Q
             it = done + step
             wait_for_room(shared, it)
             slot = (first_slot + step) % shared.Q_STAGES
             full = shared.q_full.index(slot)
-            mbarrier.expect(full, q_desc.block_type.nbytes + lse_desc.block_type.nbytes)
-            load_rows(q_desc, work.batch, hq, q * work.BLOCK_Q, full, shared.q.index(slot), EXPECT=False)
+            mbarrier.expect(full, Q_BYTES)
+            load_rows(q_desc, b, q_head, q_row, full, shared.q.index(slot))
+            if TAIL:
+                load_rows(q_desc, b, q_head, q_row, full, shared.q_tail.index(slot), D)
             tma.async_copy_global_to_shared(lse_desc, [row], full, shared.lse.index(slot))
             if step == 0:  # V is needed one matmul later than K and the first Q
-                load_rows(v_desc, work.batch, work.head, kv * work.BLOCK_KV, shared.v_full.index(0), shared.v)
+                full = shared.v_full.index(0)
+                mbarrier.expect(full, V_BYTES)
+                load_rows(v_desc, b, head, kv_row, full, shared.v)
             slot = it % shared.STAGES
             full = shared.do_full.index(slot)
-            mbarrier.expect(full, do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
-            load_rows(do_desc, work.batch, hq, q * work.BLOCK_Q, full, shared.do.index(slot), EXPECT=False)
+            mbarrier.expect(full, DO_BYTES)
+            load_rows(do_desc, b, q_head, q_row, full, shared.do.index(slot))
             tma.async_copy_global_to_shared(delta_desc, [row], full, shared.delta.index(slot))
         first_slot += steps
         done += steps

@@ -8,13 +8,14 @@ from .operations import async_reduce_add, pass_turn_on, wait_for_turn
 
 
 @gluon.jit
-def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr):
+def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
     """Steps WARP, WARP + WARPS, ... of the walk; see Note [Ordered accumulation on Hopper].
 
-    There is one warp per stage of the dq ring: while one waits until its add is performed, the other serves the next
-    tile.  They need no order between them, the semaphores hold it.
+    While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
+    the semaphores hold it.
     """
-    WARPS: gl.constexpr = shared.STAGES
+    ROWS: gl.constexpr = shared.dq.shape[1]
+    TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
     done = 0
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
@@ -22,16 +23,27 @@ def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr):
         for it in range(done + (WARP + WARPS - done % WARPS) % WARPS, done + steps, WARPS):
             q = work.q_tile(it - done, kv)
             rank = work.rank(q, kv)
-            tile = work.tile_index(it - done, q)
-            slot = it % shared.STAGES
-            row = tile * dq_desc.block_type.shape[0]
+            tile = work.tile_index(q)
+            slot = it % shared.DQ_STAGES
+            row = tile * (ROWS + TAIL_ROWS)
             wait_for_turn(semaphores + tile, rank)
-            mbarrier.wait(shared.step_done.index(slot), (it // shared.STAGES) & 1)
-            if rank == 0:
-                tma.async_copy_shared_to_global(dq_desc, [row, 0], shared.dq.index(slot))
-            else:
-                async_reduce_add(dq_desc, [row, 0], shared.dq.index(slot))
+            mbarrier.wait(shared.step_done.index(it % shared.STAGES), (it // shared.STAGES) & 1)
+            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
+            if TAIL_ROWS > 0:
+                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
             tma.store_wait(0)  # read, not performed
             mbarrier.arrive(shared.dq_empty.index(slot), count=1)
             pass_turn_on(semaphores + tile, rank)
         done += steps
+
+
+@gluon.jit
+def _accumulate(desc, row, tile, rank):
+    """Begin to store (rank 0) or add the [rows, 32] `tile`, block by block."""
+    BLOCKS: gl.constexpr = tile.shape[0] // desc.block_type.shape[0]
+    blocks = tile._reinterpret(desc.dtype, [BLOCKS] + desc.block_type.shape, desc.layout)
+    for i in gl.static_range(BLOCKS):
+        if rank == 0:
+            tma.async_copy_shared_to_global(desc, [row + i * desc.block_type.shape[0], 0], blocks.index(i))
+        else:
+            async_reduce_add(desc, [row + i * desc.block_type.shape[0], 0], blocks.index(i))

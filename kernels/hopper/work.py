@@ -10,13 +10,13 @@ from triton.language.core import _aggregate as aggregate
 class Work:
     """The kv tiles of one CTA and the walk over their q tiles; the schedule's generated functions decide both.
 
-    ``lo <= q - kv <= hi`` is the mask, anchored top left.  A step of the walk is one (q tile, query head of the group)
-    pair, the heads of a group one after the other: the writers of a dq tile are GROUP steps apart, and dk, dv of
-    grouped heads are sums in a fixed order.
+    ``lo <= q - kv <= hi`` is the mask, anchored top left.  Every query head has its own CTAs: `head` is the kv head,
+    `member` the place of the query head in the group of GROUP that shares it.
     """
 
     batch: gl.tensor
     head: gl.tensor
+    member: gl.tensor
     slot: gl.tensor
     q_heads: gl.tensor
     q_len: gl.tensor
@@ -36,11 +36,12 @@ class Work:
 
     @gluon.constexpr_function
     def __init__(
-        self, batch, head, slot, q_heads, q_len, kv_len, lo, hi, n_q,
+        self, batch, head, member, slot, q_heads, q_len, kv_len, lo, hi, n_q,
         KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     ):  # fmt: skip
         self.batch = batch
         self.head = head
+        self.member = member
         self.slot = slot
         self.q_heads = q_heads
         self.q_len = q_len
@@ -67,15 +68,13 @@ class Work:
 
     @gluon.jit
     def steps(self, kv):
-        """Steps of the walk of kv tile `kv`: q tiles times query heads of the group."""
+        """Steps of the walk of kv tile `kv`."""
         steps = self.NUM_STEPS(kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
-        return gl.where(kv * self.BLOCK_KV < self.kv_len, steps, 0) * self.GROUP
+        return gl.where(kv * self.BLOCK_KV < self.kv_len, steps, 0)
 
     @gluon.jit
     def q_tile(self, step, kv):
-        return self.Q_TILE(
-            step // self.GROUP, kv, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
-        )
+        return self.Q_TILE(step, kv, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
 
     @gluon.jit
     def rank(self, q, kv):
@@ -90,14 +89,14 @@ class Work:
         return full_first, full_end
 
     @gluon.jit
-    def q_head(self, step):
-        """Query head of a step, within its batch element."""
-        return self.head * self.GROUP + step % self.GROUP
+    def q_head(self):
+        """The query head, within its batch element."""
+        return self.head * self.GROUP + self.member
 
     @gluon.jit
-    def tile_index(self, step, q):
+    def tile_index(self, q):
         """Place of (batch element, query head, q tile) in semaphores, dq accumulator, log-sum-exp and delta."""
-        return (self.batch * self.q_heads + self.q_head(step)) * self.n_q + q
+        return (self.batch * self.q_heads + self.q_head()) * self.n_q + q
 
 
 @gluon.jit
@@ -112,20 +111,24 @@ def _barriers(COUNT: gl.constexpr):
 class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES; ds, p: one tile; dq: a ring of STAGES
-    fp32 tiles in the order of `consumer.in_fragments`.  `step_done` (a ring of STAGES) says that the consumers have
-    left a step: its dq tile is complete, its dO is free, and so is the oldest Q.
+    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES; ds, p: one tile; dq: a ring of DQ_STAGES
+    fp32 tiles in the order of `consumer.in_fragments`; k_tail, q_tail, dq_tail: the columns past BLOCK_D, if TAIL_D > 0.
+    `step_done` (a ring of STAGES) says that the consumers have left a step: its dq tile is complete, its dO is free,
+    and so is the oldest Q.
     """
 
     k: gl.shared_memory_descriptor
+    k_tail: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     q: gl.shared_memory_descriptor
+    q_tail: gl.shared_memory_descriptor
     do: gl.shared_memory_descriptor
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor
     p: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor
+    dq_tail: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
@@ -135,21 +138,26 @@ class Shared:
     step_done: gl.shared_memory_descriptor
     Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
+    DQ_STAGES: gl.constexpr
+    TAIL_D: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, k, v, q, do, lse, delta, ds, p, dq, k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done,
-        Q_STAGES, STAGES,
+        self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
+        k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, Q_STAGES, STAGES, DQ_STAGES, TAIL_D,
     ):  # fmt: skip
         self.k = k
+        self.k_tail = k_tail
         self.v = v
         self.q = q
+        self.q_tail = q_tail
         self.do = do
         self.lse = lse
         self.delta = delta
         self.ds = ds
         self.p = p
         self.dq = dq
+        self.dq_tail = dq_tail
         self.k_full = k_full
         self.v_full = v_full
         self.kv_empty = kv_empty
@@ -159,43 +167,61 @@ class Shared:
         self.step_done = step_done
         self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
+        self.DQ_STAGES = gl.constexpr(DQ_STAGES)
+        self.TAIL_D = gl.constexpr(TAIL_D)
+
+
+@gluon.jit
+def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
+    """A tile, or a ring of tiles, in the layout that TMA and the matmuls share."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([shape[-2], shape[-1]], DTYPE)
+    return gl.allocate_shared_memory(DTYPE, shape, layout)
 
 
 @gluon.jit
 def allocate_shared(
-    DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
-    Q_STAGES: gl.constexpr, STAGES: gl.constexpr, SHARE_P: gl.constexpr,
+    DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
+    SHARE_P: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
-    k_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_D], DTYPE)
-    v_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_DV], DTYPE)
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_D], DTYPE)
-    do_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BLOCK_DV], DTYPE)
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_Q], DTYPE)
-    DQ_ROWS: gl.constexpr = BLOCK_Q * BLOCK_D // 32
-    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([DQ_ROWS, 32], gl.float32)
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    ds = gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_Q], ds_layout)
+    ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if SHARE_P:
-        p = gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_Q], ds_layout)
+        p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
+    k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
+    q = _tiles(DTYPE, [Q_STAGES, BLOCK_Q, BLOCK_D])
+    dq = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * BLOCK_D // 32, 32])
+    k_tail = k
+    q_tail = q
+    dq_tail = dq
+    if TAIL_D > 0:
+        k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
+        q_tail = _tiles(DTYPE, [Q_STAGES, BLOCK_Q, TAIL_D])
+        dq_tail = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * TAIL_D // 32, 32])
     return Shared(
-        gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_D], k_layout),
-        gl.allocate_shared_memory(DTYPE, [BLOCK_KV, BLOCK_DV], v_layout),
-        gl.allocate_shared_memory(DTYPE, [Q_STAGES, BLOCK_Q, BLOCK_D], q_layout),
-        gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_Q, BLOCK_DV], do_layout),
+        k,
+        k_tail,
+        _tiles(DTYPE, [BLOCK_KV, BLOCK_DV]),
+        q,
+        q_tail,
+        _tiles(DTYPE, [STAGES, BLOCK_Q, BLOCK_DV]),
         gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], row_layout),
         ds,
         p,
-        gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, 32], dq_layout),
+        dq,
+        dq_tail,
         _barriers(1),
         _barriers(1),
         _barriers(1),
         _barriers(Q_STAGES),
         _barriers(STAGES),
-        _barriers(STAGES),
+        _barriers(DQ_STAGES),
         _barriers(STAGES),
         Q_STAGES,
         STAGES,
+        DQ_STAGES,
+        TAIL_D,
     )

@@ -1,0 +1,45 @@
+"""Grouped heads: dk and dv of a kv head are sums over the query heads of its group, in their order.
+
+Every query head has CTAs of its own, so that those that run at the same time share a dq accumulator in the L2 cache.
+The CTA of member m of a group waits for its turn as a reducer does, at the end of its walk: the CTA of member m - 1
+for the same kv tile has a lower ticket.  Member 0 stores, the others add, the last one keeps the sum.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .operations import pass_turn_on, role_barrier, wait_for_turn
+
+
+@gluon.jit
+def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, TAIL_D: gl.constexpr):
+    """(dk, dk_tail, dv) plus those of the members before.
+
+    sums: fp32 [batch * kv_heads * n_kv * BLOCK_KV, D + TAIL_D + DV]; semaphores: int32 [batch * kv_heads * n_kv], zeros.
+    """
+    BLOCK_D: gl.constexpr = dk.shape[1]
+    COLUMNS: gl.constexpr = BLOCK_D + TAIL_D + dv.shape[1]
+    n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
+    tile = (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
+    start = sums + tile.to(gl.int64) * (work.BLOCK_KV * COLUMNS)
+    wait_for_turn(semaphores + tile, work.member)
+    dv = _add(work, dv, start + (BLOCK_D + TAIL_D), COLUMNS)
+    dk = _add(work, dk, start, COLUMNS)
+    if TAIL_D > 0:
+        dk_tail = _add(work, dk_tail, start + BLOCK_D, COLUMNS)
+    role_barrier()  # every warp's stores come before the release
+    pass_turn_on(semaphores + tile, work.member)
+    return dk, dk_tail, dv
+
+
+@gluon.jit
+def _add(work, tile, start, COLUMNS: gl.constexpr):
+    layout: gl.constexpr = tile.type.layout
+    rows = gl.expand_dims(gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout)), 1)
+    columns = gl.expand_dims(gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout)), 0)
+    pointers = start + (rows * COLUMNS + columns)
+    if work.member > 0:
+        tile += gl.load(pointers, cache_modifier=".cg")
+    if work.member < work.GROUP - 1:
+        gl.store(pointers, tile)
+    return tile
