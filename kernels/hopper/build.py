@@ -156,10 +156,10 @@ class Kernels:
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
-            "q_desc": self._columns(q), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
-            "do_desc": self._columns(q), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
+            "q_desc": self._columns(q // (2 if v.tail else 1)), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
+            "do_desc": self._columns(q // (2 if v.tail else 1)), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
             "dq_desc": _descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
-            "lse_desc": _descriptor("fp32", [q], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q], ROW_LAYOUT),
+            "lse_desc": _descriptor("fp32", [q // (2 if v.tail else 1)], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q // (2 if v.tail else 1)], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32",
         }  # fmt: skip

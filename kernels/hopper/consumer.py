@@ -38,6 +38,41 @@ def scores(shared, slot, zero):
 
 
 @gluon.jit
+def half(work, shared, q_slot, do_slot, q_half, full_first, full_end, kv_rows, dk, dk_tail, dv, zero_s, scale_log2,
+    HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, layout_s: gl.constexpr, operand_k: gl.constexpr, operand_t: gl.constexpr, operand_v: gl.constexpr):
+    DTYPE: gl.constexpr = shared.k.dtype
+    columns: gl.constexpr = gl.SliceLayout(0, layout_s)
+    SUB: gl.constexpr = zero_s.shape[1]
+    do = shared.do.index(do_slot)
+    s = scores(shared, q_slot, zero_s)
+    dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    lse = shared.lse.index(q_slot).load(columns)
+    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
+    if HAS_LO or HAS_HI or not EVEN_KV:
+        q_tile = q_half // 2
+        if (q_tile < full_first) | (q_tile >= full_end):
+            q_rows = gl.expand_dims(q_half * SUB + gl.arange(0, SUB, columns), 0)
+            rows = gl.expand_dims(kv_rows, 1)
+            keep = (rows < work.kv_len) & (q_rows >= 0)
+            if HAS_LO:
+                keep = keep & (q_rows - rows >= work.lo)
+            if HAS_HI:
+                keep = keep & (q_rows - rows <= work.hi)
+            p = gl.where(keep, p, 0.0)
+    dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
+    delta = shared.delta.index(do_slot).load(columns)
+    ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
+    left = gl.convert_layout(ds, operand_k, assert_trivial=True)
+    dk = warpgroup_mma(left, shared.q.index(q_slot), dk, is_async=True)
+    left = gl.convert_layout(ds, operand_t, assert_trivial=True)
+    dk_tail = warpgroup_mma(left, shared.q_tail.index(q_slot), dk_tail, is_async=True)
+    dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dv, dk, dk_tail))
+    return ds, dk, dk_tail, dv
+
+
+@gluon.jit
 def consume(
     work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
@@ -69,7 +104,9 @@ def consume(
     COLS: gl.constexpr = WARPS // ROWS
     Q_ROWS: gl.constexpr = BLOCK_Q // 16
     Q_COLS: gl.constexpr = WARPS // Q_ROWS
-    layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, BLOCK_Q // COLS, 16])
+    HALVES: gl.constexpr = 2 if TAIL > 0 else 1
+    SUB: gl.constexpr = BLOCK_Q // HALVES
+    layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, SUB // COLS, 16])
     layout_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, BLOCK_D // COLS, 16])
     layout_t: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, TAIL_D // COLS, 16])
     layout_v: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS, COLS], [16, BLOCK_DV // COLS, 16])
@@ -80,7 +117,7 @@ def consume(
     operand_v: gl.constexpr = gl.DotOperandLayout(0, layout_v, 2)
     columns: gl.constexpr = gl.SliceLayout(0, layout_s)
     SPARE_Q: gl.constexpr = shared.Q_STAGES > shared.STAGES
-    zero_s = gl.zeros([BLOCK_KV, BLOCK_Q], gl.float32, layout_s)
+    zero_s = gl.zeros([BLOCK_KV, SUB], gl.float32, layout_s)
     zero_q = gl.zeros([BLOCK_Q, BLOCK_D], gl.float32, layout_q)
     zero_qt = gl.zeros([BLOCK_Q, TAIL_D], gl.float32, layout_qt)
     first_slot = 0  # of the Q ring, counted on
@@ -111,71 +148,88 @@ def consume(
             do_slot = it % shared.STAGES
             dq_slot = it % shared.DQ_STAGES
             q_tile = work.q_tile(step, kv)
-            do = shared.do.index(do_slot)
+            do = shared.do.index(do_slot * HALVES)
             if not OVERLAP:
                 mbarrier.wait(shared.q_full.index(q_slot), (q_it // shared.Q_STAGES) & 1)
-                s = scores(shared, q_slot, zero_s)
-            mbarrier.wait(shared.do_full.index(do_slot), (it // shared.STAGES) & 1)
-            dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            if OVERLAP:
-                before = gl.maximum(q_it - 1, first_slot) % shared.Q_STAGES
-                dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
-            else:
-                s = warpgroup_mma_wait(1, deps=(s,))
-            lse = shared.lse.index(q_slot).load(columns)
-            p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
-            if HAS_LO or HAS_HI or not EVEN_KV:
-                if (q_tile < full_first) | (q_tile >= full_end):
-                    q_rows = gl.expand_dims(q_tile * BLOCK_Q + gl.arange(0, BLOCK_Q, columns), 0)
-                    rows = gl.expand_dims(kv_rows, 1)
-                    keep = (rows < work.kv_len) & (q_rows >= 0)
-                    if HAS_LO:
-                        keep = keep & (q_rows - rows >= work.lo)
-                    if HAS_HI:
-                        keep = keep & (q_rows - rows <= work.hi)
-                    p = gl.where(keep, p, 0.0)
-            if SHARE_P:
-                shared.p.store(p.to(DTYPE))
+            if HALVES == 2:
+                mbarrier.wait(shared.do_full.index(do_slot), (it // shared.STAGES) & 1)
+                ds0, dk, dk_tail, dv = half(
+                    work, shared, q_slot * 2, do_slot * 2, q_tile * 2, full_first, full_end, kv_rows, dk, dk_tail, dv, zero_s,
+                    scale_log2, HAS_LO, HAS_HI, EVEN_KV, layout_s, operand_k, operand_t, operand_v)
+                ds1, dk, dk_tail, dv = half(
+                    work, shared, q_slot * 2 + 1, do_slot * 2 + 1, q_tile * 2 + 1, full_first, full_end, kv_rows, dk, dk_tail, dv, zero_s,
+                    scale_log2, HAS_LO, HAS_HI, EVEN_KV, layout_s, operand_k, operand_t, operand_v)
+                ds = gl.join(ds0, ds1).permute([0, 2, 1]).reshape([BLOCK_KV, BLOCK_Q])
+                shared.ds.store(ds)
                 fence_async_shared()
                 role_barrier()
-                dv = warpgroup_mma(shared.p, do, dv, is_async=True)
-            else:
-                dv = warpgroup_mma(
-                    gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True
-                )
-            dp = warpgroup_mma_wait(2 if OVERLAP else 1, deps=(dp,))  # the others run on
-            delta = shared.delta.index(do_slot).load(columns)
-            ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
-            if OVERLAP:
-                dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
-            shared.ds.store(ds)
-            fence_async_shared()
-            role_barrier()  # dS is complete
-            dq = warpgroup_mma(shared.ds.permute((1, 0)), shared.k, zero_q, use_acc=False, is_async=True)
-            dq_tail = zero_qt
-            if TAIL > 0:
-                dq_tail = warpgroup_mma(
-                    shared.ds.permute((1, 0)), shared.k_tail, zero_qt, use_acc=False, is_async=True
-                )
-            if OVERLAP:
-                next_it = q_it + 1
-                next_slot = next_it % shared.Q_STAGES
-                mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
-                s = scores(shared, next_slot, zero_s)
-            elif SHARE_P:
-                dk = warpgroup_mma(shared.ds, shared.q.index(q_slot), dk, is_async=True)
-            else:
-                left = gl.convert_layout(ds, operand_k, assert_trivial=True)
-                dk = warpgroup_mma(left, shared.q.index(q_slot), dk, is_async=True)
-                if TAIL > 0:
-                    left = gl.convert_layout(ds, operand_t, assert_trivial=True)
-                    dk_tail = warpgroup_mma(left, shared.q_tail.index(q_slot), dk_tail, is_async=True)
-            if SPARE_Q:
-                dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
-            elif TAIL > 0:
+                dq = warpgroup_mma(shared.ds.permute((1, 0)), shared.k, zero_q, use_acc=False, is_async=True)
+                dq_tail = warpgroup_mma(shared.ds.permute((1, 0)), shared.k_tail, zero_qt, use_acc=False, is_async=True)
                 dq, dq_tail, dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail, dv, dk, dk_tail))
             else:
-                dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
+              if not OVERLAP:
+                s = scores(shared, q_slot, zero_s)
+              mbarrier.wait(shared.do_full.index(do_slot), (it // shared.STAGES) & 1)
+              dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+              if OVERLAP:
+                  before = gl.maximum(q_it - 1, first_slot) % shared.Q_STAGES
+                  dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
+              else:
+                  s = warpgroup_mma_wait(1, deps=(s,))
+              lse = shared.lse.index(q_slot).load(columns)
+              p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
+              if HAS_LO or HAS_HI or not EVEN_KV:
+                  if (q_tile < full_first) | (q_tile >= full_end):
+                      q_rows = gl.expand_dims(q_tile * BLOCK_Q + gl.arange(0, BLOCK_Q, columns), 0)
+                      rows = gl.expand_dims(kv_rows, 1)
+                      keep = (rows < work.kv_len) & (q_rows >= 0)
+                      if HAS_LO:
+                          keep = keep & (q_rows - rows >= work.lo)
+                      if HAS_HI:
+                          keep = keep & (q_rows - rows <= work.hi)
+                      p = gl.where(keep, p, 0.0)
+              if SHARE_P:
+                  shared.p.store(p.to(DTYPE))
+                  fence_async_shared()
+                  role_barrier()
+                  dv = warpgroup_mma(shared.p, do, dv, is_async=True)
+              else:
+                  dv = warpgroup_mma(
+                      gl.convert_layout(p.to(DTYPE), operand_v, assert_trivial=True), do, dv, is_async=True
+                  )
+              dp = warpgroup_mma_wait(2 if OVERLAP else 1, deps=(dp,))  # the others run on
+              delta = shared.delta.index(do_slot).load(columns)
+              ds = (p * (dp - gl.expand_dims(delta, 0))).to(DTYPE)
+              if OVERLAP:
+                  dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
+              shared.ds.store(ds)
+              fence_async_shared()
+              role_barrier()  # dS is complete
+              dq = warpgroup_mma(shared.ds.permute((1, 0)), shared.k, zero_q, use_acc=False, is_async=True)
+              dq_tail = zero_qt
+              if TAIL > 0:
+                  dq_tail = warpgroup_mma(
+                      shared.ds.permute((1, 0)), shared.k_tail, zero_qt, use_acc=False, is_async=True
+                  )
+              if OVERLAP:
+                  next_it = q_it + 1
+                  next_slot = next_it % shared.Q_STAGES
+                  mbarrier.wait(shared.q_full.index(next_slot), (next_it // shared.Q_STAGES) & 1)
+                  s = scores(shared, next_slot, zero_s)
+              elif SHARE_P:
+                  dk = warpgroup_mma(shared.ds, shared.q.index(q_slot), dk, is_async=True)
+              else:
+                  left = gl.convert_layout(ds, operand_k, assert_trivial=True)
+                  dk = warpgroup_mma(left, shared.q.index(q_slot), dk, is_async=True)
+                  if TAIL > 0:
+                      left = gl.convert_layout(ds, operand_t, assert_trivial=True)
+                      dk_tail = warpgroup_mma(left, shared.q_tail.index(q_slot), dk_tail, is_async=True)
+              if SPARE_Q:
+                  dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+              elif TAIL > 0:
+                  dq, dq_tail, dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail, dv, dk, dk_tail))
+              else:
+                  dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
             mbarrier.wait(shared.dq_empty.index(dq_slot), ((it // shared.DQ_STAGES) & 1) ^ 1)
             shared.dq.index(dq_slot).store(in_fragments(dq))
             if TAIL > 0:

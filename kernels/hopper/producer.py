@@ -20,6 +20,8 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
     With OVERLAP the consumers wait for one Q tile past the last; it is announced without data.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
+    HALVES: gl.constexpr = 2 if TAIL else 1
+    SUB: gl.constexpr = work.BLOCK_Q // HALVES
     D: gl.constexpr = shared.k.shape[1]
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
     K_BYTES: gl.constexpr = work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH
@@ -51,10 +53,11 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             slot = (first_slot + step) % shared.Q_STAGES
             full = shared.q_full.index(slot)
             mbarrier.expect(full, Q_BYTES)
-            load_rows(q_desc, b, q_head, q_row, full, shared.q.index(slot))
-            if TAIL:
-                load_rows(q_desc, b, q_head, q_row, full, shared.q_tail.index(slot), D)
-            tma.async_copy_global_to_shared(lse_desc, [row], full, shared.lse.index(slot))
+            for h in gl.static_range(HALVES):
+                load_rows(q_desc, b, q_head, q_row + h * SUB, full, shared.q.index(slot * HALVES + h))
+                if TAIL:
+                    load_rows(q_desc, b, q_head, q_row + h * SUB, full, shared.q_tail.index(slot * HALVES + h), D)
+                tma.async_copy_global_to_shared(lse_desc, [row + h * SUB], full, shared.lse.index(slot * HALVES + h))
             if step == 0:  # V is needed one matmul later than K and the first Q
                 full = shared.v_full.index(0)
                 mbarrier.expect(full, V_BYTES)
@@ -62,8 +65,9 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             slot = it % shared.STAGES
             full = shared.do_full.index(slot)
             mbarrier.expect(full, DO_BYTES)
-            load_rows(do_desc, b, q_head, q_row, full, shared.do.index(slot))
-            tma.async_copy_global_to_shared(delta_desc, [row], full, shared.delta.index(slot))
+            for h in gl.static_range(HALVES):
+                load_rows(do_desc, b, q_head, q_row + h * SUB, full, shared.do.index(slot * HALVES + h))
+                tma.async_copy_global_to_shared(delta_desc, [row + h * SUB], full, shared.delta.index(slot * HALVES + h))
         first_slot += steps
         done += steps
         if OVERLAP:

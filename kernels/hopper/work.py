@@ -186,19 +186,20 @@ def allocate_shared(
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
+    HALVES: gl.constexpr = 2 if TAIL_D > 0 else 1
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if SHARE_P:
         p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
-    q = _tiles(DTYPE, [Q_STAGES, BLOCK_Q, BLOCK_D])
+    q = _tiles(DTYPE, [Q_STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
     dq = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * BLOCK_D // 32, 32])
     k_tail = k
     q_tail = q
     dq_tail = dq
     if TAIL_D > 0:
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
-        q_tail = _tiles(DTYPE, [Q_STAGES, BLOCK_Q, TAIL_D])
+        q_tail = _tiles(DTYPE, [Q_STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
         dq_tail = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * TAIL_D // 32, 32])
     return Shared(
         k,
@@ -206,9 +207,9 @@ def allocate_shared(
         _tiles(DTYPE, [BLOCK_KV, BLOCK_DV]),
         q,
         q_tail,
-        _tiles(DTYPE, [STAGES, BLOCK_Q, BLOCK_DV]),
-        gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], row_layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_Q], row_layout),
+        _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_DV]),
+        gl.allocate_shared_memory(gl.float32, [Q_STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
         ds,
         p,
         dq,
