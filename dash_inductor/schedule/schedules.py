@@ -143,9 +143,9 @@ def _two_pass(c: _Columns) -> Schedule:
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
 
-TOGETHER = 4
-"""Mirrored heads in a section of fold, in sections: their walks begin at the same q tile, and wait there for one
-another unless other heads' are launched between them."""
+TOGETHER = 4, 32
+"""Mirrored heads in a section of fold: so many sections, and at most so many heads.  Their walks begin at the same q
+tile, and wait there for one another unless other heads' are launched between them."""
 
 MIRRORED = 4
 """Heads of a batch element that fold mirrors, at most: enough long jobs to fill the gaps at the end."""
@@ -173,7 +173,7 @@ def _fold(c: _Columns) -> Schedule:
         Where(second, at_least_zero(TICKET - up_tickets), TICKET),
         N_KV,
         BATCH * Where(second, odd, upright),
-        SECTION * Where(second, TOGETHER, 1),
+        Where(second, Minimum(TOGETHER[0] * SECTION, TOGETHER[1]), SECTION),
     )
     count = Where(second, Maximum(1, odd), upright)
     nth = Rem(position, count)  # of its kind within the batch element

@@ -38,27 +38,34 @@ class Variant:
     """Settings of the main kernel that change speed and resources, never bits.
 
     Args:
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
-        share_p: P and dS go to the dV and dK matmuls through shared memory, not registers.
+        step: the form of a step, see `steps`.
+        ahead: a step ends with S of the next one in flight; always where steps overlap.
+        left_in_registers: K and V are left operands in registers.
         spare_q: the Q ring has a tile more than the others, so that a Q may be read until the end of the next step.
-        overlap: matmuls of two steps are in flight at once; only with spare_q, and where registers allow it.
+        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
         one_dq: one dq tile in shared memory, where there is no room for one per stage.
         registers: registers per thread of producer and reducers.
     """
 
-    tail: int = 0
-    share_p: bool = False
+    step: Literal["overlapped", "halved", "shared"]
+    ahead: bool = False
+    left_in_registers: bool = False
     spare_q: bool = False
-    overlap: bool = False
+    tail: int = 0
     one_dq: bool = False
     registers: int = 24
 
+    @property
+    def halves(self) -> int:
+        """Pieces of a q tile in shared memory."""
+        return 2 if self.step == "halved" else 1
+
 
 VARIANTS = {
-    (64, 64): Variant(spare_q=True),
-    (128, 128): Variant(spare_q=True, overlap=True),
-    (192, 128): Variant(tail=64, one_dq=True),
-    (256, 256): Variant(share_p=True),
+    (64, 64): Variant("halved", ahead=True, left_in_registers=True),
+    (128, 128): Variant("overlapped", ahead=True, spare_q=True),
+    (192, 128): Variant("halved", tail=64, one_dq=True),
+    (256, 256): Variant("shared"),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA."""
 
@@ -151,15 +158,15 @@ class Kernels:
             "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
             "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": q, "BLOCK_KV": kv, "BLOCK_D": d,
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
-            "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "SHARE_P": v.share_p,
-            "OVERLAP": v.overlap, "ROLE_REGISTERS": v.registers,
+            "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
+            "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
-            "q_desc": self._columns(q // (2 if v.tail else 1)), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
-            "do_desc": self._columns(q // (2 if v.tail else 1)), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
+            "q_desc": self._columns(q // v.halves), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
+            "do_desc": self._columns(q // v.halves), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
             "dq_desc": _descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
-            "lse_desc": _descriptor("fp32", [q // (2 if v.tail else 1)], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q // (2 if v.tail else 1)], ROW_LAYOUT),
+            "lse_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32",
         }  # fmt: skip

@@ -19,7 +19,8 @@ def hopper_backward(
     Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
     EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
     TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
-    DQ_STAGES: gl.constexpr, SHARE_P: gl.constexpr, OVERLAP: gl.constexpr, ROLE_REGISTERS: gl.constexpr,
+    DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
+    ROLE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -42,7 +43,7 @@ def hopper_backward(
         KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
     shared = allocate_shared(
-        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, SHARE_P
+        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP
     )  # fmt: skip
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
@@ -52,8 +53,8 @@ def hopper_backward(
         gl.warp_specialize(
             [
                 (consume, (work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
-                           HAS_LO, HAS_HI, EVEN_KV, BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP)),
+                           HAS_LO, HAS_HI, EVEN_KV, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD)),
                 (reduce, (work, shared, dq_desc, semaphores, 0, 1)),
             ],
             [1, 1],
@@ -63,8 +64,8 @@ def hopper_backward(
         gl.warp_specialize(
             [
                 (consume, (work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
-                           HAS_LO, HAS_HI, EVEN_KV, BLOCK_D, BLOCK_DV, WARPS, SHARE_P, OVERLAP)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP)),
+                           HAS_LO, HAS_HI, EVEN_KV, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
+                (produce, (work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD)),
                 (reduce, (work, shared, dq_desc, semaphores, 0, 2)),
                 (reduce, (work, shared, dq_desc, semaphores, 1, 2)),
             ],

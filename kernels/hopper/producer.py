@@ -14,13 +14,13 @@ def wait_for_room(shared, it):
 
 
 @gluon.jit
-def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, OVERLAP: gl.constexpr):
+def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD: gl.constexpr):
     """Fill the rings.  Rows and columns outside a tensor arrive as zeros.
 
-    With OVERLAP the consumers wait for one Q tile past the last; it is announced without data.
+    With AHEAD the consumers wait for one Q tile past the last; it is announced without data.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
-    HALVES: gl.constexpr = 2 if TAIL else 1
+    HALVES: gl.constexpr = shared.HALVES
     SUB: gl.constexpr = work.BLOCK_Q // HALVES
     D: gl.constexpr = shared.k.shape[1]
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
@@ -70,7 +70,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                 tma.async_copy_global_to_shared(delta_desc, [row + h * SUB], full, shared.delta.index(slot * HALVES + h))
         first_slot += steps
         done += steps
-        if OVERLAP:
+        if AHEAD:
             if steps > 0:
                 wait_for_room(shared, done)
                 mbarrier.arrive(shared.q_full.index(first_slot % shared.Q_STAGES), count=1)

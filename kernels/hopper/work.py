@@ -140,11 +140,12 @@ class Shared:
     STAGES: gl.constexpr
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
+    HALVES: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
-        k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, Q_STAGES, STAGES, DQ_STAGES, TAIL_D,
+        k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES,
     ):  # fmt: skip
         self.k = k
         self.k_tail = k_tail
@@ -169,6 +170,7 @@ class Shared:
         self.STAGES = gl.constexpr(STAGES)
         self.DQ_STAGES = gl.constexpr(DQ_STAGES)
         self.TAIL_D = gl.constexpr(TAIL_D)
+        self.HALVES = gl.constexpr(HALVES)
 
 
 @gluon.jit
@@ -182,14 +184,14 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
-    SHARE_P: gl.constexpr,
+    STEP: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    HALVES: gl.constexpr = 2 if TAIL_D > 0 else 1
+    HALVES: gl.constexpr = 2 if STEP == "halved" else 1
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
-    if SHARE_P:
+    if STEP == "shared":
         p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
     q = _tiles(DTYPE, [Q_STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
@@ -225,4 +227,5 @@ def allocate_shared(
         STAGES,
         DQ_STAGES,
         TAIL_D,
+        HALVES,
     )

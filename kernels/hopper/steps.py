@@ -1,0 +1,289 @@
+"""One step of the consumers' walk: five matmuls, in the order that registers and shared memory of a head dim allow.
+
+Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step takes dk and dv, sums in registers, and returns
+them; it hands its dq tile over to the reducers.  There are three forms:
+
+* `overlapped_step` keeps matmuls queued over the end of a step, so that the tensor cores never wait for a softmax;
+* `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
+  registers beside dk and dv, or where K and V as left operands take their place;
+* `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+
+from .operations import role_barrier
+
+
+@gluon.constexpr_function
+def accumulator_layout(rows, columns, warps):
+    """The layout of a [rows, columns] result of matmuls: the warps along the rows, 16 for each, then the columns."""
+    along_rows = min(warps, rows // 16)
+    along_columns = warps // along_rows
+    return gl.NVMMADistributedLayout([3, 0], [along_rows, along_columns], [16, columns // along_columns, 16])
+
+
+@gluon.constexpr_function
+def left_operand(layout):
+    """The layout of a left operand in registers whose product has `layout`."""
+    return gl.DotOperandLayout(0, layout, 2)
+
+
+@aggregate
+class Mask:
+    """Which scores of a kv tile count: ``lo <= q - kv <= hi`` and ``kv < kv_len``.
+
+    rows: the keys of the tile; q tiles first .. end-1 need no mask.
+    """
+
+    rows: gl.tensor
+    kv_len: gl.tensor
+    lo: gl.tensor
+    hi: gl.tensor
+    first: gl.tensor
+    end: gl.tensor
+    BLOCK_Q: gl.constexpr
+    HAS_LO: gl.constexpr
+    HAS_HI: gl.constexpr
+    EVEN_KV: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, rows, kv_len, lo, hi, first, end, BLOCK_Q, HAS_LO, HAS_HI, EVEN_KV):
+        self.rows = rows
+        self.kv_len = kv_len
+        self.lo = lo
+        self.hi = hi
+        self.first = first
+        self.end = end
+        self.BLOCK_Q = gl.constexpr(BLOCK_Q)
+        self.HAS_LO = gl.constexpr(HAS_LO)
+        self.HAS_HI = gl.constexpr(HAS_HI)
+        self.EVEN_KV = gl.constexpr(EVEN_KV)
+
+    @gluon.jit
+    def probabilities(self, s, scale_log2, lse, q_tile, PIECE: gl.constexpr):
+        """P of a piece of the queries of `q_tile`, from their scores."""
+        columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+        p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
+        if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
+            if (q_tile < self.first) | (q_tile >= self.end):
+                q_row = q_tile * self.BLOCK_Q + PIECE * s.shape[1]
+                q_rows = gl.expand_dims(q_row + gl.arange(0, s.shape[1], columns), 0)
+                rows = gl.expand_dims(self.rows, 1)
+                keep = (rows < self.kv_len) & (q_rows >= 0)
+                if self.HAS_LO:
+                    keep = keep & (q_rows - rows >= self.lo)
+                if self.HAS_HI:
+                    keep = keep & (q_rows - rows <= self.hi)
+                p = gl.where(keep, p, 0.0)
+        return p
+
+
+@gluon.jit
+def in_fragments(dq):
+    """A [rows, columns] accumulator of matmuls as it lies in registers: [rows * columns / 32, 32].
+
+    16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of
+    thread ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts;
+    `finish` undoes it.
+    """
+    ROWS: gl.constexpr = dq.shape[0]
+    COLUMNS: gl.constexpr = dq.shape[1]
+    parts = dq.reshape([ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5])
+    return parts.reshape([ROWS * COLUMNS // 32, 32])
+
+
+@gluon.jit
+def wait_for_q(shared, q_it):
+    """Slot of the q_it-th Q tile, which is there."""
+    slot = q_it % shared.Q_STAGES
+    mbarrier.wait(shared.q_full.index(slot), (q_it // shared.Q_STAGES) & 1)
+    return slot
+
+
+@gluon.jit
+def wait_for_do(shared, it):
+    slot = it % shared.STAGES
+    mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
+    return slot
+
+
+@gluon.jit
+def share_ds(shared, ds):
+    """Make dS visible to the matmuls of all warps."""
+    shared.ds.store(ds)
+    fence_async_shared()
+    role_barrier()
+
+
+@gluon.jit
+def scores(left, shared, tile, zero):
+    """Begin S = K Q^T with K in registers or shared memory, and the tile-th piece of the Q ring."""
+    s = warpgroup_mma(left, shared.q.index(tile).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if shared.TAIL_D > 0:
+        s = warpgroup_mma(shared.k_tail, shared.q_tail.index(tile).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def matmul_dq(shared, WARPS: gl.constexpr):
+    """Begin dQ = dS^T K, for the columns of K and for those of its tail."""
+    left = shared.ds.permute((1, 0))
+    dq = zeros(shared.ds.shape[1], shared.k.shape[1], WARPS)
+    dq = warpgroup_mma(left, shared.k, dq, use_acc=False, is_async=True)
+    dq_tail = zeros(shared.ds.shape[1], shared.k_tail.shape[1], WARPS)
+    if shared.TAIL_D > 0:
+        dq_tail = warpgroup_mma(left, shared.k_tail, dq_tail, use_acc=False, is_async=True)
+    return dq, dq_tail
+
+
+@gluon.jit
+def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
+    return gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(ROWS, COLUMNS, WARPS))
+
+
+@gluon.jit
+def add_product(a, right, accumulator, WARPS: gl.constexpr):
+    """Begin ``accumulator += a @ right`` with `a` in registers, rounded to the type of `right`."""
+    layout: gl.constexpr = left_operand(accumulator_layout(a.shape[0], right.shape[1], WARPS))
+    left = gl.convert_layout(a.to(right.dtype), layout, assert_trivial=True)
+    return warpgroup_mma(left, right, accumulator, is_async=True)
+
+
+@gluon.jit
+def gradient_of_scores(shared, p, dp, tile):
+    """dS = P (dP - delta), rounded."""
+    delta = shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout))
+    return (p * (dp - gl.expand_dims(delta, 0))).to(shared.k.dtype)
+
+
+@gluon.jit
+def hand_over(shared, it, dq, dq_tail):
+    """Put a dq tile into its buffer and tell producer and reducers that the step is done."""
+    slot = it % shared.DQ_STAGES
+    mbarrier.wait(shared.dq_empty.index(slot), ((it // shared.DQ_STAGES) & 1) ^ 1)
+    shared.dq.index(slot).store(in_fragments(dq))
+    if shared.TAIL_D > 0:
+        shared.dq_tail.index(slot).store(in_fragments(dq_tail))
+    fence_async_shared()
+    role_barrier()
+    mbarrier.arrive(shared.step_done.index(it % shared.STAGES), count=1)
+
+
+@gluon.jit
+def overlapped_step(shared, mask, scale_log2, q_tile, q_it, it, first_q_it, s, dk, dv, zero, WARPS: gl.constexpr):
+    """A step that begins with its S and ends with that of the next.
+
+        queued                              meanwhile
+        dP, dK of the step before           softmax
+        dV                                  dS
+        dQ, S of the step after             dq tile to its buffer
+
+    The first one adds a dK of a dS of zeros, the last one computes an S that nobody needs.
+    """
+    slot = q_it % shared.Q_STAGES
+    do_slot = wait_for_do(shared, it)
+    do = shared.do.index(do_slot)
+    dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    before = gl.maximum(q_it - 1, first_q_it) % shared.Q_STAGES
+    dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
+    p = mask.probabilities(s, scale_log2, shared.lse.index(slot), q_tile, 0)
+    dv = add_product(p, do, dv, WARPS)
+    dp = warpgroup_mma_wait(2, deps=(dp,))
+    ds = gradient_of_scores(shared, p, dp, do_slot)
+    dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
+    share_ds(shared, ds)
+    dq, dq_tail = matmul_dq(shared, WARPS)
+    s = scores(shared.k, shared, wait_for_q(shared, q_it + 1), zero)
+    dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+    hand_over(shared, it, dq, dq_tail)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    return s, dk, dv
+
+
+@gluon.jit
+def halved_step(
+    shared, mask, scale_log2, q_tile, q_it, it, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """A step in two halves of the q tile, k and v in registers or shared memory.
+
+    A tail leaves no registers for operands of matmuls that run on: every half ends with a wait.
+    """
+    TAIL: gl.constexpr = shared.TAIL_D > 0
+    if not AHEAD:
+        wait_for_q(shared, q_it)
+    tile = q_it % shared.Q_STAGES * 2
+    do_tile = wait_for_do(shared, it) * 2
+    do0 = shared.do.index(do_tile)
+    do1 = shared.do.index(do_tile + 1)
+    if AHEAD:
+        dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s1 = scores(k, shared, tile + 1, zero)
+    else:
+        s0 = scores(k, shared, tile, zero)
+        dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s0 = warpgroup_mma_wait(1, deps=(s0,))
+    p = mask.probabilities(s0, scale_log2, shared.lse.index(tile), q_tile, 0)
+    dv = add_product(p, do0, dv, WARPS)
+    dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
+    ds0 = gradient_of_scores(shared, p, dp0, do_tile)
+    dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
+    if TAIL:
+        dk_tail = add_product(ds0, shared.q_tail.index(tile), dk_tail, WARPS)
+        dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dv, dk, dk_tail))
+    if not AHEAD:
+        s1 = scores(k, shared, tile + 1, zero)
+    dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
+    p = mask.probabilities(s1, scale_log2, shared.lse.index(tile + 1), q_tile, 1)
+    dv = add_product(p, do1, dv, WARPS)
+    dp1 = warpgroup_mma_wait(1, deps=(dp1,))
+    ds1 = gradient_of_scores(shared, p, dp1, do_tile + 1)
+    dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
+    if TAIL:
+        dk_tail = add_product(ds1, shared.q_tail.index(tile + 1), dk_tail, WARPS)
+        dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dv, dk, dk_tail))
+    share_ds(shared, gl.join(ds0, ds1).permute([0, 2, 1]).reshape(shared.ds.shape))
+    dq, dq_tail = matmul_dq(shared, WARPS)
+    if AHEAD:
+        s0 = scores(k, shared, wait_for_q(shared, q_it + 1) * 2, zero)
+        dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))
+    elif TAIL:
+        dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
+    else:
+        dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
+    hand_over(shared, it, dq, dq_tail)
+    if AHEAD:
+        s0 = warpgroup_mma_wait(0, deps=(s0,))
+    return s0, dk, dk_tail, dv
+
+
+@gluon.jit
+def shared_step(shared, mask, scale_log2, q_tile, q_it, it, dk, dv, zero, WARPS: gl.constexpr):
+    """A step whose P and dS are left operands in shared memory."""
+    slot = wait_for_q(shared, q_it)
+    s = scores(shared.k, shared, slot, zero)
+    do_slot = wait_for_do(shared, it)
+    do = shared.do.index(do_slot)
+    dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    p = mask.probabilities(s, scale_log2, shared.lse.index(slot), q_tile, 0)
+    shared.p.store(p.to(shared.k.dtype))
+    fence_async_shared()
+    role_barrier()
+    dv = warpgroup_mma(shared.p, do, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
+    share_ds(shared, gradient_of_scores(shared, p, dp, do_slot))
+    dq, dq_tail = matmul_dq(shared, WARPS)
+    dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
+    dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
+    hand_over(shared, it, dq, dq_tail)
+    return dk, dv
