@@ -105,6 +105,7 @@ def _probe_gluon() -> Iterator[str]:
         ("triton.experimental.gluon.language._core", "builtin"),
         ("triton.language.core", "_aggregate"),
         ("triton._C.libtriton.ir", "DESCRIPTOR_REDUCE_KIND"),
+        ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait"),
     )
     for module, names in needed:
         try:

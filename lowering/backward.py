@@ -24,6 +24,7 @@ from torch.utils._sympy.functions import CeilDiv
 from .. import compat, ops
 from ..errors import ArgumentError
 from ..kernels import source
+from ..kernels.strides import dense_strides
 from ..schedule import schedules
 from ..schedule.problem import Band, Plan, Tiles
 
@@ -121,7 +122,7 @@ class _Call:
             source.delta_template(),
             _dq_grid,
             [self.grad_out, self.out],
-            FixedLayout(self.device, torch.float32, rows, stride=_dense_strides(rows, (0, 1, 2))),
+            FixedLayout(self.device, torch.float32, rows, stride=_strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,
             tiles=self.plan.dkdv,
@@ -187,7 +188,7 @@ class _Call:
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:
         size = list(like.get_size())
-        return FixedLayout(self.device, like.get_dtype(), size, stride=_dense_strides(size, order))
+        return FixedLayout(self.device, like.get_dtype(), size, stride=_strides(size, order))
 
     def _bounds(self) -> str:
         return (
@@ -260,15 +261,10 @@ def _realized(x: TensorBox) -> TensorBox:
     return x
 
 
-def _dense_strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    strides: list[Any] = [None] * len(size)
-    step: Any = sympy.Integer(1)
-    for dim in reversed(order):
-        strides[dim] = step
-        step = step * size[dim]
-    return strides
+def _strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    return [sympy.sympify(stride) for stride in dense_strides(size, order)]
 
 
 def _empty(size: Sequence[Any], order: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorBox:
-    buffer: TensorBox = empty_strided(list(size), _dense_strides(size, order), dtype=dtype, device=device)
+    buffer: TensorBox = empty_strided(list(size), _strides(size, order), dtype=dtype, device=device)
     return buffer

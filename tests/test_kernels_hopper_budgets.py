@@ -134,17 +134,13 @@ def test_warps_trade_registers(case: Case) -> None:
     """The roles get fewer registers than they were launched with, the consumers more."""
     ptx = built(case).ptx
     counts = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
-    assert counts == {build.VARIANTS[padded(case.dims)].registers, 240}
+    assert counts == {build.VARIANTS[build.variant(*case.dims)].registers, 240}
     assert "wgmma.mma_async" in ptx
     assert "wait_group.read" in ptx
 
 
-def padded(dims: tuple[int, int]) -> tuple[int, int]:
-    return build.padded(dims[0]), build.padded(dims[1])
-
-
 def test_every_variant_has_cases() -> None:
-    assert {padded(case.dims) for case in CASES} == set(build.VARIANTS) == {padded(dims) for dims in TILES}
+    assert {build.variant(*case.dims) for case in CASES} == set(build.VARIANTS) == {build.variant(*d) for d in TILES}
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)

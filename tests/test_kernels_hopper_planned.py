@@ -26,7 +26,7 @@ def problems() -> list[build.Problem]:
             continue
         even = length is not None and length % chosen.dkdv.block_kv == 0
         bounds = mask.lo is not None, mask.hi is not None
-        key = build.padded(head_dim), build.padded(value_dim), chosen.schedule, bounds, chosen.dkdv
+        key = build.variant(head_dim, value_dim), chosen.schedule, bounds, chosen.dkdv
         problem = build.Problem(dtype, head_dim, value_dim, group, chosen.schedule, *bounds, even, chosen.dkdv)  # type: ignore[arg-type]  # names
         found.setdefault(key, problem)
     return list(found.values())
@@ -34,8 +34,8 @@ def problems() -> list[build.Problem]:
 
 def test_every_pair_of_head_dims_is_planned() -> None:
     planned = {(p.head_dim, p.value_dim, p.has_lo) for p in problems() if not p.has_hi}
-    padded = {(build.padded(q), build.padded(v), lo) for q, v, lo in planned}
-    assert padded == {(*dims, lo) for dims in build.VARIANTS for lo in (False, True)}
+    variants = {(*build.variant(q, v), lo) for q, v, lo in planned}
+    assert variants == {(*dims, lo) for dims in build.VARIANTS for lo in (False, True)}
 
 
 @pytest.mark.parametrize("problem", problems(), ids=str)

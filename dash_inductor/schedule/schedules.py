@@ -151,11 +151,9 @@ MIRRORED = 4
 """Heads of a batch element that fold mirrors, at most: enough long jobs to fill the gaps at the end."""
 
 
-
 def kind(head: Expr) -> Expr:
     """1 for the heads that fold mirrors, 0 for the others; heads of one kind have equal walks and ranks, always."""
     return Rem(Minimum(head, 2 * MIRRORED), 2)
-
 
 
 def _fold(c: _Columns) -> Schedule:

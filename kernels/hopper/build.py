@@ -166,7 +166,8 @@ class Kernels:
             "q_desc": self._columns(q // v.halves), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
             "do_desc": self._columns(q // v.halves), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
             "dq_desc": _descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
-            "lse_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT), "delta_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT),
+            "lse_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT),
+            "delta_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32",
         }  # fmt: skip
@@ -192,8 +193,9 @@ class Kernels:
                      "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS}  # fmt: skip
         types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{_TYPES[p.dtype]}", "scale": "fp32",
                  **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
-        return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8),
-                        {"num_warps": 4, "launch_pdl": True})
+        return _compile(
+            finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), {"num_warps": 4, "launch_pdl": True}
+        )
 
     @staticmethod
     def constants(compiled: Any) -> int:

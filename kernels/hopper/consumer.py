@@ -12,7 +12,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .group import add_to_group
 from .operations import role_barrier, store_rows
-from .steps import Mask, accumulator_layout, halved_step, left_operand, overlapped_step, scores, shared_step, wait_for_q, zeros
+from .steps import (
+    Mask,
+    accumulator_layout,
+    halved_step,
+    left_operand,
+    overlapped_step,
+    scores,
+    shared_step,
+    wait_for_q,
+    zeros,
+)
 
 
 @gluon.jit
@@ -39,9 +49,7 @@ def consume(
         steps = work.steps(kv)
         full_first, full_end = work.unmasked(kv)
         rows = kv * BLOCK_KV + gl.arange(0, BLOCK_KV, gl.SliceLayout(1, layout_s))
-        mask = Mask(
-            rows, work.kv_len, work.lo, work.hi, full_first, full_end, work.BLOCK_Q, HAS_LO, HAS_HI, EVEN_KV
-        )
+        mask = Mask(rows, work.kv_len, work.lo, work.hi, full_first, full_end, work.BLOCK_Q, HAS_LO, HAS_HI, EVEN_KV)
         dk = zeros(BLOCK_KV, BLOCK_D, WARPS)
         dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
         dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)

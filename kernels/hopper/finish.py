@@ -16,7 +16,7 @@ def finish(
     """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile.
 
     accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D)], per q tile first the BLOCK_D columns, then
-    the others, each in the order of `consumer.in_fragments`; complete when its semaphore counts all kv tiles that the q
+    the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
     tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
     tile that sees no keys: its dq is zero.
     """

@@ -9,39 +9,42 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .operations import pass_turn_on, role_barrier, wait_for_turn
+from .steps import from_fragments, in_fragments
 
 
 @gluon.jit
 def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, TAIL_D: gl.constexpr):
     """(dk, dk_tail, dv) plus those of the members before.
 
-    sums: fp32 [batch * kv_heads * n_kv * BLOCK_KV, D + TAIL_D + DV]; semaphores: int32 [batch * kv_heads * n_kv], zeros.
+    sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)], dv, dk and its tail in the order of
+    `in_fragments`; semaphores: int32 [batch * kv_heads * n_kv], zeros.
     """
-    BLOCK_D: gl.constexpr = dk.shape[1]
-    COLUMNS: gl.constexpr = BLOCK_D + TAIL_D + dv.shape[1]
+    DV: gl.constexpr = dv.shape[1]
+    D: gl.constexpr = dk.shape[1]
     n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
     tile = (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
-    start = sums + tile.to(gl.int64) * (work.BLOCK_KV * COLUMNS)
+    start = sums + tile.to(gl.int64) * (work.BLOCK_KV * (D + TAIL_D + DV))
     wait_for_turn(semaphores + tile, work.member)
-    dv = _add(work, dv, start + (BLOCK_D + TAIL_D), COLUMNS)
-    dk = _add(work, dk, start, COLUMNS)
+    dv = _add(work, dv, start)
+    dk = _add(work, dk, start + work.BLOCK_KV * DV)
     if TAIL_D > 0:
-        dk_tail = _add(work, dk_tail, start + BLOCK_D, COLUMNS)
+        dk_tail = _add(work, dk_tail, start + work.BLOCK_KV * (DV + D))
     role_barrier()  # every warp's stores come before the release
     pass_turn_on(semaphores + tile, work.member)
     return dk, dk_tail, dv
 
 
 @gluon.jit
-def _add(work, tile, start, COLUMNS: gl.constexpr):
-    layout: gl.constexpr = tile.type.layout
-    rows = gl.expand_dims(gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout)), 1)
-    columns = gl.expand_dims(gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout)), 0)
-    pointers = start + (rows * COLUMNS + columns)
+def _add(work, tile, start):
+    fragments = in_fragments(tile)
+    layout: gl.constexpr = fragments.type.layout
+    rows = gl.expand_dims(gl.arange(0, fragments.shape[0], gl.SliceLayout(1, layout)), 1)
+    columns = gl.expand_dims(gl.arange(0, fragments.shape[1], gl.SliceLayout(0, layout)), 0)
+    pointers = start + (rows * fragments.shape[1] + columns)
     if work.member == 0:
-        gl.store(pointers, tile)
+        gl.store(pointers, fragments)
     elif work.member < work.GROUP - 1:
-        gl.atomic_add(pointers, tile, sem="relaxed")  # a reduction at the L2 cache: no loads to wait for
+        gl.atomic_add(pointers, fragments, sem="relaxed")  # a reduction at the L2 cache: no loads to wait for
     else:
-        tile += gl.load(pointers, cache_modifier=".cg")
-    return tile
+        fragments += gl.load(pointers, cache_modifier=".cg")
+    return from_fragments(fragments, tile)

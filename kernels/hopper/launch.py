@@ -17,8 +17,9 @@ from torch import Tensor
 from ... import compat
 from ...errors import ArgumentError
 from ...schedule import codegen
-from ...schedule.problem import Band, Plan, Tiles
-from .build import FINISH_ROWS, Problem, kernels
+from ...schedule.problem import Band, Plan, Site, Tiles
+from ..strides import dense_strides
+from .build import FINISH_ROWS, kernels, problem_of
 
 _Strides = tuple[int, ...]
 LOG2E = math.log2(math.e)
@@ -80,21 +81,18 @@ class _State:
     ) -> None:  # fmt: skip
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
-        parsed = Plan.parse(plan)
-        if parsed.kernel != "hopper":
-            raise ArgumentError("plan", plan, "a plan of the hopper kernel")
-        band = Band.parse(mask)
-        tiles = parsed.dkdv
-        problem = Problem(
-            "bfloat16" if dtype == torch.bfloat16 else "float16", head_dim, value_dim, self.q_heads // self.kv_heads,
-            parsed.schedule, band.lo is not None, band.hi is not None, self.kv_len % tiles.block_kv == 0, tiles,
+        parsed, band = Plan.parse(plan), Band.parse(mask)
+        site = Site(
+            "cuda", "bfloat16" if dtype == torch.bfloat16 else "float16", self.batch, self.q_heads, self.kv_heads,
+            self.q_len, self.kv_len, head_dim, value_dim, band, scale,
         )  # fmt: skip
+        problem, tiles = problem_of(site, parsed), parsed.dkdv
         self.kernels = kernels(problem, device)
         offset = self.kv_len - self.q_len if band.anchor == "bottom_right" else 0
         self.lo, self.hi = (0 if x is None else x - offset for x in (band.lo, band.hi))
         self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
-        self.strides = [_dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
+        self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
         self.outputs = [(shape, stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)]
         built = self.kernels
         n_q, n_kv = -(-self.q_len // tiles.block_q), -(-self.kv_len // tiles.block_kv)
@@ -164,11 +162,3 @@ class _State:
 def _descriptor(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
     """Shape and strides for TMA: a dimension of size 1 needs a stride too, of a multiple of 16 bytes."""
     return list(shape), [8 if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)] + [1]
-
-
-def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [0] * len(shape), 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= shape[dim]
-    return tuple(strides)

@@ -14,12 +14,16 @@ Note [Ordered accumulation on Hopper]
            issued them, so every lane waits.
         5. meets the other lanes at ``bar.warp.sync``; then one lane does ``st.release.gpu`` of r + 1.
 
-    Hence adds to one element happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the
+    Hence adds to one element of dq happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the
     buffer, not the sum.  `tma.store_wait` is the ``.read`` form of step 3, which would be too early for step 5.
+
+    dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them: they spin, add with
+    ordinary reductions, meet at a barrier, and pass the turn on.
 
 Note [Forward progress on Hopper]
     A CTA takes a ticket on entry: the holders of all lower tickets are running or finished.  In a launch-ordered
-    schedule every wait is for a lower ticket, so by induction over tickets every CTA finishes on any number of SMs.
+    schedule every wait is for a lower ticket, so by induction over tickets every CTA finishes on any number of SMs; the
+    member of a group before this one has a lower ticket in every schedule.
     Schedules that wait both ways are launched cooperatively.  Inside a CTA producer, consumers and reducers wait for
     one another through mbarriers only; a reducer that waits for its turn stops its consumers when all dq buffers are
     full, never another CTA that is not behind it in rank.  Ticket and semaphores are set by `prepare` in the same call.
@@ -30,11 +34,13 @@ Note [Forward progress on Hopper]
     kernel, so that whatever follows the call in its stream follows all of it.
 """
 
+import math
+
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ... import compat
 
@@ -49,20 +55,25 @@ def async_reduce_add(tensor_desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
 
-@gluon.jit
-def column_blocks(tile, desc):
-    """A [rows, columns] tile in shared memory as the [1, 1, rows, 64] blocks of a four-dimensional descriptor.
+@gluon.constexpr_function
+def _block_shapes(tile, block):
+    return [math.prod(tile) // math.prod(block), *block]
 
-    64 columns of 16 bits are one swizzle atom: in shared memory a tile is a row of such blocks.
+
+@gluon.jit
+def as_blocks(tile, desc):
+    """A [rows, columns] tile in shared memory as a row of blocks of a descriptor.
+
+    64 columns of 16 bits, or 32 of 32 bits, are one swizzle atom: in shared memory a wider or longer tile is a row of
+    such blocks.
     """
-    BLOCKS: gl.constexpr = tile.shape[1] // desc.block_type.shape[3]
-    return tile._reinterpret(desc.dtype, [BLOCKS] + desc.block_type.shape, desc.layout)
+    return tile._reinterpret(desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
 
 
 @gluon.jit
 def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
     """Start copying rows of head `h` of batch element `b` into `tile`, columns from COLUMN on; `full` gets them."""
-    blocks = column_blocks(tile, desc)
+    blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
         tma.async_copy_global_to_shared(desc, [b, h, row, column], full, blocks.index(i))
@@ -71,7 +82,7 @@ def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
 @gluon.jit
 def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
     """Start copying `tile` to rows of head `h` of batch element `b`; what lies outside the tensor is dropped."""
-    blocks = column_blocks(tile, desc)
+    blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
         tma.async_copy_shared_to_global(desc, [b, h, row, column], blocks.index(i))
@@ -119,4 +130,3 @@ def pass_turn_on(semaphore, rank):
         is_pure=False,
         pack=1,
     )
-

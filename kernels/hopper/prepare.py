@@ -20,8 +20,10 @@ def prepare(
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)
-    tile = pid % n_q
-    head = pid // n_q
+    heads = tl.num_programs(0) // n_q
+    tile = pid // heads  # programs next to one another read rows next to one another, where heads are interleaved
+    head = pid % heads
+    place = (head * n_q + tile).to(tl.int64) * BLOCK_Q
     b = (head // q_heads).to(tl.int64)
     h = (head % q_heads).to(tl.int64)
     local = tl.arange(0, BLOCK_Q)
@@ -35,7 +37,7 @@ def prepare(
     lse = tl.load(lse_ptr + b * lse_b + h * lse_h + rows.to(tl.int64) * lse_row, mask=inside, other=float("inf"))
     sees_keys = (lse != float("inf")) & (lse != float("-inf"))
     delta = tl.where(sees_keys, tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), 0.0)
-    tl.store(lse2_ptr + pid.to(tl.int64) * BLOCK_Q + local, tl.where(sees_keys, lse * 1.4426950408889634, float("inf")))
-    tl.store(delta_ptr + pid.to(tl.int64) * BLOCK_Q + local, delta)
+    tl.store(lse2_ptr + place + local, tl.where(sees_keys, lse * 1.4426950408889634, float("inf")))
+    tl.store(delta_ptr + place + local, delta)
     for i in range(pid, counters, tl.num_programs(0)):
         tl.store(counters_ptr + i, 0)

@@ -21,7 +21,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     HALVES: gl.constexpr = shared.HALVES
-    SUB: gl.constexpr = work.BLOCK_Q // HALVES
+    ROWS: gl.constexpr = work.BLOCK_Q // HALVES
     D: gl.constexpr = shared.k.shape[1]
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
     K_BYTES: gl.constexpr = work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH
@@ -54,20 +54,22 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             full = shared.q_full.index(slot)
             mbarrier.expect(full, Q_BYTES)
             for h in gl.static_range(HALVES):
-                load_rows(q_desc, b, q_head, q_row + h * SUB, full, shared.q.index(slot * HALVES + h))
+                piece = slot * HALVES + h
+                load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q.index(piece))
                 if TAIL:
-                    load_rows(q_desc, b, q_head, q_row + h * SUB, full, shared.q_tail.index(slot * HALVES + h), D)
-                tma.async_copy_global_to_shared(lse_desc, [row + h * SUB], full, shared.lse.index(slot * HALVES + h))
+                    load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
+                tma.async_copy_global_to_shared(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
             if step == 0:  # V is needed one matmul later than K and the first Q
                 full = shared.v_full.index(0)
                 mbarrier.expect(full, V_BYTES)
                 load_rows(v_desc, b, head, kv_row, full, shared.v)
-            slot = it % shared.STAGES
-            full = shared.do_full.index(slot)
+            do_slot = it % shared.STAGES
+            full = shared.do_full.index(do_slot)
             mbarrier.expect(full, DO_BYTES)
             for h in gl.static_range(HALVES):
-                load_rows(do_desc, b, q_head, q_row + h * SUB, full, shared.do.index(slot * HALVES + h))
-                tma.async_copy_global_to_shared(delta_desc, [row + h * SUB], full, shared.delta.index(slot * HALVES + h))
+                piece = do_slot * HALVES + h
+                load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
+                tma.async_copy_global_to_shared(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
         first_slot += steps
         done += steps
         if AHEAD:

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from .operations import async_reduce_add, pass_turn_on, wait_for_turn
+from .operations import as_blocks, async_reduce_add, pass_turn_on, wait_for_turn
 
 
 @gluon.jit
@@ -40,10 +40,10 @@ def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.cons
 @gluon.jit
 def _accumulate(desc, row, tile, rank):
     """Begin to store (rank 0) or add the [rows, 32] `tile`, block by block."""
-    BLOCKS: gl.constexpr = tile.shape[0] // desc.block_type.shape[0]
-    blocks = tile._reinterpret(desc.dtype, [BLOCKS] + desc.block_type.shape, desc.layout)
-    for i in gl.static_range(BLOCKS):
+    ROWS: gl.constexpr = desc.block_type.shape[0]
+    blocks = as_blocks(tile, desc)
+    for i in gl.static_range(tile.shape[0] // ROWS):
         if rank == 0:
-            tma.async_copy_shared_to_global(desc, [row + i * desc.block_type.shape[0], 0], blocks.index(i))
+            tma.async_copy_shared_to_global(desc, [row + i * ROWS, 0], blocks.index(i))
         else:
-            async_reduce_add(desc, [row + i * desc.block_type.shape[0], 0], blocks.index(i))
+            async_reduce_add(desc, [row + i * ROWS, 0], blocks.index(i))

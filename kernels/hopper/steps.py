@@ -1,11 +1,12 @@
 """One step of the consumers' walk: five matmuls, in the order that registers and shared memory of a head dim allow.
 
-Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step takes dk and dv, sums in registers, and returns
-them; it hands its dq tile over to the reducers.  There are three forms:
+Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
+and hands its dq tile over to the reducers.  There are three forms:
 
 * `overlapped_step` keeps matmuls queued over the end of a step, so that the tensor cores never wait for a softmax;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
-  registers beside dk and dv, or where K and V as left operands take their place;
+  registers beside dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
+  registers reads half as much shared memory, which is what limits small head dims);
 * `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
 """
 
@@ -98,6 +99,15 @@ def in_fragments(dq):
     COLUMNS: gl.constexpr = dq.shape[1]
     parts = dq.reshape([ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5])
     return parts.reshape([ROWS * COLUMNS // 32, 32])
+
+
+@gluon.jit
+def from_fragments(fragments, tile):
+    """The inverse of `in_fragments`: the values in the shape and layout of `tile`."""
+    ROWS: gl.constexpr = tile.shape[0]
+    COLUMNS: gl.constexpr = tile.shape[1]
+    parts = fragments.reshape([ROWS // 16, COLUMNS // 8, 8, 4, 2, 2]).permute([0, 4, 2, 1, 3, 5])
+    return gl.convert_layout(parts.reshape([ROWS, COLUMNS]), tile.type.layout, assert_trivial=True)
 
 
 @gluon.jit

@@ -111,10 +111,10 @@ def _barriers(COUNT: gl.constexpr):
 class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES; ds, p: one tile; dq: a ring of DQ_STAGES
-    fp32 tiles in the order of `consumer.in_fragments`; k_tail, q_tail, dq_tail: the columns past BLOCK_D, if TAIL_D > 0.
-    `step_done` (a ring of STAGES) says that the consumers have left a step: its dq tile is complete, its dO is free,
-    and so is the oldest Q.
+    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES, all four in HALVES pieces per tile; ds,
+    p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`; k_tail, q_tail, dq_tail: the
+    columns past BLOCK_D, if TAIL_D > 0.  `step_done` (a ring of STAGES) says that the consumers have left a step: its
+    dq tile is complete, its dO is free, and so is the oldest Q.
     """
 
     k: gl.shared_memory_descriptor
