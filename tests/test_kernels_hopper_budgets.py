@@ -51,6 +51,8 @@ EVENTS = {
     "reduce": r"cp\.reduce\.async\.bulk\.tensor\S*\.global\.shared::cta\.add",
     "read": r"cp\.async\.bulk\.wait_group\.read 0",
     "buffer free": r"mbarrier\.arrive\.shared",
+    "group": r"(st|ld)\.global\.(cg\.)?v4|atom\.global\.gpu\.relaxed\.add\.v4\.f32",
+    "warps meet": r"bar\.sync 0, 256",
     "performed": r"cp\.async\.bulk\.wait_group 0",
     "lanes meet": r"bar\.warp\.sync 0xffffffff",
     "release": r"st\.release\.gpu",
@@ -67,10 +69,17 @@ ORDER = {
 }
 """Note [Ordered accumulation on Hopper] as instructions: after each, the only ones that may be next."""
 
+GROUP_ORDER = ORDER | {
+    "proxy fence": {"store", "reduce", "group"},
+    "group": {"warps meet"},
+    "warps meet": {"performed"},
+}
+"""With the way of grouped heads' dk and dv: their loads, stores and adds, the barrier of the consumers, the release."""
+
 
 def order(ptx: str) -> dict[str, set[str]]:
     found = following(ptx, EVENTS, "acquire", "release")
-    return {name: after - {name} for name, after in found.items()}  # a tile is stored or added in several boxes
+    return {name: after - {name} for name, after in found.items()}  # a tile is stored or added in several pieces
 
 
 @cases
@@ -91,11 +100,14 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 
     The consumers of head dims 64 and 128 have no register left for what a walk along a band needs (bounds, counters,
     addresses).  A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these
-    bounds none is spilled.  symmetric_shift has two walks in one kernel.
+    bounds none is spilled.  symmetric_shift has two walks in one kernel; with head dims of 192 and 128, dk and dv alone
+    take 160 of 240 registers.
     """
-    if case.mask.is_full or case.dims[0] > 128:
+    if case.mask.is_full or case.dims == (256, 256):
         return 0, 0
-    return (120, 24) if case.schedule == "symmetric_shift" else (48, 10)
+    if case.dims == (192, 128):
+        return 140, 30
+    return (150, 24) if case.schedule == "symmetric_shift" else (48, 10)
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
@@ -103,21 +115,21 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
-64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 216012, in loops 0+0
-64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 216012, in loops 0+0
-64/64 causal spt bfloat16 group 1: registers 168, spilled 20/20, shared 216012, in loops 4+1
-64/64 causal fold float16 group 4 ragged: registers 168, spilled 16/16, shared 216012, in loops 4+2
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 88/100, shared 216012, in loops 20+10
-64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 20/20, shared 216012, in loops 6+0
+64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 199100, in loops 0+0
+64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 199100, in loops 0+0
+64/64 causal spt bfloat16 group 1: registers 168, spilled 16/16, shared 199100, in loops 4+0
+64/64 causal fold float16 group 4 ragged: registers 168, spilled 32/36, shared 199100, in loops 1+8
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 100/148, shared 199100, in loops 19+8
+64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 32/32, shared 199100, in loops 7+2
 128/128 full ascending float16 group 4 ragged: registers 168, spilled 0/0, shared 231116, in loops 0+0
 128/128 full shift bfloat16 group 1: registers 168, spilled 0/0, shared 231116, in loops 0+0
 128/128 causal spt bfloat16 group 1: registers 168, spilled 8/8, shared 231116, in loops 3+0
 128/128 causal descending float16 group 1: registers 168, spilled 16/16, shared 231116, in loops 5+0
-128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled 40/40, shared 231116, in loops 8+8
+128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled 40/48, shared 231132, in loops 8+2
 128/128 band(0,1023) fold bfloat16 group 1 ragged: registers 168, spilled 20/20, shared 231116, in loops 6+2
-192/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 181228, in loops 0+0
-192/128 causal spt float16 group 1: registers 168, spilled 0/0, shared 181228, in loops 0+0
-192/128 band(0,1023) fold bfloat16 group 4 ragged: registers 168, spilled 0/0, shared 181228, in loops 0+0
+192/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 230892, in loops 0+0
+192/128 causal spt float16 group 1: registers 168, spilled 76/80, shared 230908, in loops 19+4
+192/128 band(0,1023) fold bfloat16 group 4 ragged: registers 168, spilled 112/132, shared 230908, in loops 27+2
 256/256 full ascending float16 group 1: registers 168, spilled 0/0, shared 213996, in loops 0+0
 256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 213996, in loops 0+0
 256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 213996, in loops 0+0""",
@@ -126,7 +138,7 @@ def test_pinned() -> None:
 
 @cases
 def test_adds_are_ordered(case: Case) -> None:
-    assert order(built(case).ptx) == ORDER
+    assert order(built(case).ptx) == (ORDER if case.group == 1 else GROUP_ORDER)
 
 
 @cases
@@ -154,6 +166,16 @@ def test_prepare_and_finish(dims: tuple[int, int]) -> None:
 @pytest.fixture(scope="module")
 def sample() -> Built:
     return built(CASES[0])
+
+
+def test_the_order_of_groups_can_fail() -> None:
+    """Members of a group that release before all warps have added are seen."""
+    case = next(case for case in CASES if case.group > 1)
+    lines = built(case).ptx.splitlines()
+    adds = [i for i, line in enumerate(lines) if "atom.global.gpu.relaxed.add.v4.f32" in line]
+    barrier = next(i for i in range(adds[-1], len(lines)) if "bar.sync" in lines[i])
+    del lines[barrier]
+    assert order("\n".join(lines)) != GROUP_ORDER
 
 
 @pytest.mark.parametrize(
