@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dash_inductor.kernels.standalone import Rendered, Resources, compile_for, render, resources
 
@@ -57,10 +58,11 @@ def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
     assert site.kv_len is not None
     kernels, tiles = build.Kernels(build.problem_of(site, chosen)), chosen.dkdv
     q_tiles = site.batch * site.q_heads * -(-site.q_len // tiles.block_q)
-    kv_tiles = site.batch * site.kv_heads * -(-site.kv_len // tiles.block_kv)
+    kv_tiles = site.batch * site.q_heads * -(-site.kv_len // tiles.block_kv)
     yield "delta, lse", tiles, q_tiles, resources(kernels.prepare, H100)
     yield "dq, dk, dv", tiles, kv_tiles, resources(kernels.main, H100)
-    yield "dq", tiles, q_tiles * (tiles.block_q // build.FINISH_ROWS), resources(kernels.finish, H100)
+    rows = replace(tiles, num_warps=build.FINISH_WARPS)
+    yield "dq", rows, q_tiles * (tiles.block_q // build.FINISH_ROWS), resources(kernels.finish, H100)
 
 
 def _gradients(kernel: Rendered) -> str:

@@ -147,7 +147,7 @@ TOGETHER = 4, 32
 """Mirrored heads in a section of fold: so many sections, and at most so many heads.  Their walks begin at the same q
 tile, and wait there for one another unless other heads' are launched between them."""
 
-MIRRORED = 4
+MIRRORED = 2
 """Heads of a batch element that fold mirrors, at most: enough long jobs to fill the gaps at the end."""
 
 
@@ -157,10 +157,10 @@ def kind(head: Expr) -> Expr:
 
 
 def _fold(c: _Columns) -> Schedule:
-    """SPT; heads 1, 3, 5 and 7 of a batch element run descending, longest walk first, and are launched last.
+    """SPT; heads 1 and 3 of a batch element run descending, longest walk first, and are launched last.
 
-    Which heads these are depends on the head within its batch element alone: bits depend neither on the batch size nor
-    on the position in it.
+    SPT alone ends with its longest jobs, while other workers have nothing left to do.  Which heads are mirrored depends
+    on the head within its batch element alone: bits depend neither on the batch size nor on the position in it.
     """
     mirrored = sympy.Eq(kind(HEAD), 1)
     odd = Minimum(MIRRORED, FloorDiv(HEADS, 2))

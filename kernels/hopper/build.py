@@ -30,7 +30,7 @@ WARPS = 8
 """Warps of the consumers; producer and reducers come on top."""
 
 ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
-FINISH_ROWS = 32
+FINISH_ROWS, FINISH_WARPS = 32, 4
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,8 @@ class Kernels:
                      "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS}  # fmt: skip
         types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{_TYPES[p.dtype]}", "scale": "fp32",
                  **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
-        return _compile(
-            finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), {"num_warps": 4, "launch_pdl": True}
-        )
+        options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
+        return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), options)
 
     @staticmethod
     def constants(compiled: Any) -> int:
