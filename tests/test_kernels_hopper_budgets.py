@@ -142,6 +142,23 @@ def test_adds_are_ordered(case: Case) -> None:
 
 
 @cases
+def test_kernels_overlap_in_order(case: Case) -> None:
+    """`finish` may start only after `prepare` has ended: else it could meet the semaphores of the call before."""
+    kernels = build.Kernels(case.problem())
+    assert _dependent_launches(built(case).ptx) == ["wait", "launch_dependents"]
+    assert _dependent_launches(kernels.prepare.asm["ptx"]) == ["launch_dependents"]
+    assert _dependent_launches(kernels.finish.asm["ptx"]) == ["wait"]
+    cooperative = kernels.schedule.resident is not None
+    assert kernels.main.metadata.launch_pdl is not cooperative
+    assert kernels.finish.metadata.launch_pdl
+    assert not kernels.prepare.metadata.launch_pdl  # it resets what the call before may still use
+
+
+def _dependent_launches(ptx: str) -> list[str]:
+    return re.findall(r"griddepcontrol\.(\w+);", ptx)
+
+
+@cases
 def test_warps_trade_registers(case: Case) -> None:
     """The roles get fewer registers than they were launched with, the consumers more."""
     ptx = built(case).ptx

@@ -30,8 +30,8 @@ def hopper_backward(
     q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows past q_len. semaphores: int32 [batch *
     q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see `group.add_to_group`.
     """
-    gdc_launch_dependents()  # to `finish`, once all CTAs have begun
     gdc_wait()  # for `prepare`
+    gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
     ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
     heads = q_heads // GROUP
     # to the schedule, the members of all groups are so many batch elements: a member comes after those before it

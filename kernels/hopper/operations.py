@@ -28,10 +28,11 @@ Note [Forward progress on Hopper]
     one another through mbarriers only; a reducer that waits for its turn stops its consumers when all dq buffers are
     full, never another CTA that is not behind it in rank.  Ticket and semaphores are set by `prepare` in the same call.
 
-    The three kernels of a call overlap (programmatic dependent launch).  CTAs of `finish` may start when every CTA of
-    the main kernel has: what they wait for, the last contribution to a tile, comes from CTAs that are running.  They
-    find room on SMs that the main kernel has no more work for.  The last of them also waits for the end of the main
-    kernel, so that whatever follows the call in its stream follows all of it.
+    The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
+    end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
+    so: semaphores have been reset by then, and what they wait for, the last contribution to a tile, comes from CTAs
+    that are running.  They find room on SMs that the main kernel has no more work for.  The last of them also waits for
+    the end of the main kernel, so that whatever follows the call in its stream follows all of it.
 """
 
 import math
