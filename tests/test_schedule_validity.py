@@ -129,3 +129,19 @@ def test_unsupported_masks_are_named() -> None:
         tables("shift", Problem(Band(0, None), 4, 4, 1, 1))
     with pytest.raises(ArgumentError, match="'symmetric_shift'"):
         supports("diagonal", Band())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problems(), st.integers(2, 5), st.data())
+def test_members_of_a_group_are_launched_in_their_order(p: Problem, group: int, data: st.DataObject) -> None:
+    """The Hopper kernel sums dk and dv over members that the schedule takes for batch elements: each waits for a lower
+    ticket, under every schedule, section and number of heads."""
+    name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))
+    turns: dict[tuple[int, int, int], list[int]] = {}
+    for job in tables(name, replace(p, batch=p.batch * group, group=1)):
+        outer, head = divmod(job.head, p.heads)
+        b, member = divmod(outer, group)
+        for column in job.columns:
+            turns.setdefault((b, head, column.kv), []).append(member)
+    assert len(turns) == p.batch * p.heads * p.n_kv
+    assert all(members == list(range(group)) for members in turns.values())
