@@ -16,7 +16,7 @@ from dash_inductor.schedule import Band
 
 from .support import hopper_bits
 from .support.attention import BSHD, Gradients, Problem
-from .support.hopper import MARKS, Direct
+from .support.hopper import MARKS, Direct, any_forward
 from .support.repeats import bits, differing_runs
 from .support.unordered import unordered_adds
 
@@ -87,6 +87,27 @@ def test_graph_replay(shape: Shape) -> None:
     if shape not in CO_RESIDENT:
         assert differing_runs(replay, 200, load=True) == 0
     assert all(map(torch.equal, expected, captured))
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "group"), [(16384, 128, 1), (256, 256, 1), (16384, 128, 8), (1024, 1024, 2)]
+)
+def test_calls_in_turn_do_not_meet(q_len: int, kv_len: int, group: int) -> None:
+    """Problems of one shape in turn find one another's semaphores and sums in their workspace, and use none of them.
+
+    Few CTAs and many q tiles: the kernels of a call overlap as far as they can.
+    """
+    runs = []
+    for seed in range(2):
+        p = Problem.random(q_len, kv_len, 128, Band(), batch=1, kv_heads=1, group=group, seed=seed)
+        runs.append(Direct(p, "ascending", forward=any_forward(p)))
+    expected = [[t.clone() for t in run()] for run in runs]
+    assert not torch.equal(expected[0][0], expected[1][0])
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(600):
+        for got, wanted in zip(runs[i % 2](), expected[i % 2], strict=True):
+            different += (bits(got) != bits(wanted)).any()
+    assert int(different) == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
