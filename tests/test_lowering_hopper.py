@@ -29,11 +29,19 @@ PROGRAM = """
     mockgpu.install_torch()
     import dash_inductor
     from dash_inductor.config import config
+    from dash_inductor.kernels.hopper import build
 
     class Compiled(Exception):
         pass
 
-    codes = []
+    codes, compiled = [], []
+    compile = build._compile
+
+    def record(function, *rest):
+        compiled.append(function.__name__)
+        return compile(function, *rest)
+
+    build._compile = record
 
     def save(code):
         codes.append(code)
@@ -55,15 +63,16 @@ PROGRAM = """
         with contextlib.suppress(Exception):
             torch.compile(attend)(x, w)
     (site,) = dash_inductor.sites()
-    print(json.dumps([str(site.plan), codes]))
+    print(json.dumps([str(site.plan), codes, compiled]))
 """
 
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_operator_reads_interleaved_heads_in_place() -> None:
     output = run_python(PROGRAM, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
-    plan, codes = json.loads(output.splitlines()[-1])
+    plan, codes, compiled = json.loads(output.splitlines()[-1])
     assert plan.startswith("hopper/fold/")
+    assert sorted(compiled) == ["finish", "hopper_backward", "prepare"]  # with the graph, not in the first step
     body = codes[1].split("def call(", 1)[1]
     (node,) = (
         node
