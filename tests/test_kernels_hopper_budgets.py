@@ -144,17 +144,11 @@ def test_adds_are_ordered(case: Case) -> None:
 @cases
 def test_kernels_overlap_in_order(case: Case) -> None:
     """`finish` may start only after `prepare` has ended: else it could meet the semaphores of the call before."""
-    kernels = build.Kernels(case.problem())
-    assert _dependent_launches(built(case).ptx) == ["wait", "launch_dependents"]
-    assert _dependent_launches(kernels.prepare.asm["ptx"]) == ["launch_dependents"]
-    assert _dependent_launches(kernels.finish.asm["ptx"]) == ["wait"]
-    cooperative = kernels.schedule.resident is not None
-    assert kernels.main.metadata.launch_pdl is not cooperative
-    assert kernels.finish.metadata.launch_pdl
-    assert not kernels.prepare.metadata.launch_pdl  # it resets what the call before may still use
+    assert dependent_launches(built(case).ptx) == ["wait", "launch_dependents"]
+    assert built(case).starts_early is (build.Kernels(case.problem()).schedule.resident is None)
 
 
-def _dependent_launches(ptx: str) -> list[str]:
+def dependent_launches(ptx: str) -> list[str]:
     return re.findall(r"griddepcontrol\.(\w+);", ptx)
 
 
@@ -178,6 +172,10 @@ def test_prepare_and_finish(dims: tuple[int, int]) -> None:
     for compile in (lambda: kernels.prepare, lambda: kernels.finish):
         _, report = sass.compile_with_report(compile)
         assert max(report.spill_stores, report.spill_loads) <= 8  # they stream: 8 bytes cost nothing
+    assert dependent_launches(kernels.prepare.asm["ptx"]) == ["launch_dependents"]
+    assert not kernels.prepare.metadata.launch_pdl  # it resets what the call before may still use
+    assert dependent_launches(kernels.finish.asm["ptx"]) == ["wait"]
+    assert kernels.finish.metadata.launch_pdl
 
 
 @pytest.fixture(scope="module")

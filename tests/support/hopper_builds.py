@@ -47,7 +47,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, spills around its matrix instructions.
+    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, spills around its matrix instructions, and
+    whether its CTAs may start before the kernel before it has ended.
 
     As text: spilled bytes stored/loaded; spill instructions in loops that every step runs + that some steps run.
     """
@@ -56,6 +57,7 @@ class Built:
     shared_memory: int
     report: sass.Report
     spills: sass.LoopSpills
+    starts_early: bool
 
     def __str__(self) -> str:
         r, s = self.report, self.spills
@@ -67,4 +69,4 @@ class Built:
 def built(case: Case) -> Built:
     kernel, report = sass.compile_with_report(lambda: build.Kernels(case.problem()).main)
     spills = sass.loop_spills(sass.disassemble(kernel.asm["cubin"]))
-    return Built(kernel.asm["ptx"], kernel.metadata.shared, report, spills)
+    return Built(kernel.asm["ptx"], kernel.metadata.shared, report, spills, kernel.metadata.launch_pdl)
