@@ -44,7 +44,12 @@ def probe() -> list[str]:
 
 
 def _probe_names() -> Iterator[str]:
-    for module, names, purpose in _NAMES:
+    return _missing(_NAMES)
+
+
+def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """The (module, names, purpose) that cannot be imported, and the names that a module lacks."""
+    for module, names, purpose in needed:
         try:
             found = importlib.import_module(module)
         except ImportError as error:
@@ -96,24 +101,23 @@ def _probe_triton() -> Iterator[str]:
 
 def _probe_gluon() -> Iterator[str]:
     """What the Hopper kernel needs; on other architectures nothing imports it, but plans must not depend on luck."""
-    hopper = "triton.experimental.gluon.language.nvidia.hopper"
-    needed = (
-        ("triton.experimental.gluon", "jit constexpr_function"),
-        ("triton.experimental.gluon.language", "warp_specialize allocate_shared_memory NVMMASharedLayout"),
-        (hopper, "mbarrier tma warpgroup_mma warpgroup_mma_wait fence_async_shared"),
-        ("triton.experimental.gluon._runtime", "GluonASTSource"),
-        ("triton.experimental.gluon.language._core", "builtin"),
-        ("triton.language.core", "_aggregate"),
-        ("triton._C.libtriton.ir", "DESCRIPTOR_REDUCE_KIND"),
-        ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait"),
+    gluon, purpose = "triton.experimental.gluon", "the Hopper kernel"
+    return _missing(
+        (
+            (gluon, "jit constexpr_function", purpose),
+            (f"{gluon}.language", "warp_specialize allocate_shared_memory NVMMASharedLayout", purpose),
+            (
+                f"{gluon}.language.nvidia.hopper",
+                "mbarrier tma warpgroup_mma warpgroup_mma_wait fence_async_shared",
+                purpose,
+            ),
+            (f"{gluon}._runtime", "GluonASTSource", purpose),
+            (f"{gluon}.language._core", "builtin", purpose),
+            ("triton.language.core", "_aggregate", purpose),
+            ("triton._C.libtriton.ir", "DESCRIPTOR_REDUCE_KIND", purpose),
+            ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", purpose),
+        )
     )
-    for module, names in needed:
-        try:
-            found = importlib.import_module(module)
-        except ImportError as error:
-            yield f"{module} (the Hopper kernel): {error}"
-            continue
-        yield from (f"{module}.{name} (the Hopper kernel)" for name in names.split() if not hasattr(found, name))
 
 
 def triton_version() -> str | None:

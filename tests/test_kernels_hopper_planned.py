@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from dash_inductor.kernels.hopper import build
 
 from dash_inductor.schedule import Band, Site, plan
+from dash_inductor.schedule.problem import DType
 
 from .support.hopper_builds import TILES
 
@@ -17,17 +20,18 @@ MASKS = [Band(), Band(0), Band(0, 1023), Band(None, 0)]
 def problems() -> list[build.Problem]:
     """One problem per (padded head dims, schedule, bounds, tiles) among the plans of many sites."""
     found: dict[object, build.Problem] = {}
-    dtypes, groups, lengths = (itertools.cycle(x) for x in (("bfloat16", "float16"), (1, 4), (4096, 1000, None)))
+    dtypes: Iterator[DType] = itertools.cycle(("bfloat16", "float16"))
+    groups, lengths = itertools.cycle((1, 4)), itertools.cycle((4096, 1000, None))
     for (head_dim, value_dim), mask in itertools.product(TILES, MASKS):
-        dtype, group, length = next(dtypes), next(groups), next(lengths)
-        site = Site("cuda", dtype, 2, 2 * group, 2, length, length, head_dim, value_dim, mask, 0.125)  # type: ignore[arg-type]  # names
+        group, length = next(groups), next(lengths)
+        site = Site(
+            "cuda", next(dtypes), 2, 2 * group, 2, length, length, head_dim, value_dim, mask, 0.125
+        )  # fmt: skip
         chosen = plan(site, "sm_90")
         if chosen.kernel != "hopper":  # two passes are predicted faster
             continue
-        even = length is not None and length % chosen.dkdv.block_kv == 0
-        bounds = mask.lo is not None, mask.hi is not None
-        key = build.variant(head_dim, value_dim), chosen.schedule, bounds, chosen.dkdv
-        problem = build.Problem(dtype, head_dim, value_dim, group, chosen.schedule, *bounds, even, chosen.dkdv)  # type: ignore[arg-type]  # names
+        problem = build.problem_of(replace(site, kv_len=length or 1000), chosen)
+        key = build.variant(head_dim, value_dim), problem.schedule, problem.has_lo, problem.has_hi, problem.tiles
         found.setdefault(key, problem)
     return list(found.values())
 

@@ -49,7 +49,7 @@ def consume(
         steps = work.steps(kv)
         full_first, full_end = work.unmasked(kv)
         rows = kv * BLOCK_KV + gl.arange(0, BLOCK_KV, gl.SliceLayout(1, layout_s))
-        mask = Mask(rows, work.kv_len, work.lo, work.hi, full_first, full_end, work.BLOCK_Q, HAS_LO, HAS_HI, EVEN_KV)
+        mask = Mask(work, rows, full_first, full_end, HAS_LO, HAS_HI, EVEN_KV)
         dk = zeros(BLOCK_KV, BLOCK_D, WARPS)
         dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
         dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)

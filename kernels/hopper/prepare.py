@@ -20,10 +20,9 @@ def prepare(
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)
-    heads = tl.num_programs(0) // n_q
-    tile = pid // heads  # programs next to one another read rows next to one another, where heads are interleaved
-    head = pid % heads
-    place = (head * n_q + tile).to(tl.int64) * BLOCK_Q
+    tile = pid % n_q
+    head = pid // n_q
+    place = pid.to(tl.int64) * BLOCK_Q
     b = (head // q_heads).to(tl.int64)
     h = (head % q_heads).to(tl.int64)
     local = tl.arange(0, BLOCK_Q)

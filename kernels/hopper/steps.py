@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 
 from .operations import role_barrier
+from .work import Work
 
 
 @gluon.constexpr_function
@@ -44,26 +45,20 @@ class Mask:
     rows: the keys of the tile; q tiles first .. end-1 need no mask.
     """
 
+    work: Work
     rows: gl.tensor
-    kv_len: gl.tensor
-    lo: gl.tensor
-    hi: gl.tensor
     first: gl.tensor
     end: gl.tensor
-    BLOCK_Q: gl.constexpr
     HAS_LO: gl.constexpr
     HAS_HI: gl.constexpr
     EVEN_KV: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, rows, kv_len, lo, hi, first, end, BLOCK_Q, HAS_LO, HAS_HI, EVEN_KV):
+    def __init__(self, work, rows, first, end, HAS_LO, HAS_HI, EVEN_KV):
+        self.work = work
         self.rows = rows
-        self.kv_len = kv_len
-        self.lo = lo
-        self.hi = hi
         self.first = first
         self.end = end
-        self.BLOCK_Q = gl.constexpr(BLOCK_Q)
         self.HAS_LO = gl.constexpr(HAS_LO)
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.EVEN_KV = gl.constexpr(EVEN_KV)
@@ -75,14 +70,14 @@ class Mask:
         p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
         if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
             if (q_tile < self.first) | (q_tile >= self.end):
-                q_row = q_tile * self.BLOCK_Q + PIECE * s.shape[1]
+                q_row = q_tile * self.work.BLOCK_Q + PIECE * s.shape[1]
                 q_rows = gl.expand_dims(q_row + gl.arange(0, s.shape[1], columns), 0)
                 rows = gl.expand_dims(self.rows, 1)
-                keep = (rows < self.kv_len) & (q_rows >= 0)
+                keep = (rows < self.work.kv_len) & (q_rows >= 0)
                 if self.HAS_LO:
-                    keep = keep & (q_rows - rows >= self.lo)
+                    keep = keep & (q_rows - rows >= self.work.lo)
                 if self.HAS_HI:
-                    keep = keep & (q_rows - rows <= self.hi)
+                    keep = keep & (q_rows - rows <= self.work.hi)
                 p = gl.where(keep, p, 0.0)
         return p
 
@@ -225,9 +220,11 @@ def halved_step(
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
 
-    A tail leaves no registers for operands of matmuls that run on: every half ends with a wait.
+    With AHEAD it begins with S of its first half, and ends with that of the next step.  A tail leaves no registers for
+    matmuls that run on: there every half ends with a wait.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
+    gl.static_assert(AHEAD != TAIL)
     if not AHEAD:
         wait_for_q(shared, q_it)
     tile = q_it % shared.Q_STAGES * 2
@@ -266,10 +263,8 @@ def halved_step(
     if AHEAD:
         s0 = scores(k, shared, wait_for_q(shared, q_it + 1) * 2, zero)
         dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))
-    elif TAIL:
-        dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
     else:
-        dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
+        dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
     hand_over(shared, it, dq, dq_tail)
     if AHEAD:
         s0 = warpgroup_mma_wait(0, deps=(s0,))
