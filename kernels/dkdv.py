@@ -40,7 +40,7 @@ def dkdv_tile(
         lse_head = head_start(LSE, b, hq, lse_strides)
         row = (b * heads * GROUP + hq).to(tl.int64)
         for step in tl.range(0, steps, num_stages=STAGES):
-            q_tile = dash_q_tile(step, kv, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+            q_tile = dash_q_tile(step, kv, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             q = load_tile(q_head, q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             lse = load_rows(lse_head, q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
@@ -64,7 +64,8 @@ def dkdv_tile(
             if ORDERED:
                 dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
                 semaphore = SEM + row * n_q + q_tile
-                wait_for_turn(semaphore, dash_rank(q_tile, kv, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV), INTERPRET)
+                turn = dash_rank(q_tile, kv, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+                wait_for_turn(semaphore, turn, INTERPRET)
                 cols = tl.arange(0, BLOCK_D)
                 dq_ptrs = DQ + row * q_len * HEAD_DIM + q_rows[:, None] * HEAD_DIM + cols[None, :]
                 inside = (q_rows[:, None] < q_len) & (cols[None, :] < HEAD_DIM)

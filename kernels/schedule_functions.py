@@ -13,7 +13,7 @@ def dash_launch(ticket, batch, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, 
 
 
 @triton.jit
-def dash_kv_tile(slot, part, head, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
+def dash_kv_tile(slot, part, head, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
     """The `part`-th kv tile of a slot."""
 
 
@@ -23,12 +23,12 @@ def dash_num_steps(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
 
 
 @triton.jit
-def dash_q_tile(step, kv, head, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
+def dash_q_tile(step, kv, head, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
     """The q tile that a kv tile visits at a step."""
 
 
 @triton.jit
-def dash_rank(q, kv, head, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
+def dash_rank(q, kv, head, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
     """The place of kv tile `kv` in the accumulation order of q tile `q`."""
 
 

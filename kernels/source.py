@@ -44,7 +44,7 @@ _DKDV_TAIL = """
     b = head // heads
     h = head % heads
     for part in range(PARTS):
-        kv = dash_kv_tile(slot, part, h, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+        kv = dash_kv_tile(slot, part, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
             Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
             q_strides, k_strides, v_strides, do_strides, lse_strides,

@@ -36,15 +36,15 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
     slots = here.dash_slots(*tail)
     for ticket in range(p.batch * p.heads * slots):
         same("dash_launch", ticket, p.batch, p.heads, *tail, p.section)
-    for head in (0, 1):
+    for head in range(p.heads):
         for slot, part in product(range(slots), range(PARTS[name])):
-            same("dash_kv_tile", slot, part, head, *tail)
-            kv = here.dash_kv_tile(slot, part, head, *tail)
+            same("dash_kv_tile", slot, part, head, p.heads, *tail)
+            kv = here.dash_kv_tile(slot, part, head, p.heads, *tail)
             same("dash_num_steps", kv, *tail)
             same("dash_q_range", kv, *tail)
             for step in range(here.dash_num_steps(kv, *tail)):
-                same("dash_q_tile", step, kv, head, *tail)
-                same("dash_rank", here.dash_q_tile(step, kv, head, *tail), kv, head, *tail)
+                same("dash_q_tile", step, kv, head, p.heads, *tail)
+                same("dash_rank", here.dash_q_tile(step, kv, head, p.heads, *tail), kv, head, p.heads, *tail)
     for q in range(p.n_q):
         same("dash_kv_range", q, *tail)
     same("dash_resident", p.batch, p.heads, *tail, p.section)

@@ -110,8 +110,8 @@ def test_walks_and_ranks_ignore_batch_section_and_position() -> None:
 def test_fold_launches_mirrored_heads_last() -> None:
     p = Problem(Band(0, None), 4, 4, 1, 1, batch=2, heads=3, section=2)
     heads = list(dict.fromkeys(job.head for job in tables("fold", p)))
-    assert heads == [0, 2, 3, 5, 1, 4]
-    last = [job for job in tables("fold", p) if job.head == 4]
+    assert heads == [0, 1, 3, 4, 2, 5]
+    last = [job for job in tables("fold", p) if job.head == 5]
     assert [job.columns[0].kv for job in last] == [0, 1, 2, 3]
     assert [q for q, _ in last[0].columns[0].steps] == [3, 2, 1, 0]
 
@@ -134,13 +134,13 @@ def test_unsupported_masks_are_named() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.integers(2, 5), st.data())
 def test_members_of_a_group_are_launched_in_their_order(p: Problem, group: int, data: st.DataObject) -> None:
-    """The Hopper kernel sums dk and dv over members that the schedule takes for batch elements: each waits for a lower
+    """The Hopper kernel sums dk and dv over members, heads of the schedule one after the other: each waits for a lower
     ticket, under every schedule, section and number of heads."""
     name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))
     turns: dict[tuple[int, int, int], list[int]] = {}
-    for job in tables(name, replace(p, batch=p.batch * group, group=1)):
-        outer, head = divmod(job.head, p.heads)
-        b, member = divmod(outer, group)
+    for job in tables(name, replace(p, heads=p.heads * group, group=1)):
+        b, place = divmod(job.head, p.heads * group)
+        member, head = divmod(place, p.heads)
         for column in job.columns:
             turns.setdefault((b, head, column.kv), []).append(member)
     assert len(turns) == p.batch * p.heads * p.n_kv

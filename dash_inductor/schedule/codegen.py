@@ -19,10 +19,10 @@ from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
 _TAIL = ("q_len", "kv_len", "lo", "hi", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_launch": ("ticket", "batch", "heads", *_TAIL, "SECTION"),
-    "dash_kv_tile": ("slot", "part", "head", *_TAIL),
+    "dash_kv_tile": ("slot", "part", "head", "heads", *_TAIL),
     "dash_num_steps": ("kv", *_TAIL),
-    "dash_q_tile": ("step", "kv", "head", *_TAIL),
-    "dash_rank": ("q", "kv", "head", *_TAIL),
+    "dash_q_tile": ("step", "kv", "head", "heads", *_TAIL),
+    "dash_rank": ("q", "kv", "head", "heads", *_TAIL),
     "dash_q_range": ("kv", *_TAIL),
     "dash_kv_range": ("q", *_TAIL),
 }

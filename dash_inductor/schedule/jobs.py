@@ -15,7 +15,7 @@ import sympy
 from ..errors import ArgumentError
 from .codegen import python_functions
 from .problem import Band
-from .schedules import PARTS, kind
+from .schedules import PARTS, first_mirrored
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ def functions(name: str, problem: Problem) -> SimpleNamespace:
 def _columns(f: SimpleNamespace, name: str, problem: Problem, slot: int, head: int) -> tuple[Column, ...]:
     tail, columns = problem.tail(), []
     for part in range(PARTS[name]):
-        kv = f.dash_kv_tile(slot, part, head, *tail)
+        kv = f.dash_kv_tile(slot, part, head, problem.heads, *tail)
         if kv < problem.n_kv:
-            walk = (f.dash_q_tile(step, kv, head, *tail) for step in range(f.dash_num_steps(kv, *tail)))
-            columns.append(Column(kv, tuple((q, f.dash_rank(q, kv, head, *tail)) for q in walk)))
+            steps = range(f.dash_num_steps(kv, *tail))
+            walk = (f.dash_q_tile(step, kv, head, problem.heads, *tail) for step in steps)
+            columns.append(Column(kv, tuple((q, f.dash_rank(q, kv, head, problem.heads, *tail)) for q in walk)))
     return tuple(columns)
 
 
@@ -110,12 +111,12 @@ def tables(name: str, problem: Problem) -> tuple[Job, ...]:
     """All jobs in launch order.  Raises ArgumentError on an unknown schedule or an unsupported mask."""
     f, tail = functions(name, problem), problem.tail()
     tickets = problem.batch * problem.heads * f.dash_slots(*tail)
-    kinds = [int(kind(sympy.Integer(head))) for head in range(problem.heads)]
-    seen: dict[tuple[int, int], tuple[Column, ...]] = {}
+    mirrored = int(first_mirrored(sympy.Integer(problem.heads)))
+    seen: dict[tuple[int, bool], tuple[Column, ...]] = {}
     jobs = []
     for ticket in range(tickets):
         head, slot = f.dash_launch(ticket, problem.batch, problem.heads, *tail, problem.section)
-        key = (slot, kinds[head % problem.heads])
+        key = (slot, head % problem.heads >= mirrored)
         if key not in seen:
             seen[key] = _columns(f, name, problem, slot, head % problem.heads)
         jobs.append(Job(ticket, head, seen[key]))

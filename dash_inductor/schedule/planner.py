@@ -1,6 +1,6 @@
 """`plan`: from the facts of a site to what runs there, as a pure function.
 
-Bits may depend on dtype, head dim, mask, group and architecture, never on batch or lengths: a graph with dynamic
+Bits may depend on dtype, head dim, heads, mask and architecture, never on batch or lengths: a graph with dynamic
 lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal problem
 (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time): each
 candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the DAG
@@ -226,7 +226,7 @@ def _numerics_key(site: Site, arch: str, kernel: str, name: str, candidate: Cand
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"group{site.group}", arch]
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"heads{site.q_heads}:{site.kv_heads}", arch]
     return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts, f"forward={forward}"])
 
 

@@ -7,8 +7,8 @@ section, so bits cannot depend on them.
 
 A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
 the portable kernel runs through the query heads of its group in ascending order, each with its own dq accumulators and
-the same walk and ranks; the Hopper kernel has CTAs for every query head, and launches the members of all groups as if
-they were further batch elements.
+the same walk and ranks.  The Hopper kernel has CTAs for every query head: there the query heads are the heads, member
+by member of all groups.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
@@ -64,10 +64,10 @@ class Schedule:
         parts: kv tiles that one CTA processes, one after the other.
         slots: CTAs per head.
         launch: ticket -> (head index ``b * heads + h``, slot), see `_grouped`.
-        kv_tile: (slot, part, head within its batch element) -> kv tile, or the number of kv tiles for "no tile".
+        kv_tile: (slot, part, head within its batch element, heads) -> kv tile, or the number of kv tiles for "no tile".
         num_steps: kv -> q tiles to walk.
-        q_tile: (step, kv, head) -> q tile.
-        rank: (q, kv, head) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible
+        q_tile: (step, kv, head, heads) -> q tile.
+        rank: (q, kv, head, heads) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible
             pairs.
         q_tiles, kv_tiles: the visible q tiles of a kv tile, and the visible kv tiles of a q tile.
         shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
@@ -151,31 +151,29 @@ MIRRORED = 2
 """Heads of a batch element that fold mirrors, at most: enough long jobs to fill the gaps at the end."""
 
 
-def kind(head: Expr) -> Expr:
-    """1 for the heads that fold mirrors, 0 for the others; heads of one kind have equal walks and ranks, always."""
-    return Rem(Minimum(head, 2 * MIRRORED), 2)
+def first_mirrored(heads: Expr) -> Expr:
+    """The first head of a batch element that fold mirrors; equal walks and ranks before it, and from it on."""
+    return heads - Minimum(MIRRORED, FloorDiv(heads, 2))
 
 
 def _fold(c: _Columns) -> Schedule:
-    """SPT; heads 1 and 3 of a batch element run descending, longest walk first, and are launched last.
+    """SPT; the last two heads of a batch element run descending, longest walk first, and are launched last.
 
     SPT alone ends with its longest jobs, while other workers have nothing left to do.  Which heads are mirrored depends
     on the head within its batch element alone: bits depend neither on the batch size nor on the position in it.
     """
-    mirrored = sympy.Eq(kind(HEAD), 1)
-    odd = Minimum(MIRRORED, FloorDiv(HEADS, 2))
-    upright = HEADS - odd
+    upright = first_mirrored(HEADS)
+    mirrored = upright <= HEAD
     up_tickets = BATCH * upright * N_KV
     second = up_tickets <= TICKET  # a section never mixes the two kinds of heads
     position, slot = _grouped(
         Where(second, at_least_zero(TICKET - up_tickets), TICKET),
         N_KV,
-        BATCH * Where(second, odd, upright),
+        BATCH * Where(second, HEADS - upright, upright),
         Where(second, Minimum(TOGETHER[0] * SECTION, TOGETHER[1]), SECTION),
     )
-    count = Where(second, Maximum(1, odd), upright)
-    nth = Rem(position, count)  # of its kind within the batch element
-    head = FloorDiv(position, count) * HEADS + nth + Where(second, nth + 1, Minimum(nth, odd))
+    count = Where(second, Maximum(1, HEADS - upright), upright)
+    head = FloorDiv(position, count) * HEADS + Rem(position, count) + Where(second, upright, 0)
     return Schedule(
         "fold",
         1,

@@ -33,13 +33,12 @@ def hopper_backward(
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
     ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-    heads = q_heads // GROUP
-    # to the schedule, the members of all groups are so many batch elements: a member comes after those before it
-    position, slot = LAUNCH(ticket, batch * GROUP, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, section)
+    position, slot = LAUNCH(ticket, batch, q_heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, section)
     n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
-    members = position // heads
+    heads = q_heads // GROUP
+    place = position % q_heads
     work = Work(
-        members // GROUP, position % heads, members % GROUP, slot, q_heads, q_len, kv_len, lo, hi, n_q,
+        position // q_heads, place % heads, place // heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
         KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
     shared = allocate_shared(

@@ -11,7 +11,8 @@ class Work:
     """The kv tiles of one CTA and the walk over their q tiles; the schedule's generated functions decide both.
 
     ``lo <= q - kv <= hi`` is the mask, anchored top left.  Every query head has its own CTAs: `head` is the kv head,
-    `member` the place of the query head in the group of GROUP that shares it.
+    `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads are the
+    heads, member by member of all groups, so that a member of a group is launched after those before it.
     """
 
     batch: gl.tensor
@@ -63,8 +64,9 @@ class Work:
     def kv_tile(self, part):
         """The part-th kv tile of this CTA, or a number past the last one."""
         return self.KV_TILE(
-            self.slot, part, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
-        )
+            self.slot, part, self._place(), self.q_heads,
+            self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV,
+        )  # fmt: skip
 
     @gluon.jit
     def steps(self, kv):
@@ -74,11 +76,17 @@ class Work:
 
     @gluon.jit
     def q_tile(self, step, kv):
-        return self.Q_TILE(step, kv, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        return self.Q_TILE(
+            step, kv, self._place(), self.q_heads,
+            self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV,
+        )  # fmt: skip
 
     @gluon.jit
     def rank(self, q, kv):
-        return self.RANK(q, kv, self.head, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        return self.RANK(
+            q, kv, self._place(), self.q_heads,
+            self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV,
+        )  # fmt: skip
 
     @gluon.jit
     def unmasked(self, kv):
@@ -87,6 +95,11 @@ class Work:
             kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
         )
         return full_first, full_end
+
+    @gluon.jit
+    def _place(self):
+        """The head as the schedule counts heads."""
+        return self.member * (self.q_heads // self.GROUP) + self.head
 
     @gluon.jit
     def q_head(self):

@@ -60,14 +60,14 @@ def random_case(function: str, python: Any, module: ModuleType, rng: random.Rand
     slots = python.dash_slots(*tail)
     values = {"q_len": q_len, "kv_len": kv_len, "lo": lo, "hi": hi, "batch": batch, "heads": heads}
     values["ticket"], values["slot"] = rng.randrange(batch * heads * slots), rng.randrange(slots)
-    values["part"], values["head"] = rng.randint(0, 1), rng.randint(0, 3)
+    values["part"], values["head"] = rng.randint(0, 1), rng.randrange(heads)
     values["kv"], values["q"] = rng.randrange(-(-kv_len // tail[5])), rng.randrange(-(-q_len // tail[4]))
     steps = python.dash_num_steps(values["kv"], *tail)
     values["step"] = rng.randrange(max(1, steps))
     if function in ("dash_rank", "dash_q_tile"):  # only visible pairs have a rank
         if steps == 0:
             return random_case(function, python, module, rng)
-        values["q"] = python.dash_q_tile(values["step"], values["kv"], values["head"], *tail)
+        values["q"] = python.dash_q_tile(values["step"], values["kv"], values["head"], heads, *tail)
     return [values[p] for p in SIGNATURES[function] if not p.isupper()]
 
 
