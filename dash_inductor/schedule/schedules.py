@@ -67,8 +67,8 @@ class Schedule:
         kv_tile: (slot, part, head within its batch element, heads) -> kv tile, or the number of kv tiles for "no tile".
         num_steps: kv -> q tiles to walk.
         q_tile: (step, kv, head, heads) -> q tile.
-        rank: (q, kv, head, heads) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible
-            pairs.
+        rank: (q, kv, head, heads) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for
+            visible pairs.
         q_tiles, kv_tiles: the visible q tiles of a kv tile, and the visible kv tiles of a q tile.
         shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
             which the owner of the q tile walks over the kv tiles.
