@@ -115,6 +115,7 @@ ALSO = [
         _like("gqa", max(1, TOKENS // s), 64, 8, s, CAUSAL, regular(128, CAUSAL, min(s, 16384)))
         for s in (2048, 4096, 8192, 16384, 32768)
     ),
+    _like("gqa", 1, 8, 1, 8192, CAUSAL, regular(128, CAUSAL, 8192)),  # a rank's heads in a tensor-parallel model
     # a query sees 1024 keys, as on average in the causal mask of 2048
     *(_like("window", max(1, TOKENS // s), 16, 16, s, WINDOW, regular(128, CAUSAL, 2048)) for s in (8192, 32768)),
     Shape("mixed", 2, 16, 16, 8192, 192, 128, CAUSAL, regular(128, CAUSAL, 8192).name),
