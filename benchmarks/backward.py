@@ -6,15 +6,15 @@ One call from saved tensors to bf16 gradients, pre- and post-processing included
 (`use_deterministic_algorithms`), cuDNN (not deterministic), compiled FlexAttention (Triton), and the compiled
 `dash::attention_backward` with the planner's plan; in TFLOP/s over visible pairs, half of all pairs if causal (for one
 head dim 2.5 * 4 * B * H * S * S * D, half if causal).  "of regular" is dash's rate per visible tile over that of the
-nearest shape of the regular table.  `--only` takes shapes whose name contains one of the words; results files of
-several runs can have several names.
+nearest shape of the regular table.  All calls of a row take turns.  `--only` takes shapes whose name contains one of
+the words; results files of several runs can have several names.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,26 +26,30 @@ from . import common
 from .contenders import CONTENDERS, DETERMINISTIC, arch
 from .shapes import SHAPES, Shape
 
+REGULAR = "regular"
+"""The run of dash at the nearest regular shape, among the runs of a shape."""
 
-def time(shape: Shape, name: str) -> tuple[float, Any, bool]:
-    """(ms, gradients, whether ten more calls gave the same bits) of a contender."""
+
+def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
+    """(call, gradients, whether ten more calls gave the same bits) of a contender."""
     common.watchdog(120)
-    torch._dynamo.reset()
-    torch.use_deterministic_algorithms(name in DETERMINISTIC)
+    deterministic = name in DETERMINISTIC
+
+    def run() -> Any:
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            return call()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    torch.use_deterministic_algorithms(deterministic)
     try:
-        run = CONTENDERS[name](shape, shape.tensors())
-        gradients = run()
-        equal = name in DETERMINISTIC and all(all(map(torch.equal, gradients, run())) for _ in range(10))
-        return common.time_ms(run, repeats=15), gradients, equal
+        call = CONTENDERS[name](shape, shape.tensors())
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@cache
-def dash_tile_rate(name: str) -> float:
-    """TFLOP/s over visible tiles of dash at a shape."""
-    shape = SHAPES[name]
-    return shape.tile_flops / time(shape, "dash")[0] / 1e9
+    gradients = run()
+    equal = deterministic and all(all(map(torch.equal, gradients, run())) for _ in range(10))
+    return run, gradients, equal
 
 
 def difference(gradients: dict[str, Any]) -> float | None:
@@ -59,25 +63,31 @@ def difference(gradients: dict[str, Any]) -> float | None:
 
 def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"shape": shape.name}
-    times: dict[str, float] = {}
+    runs: dict[str, Callable[[], Any]] = {}
     gradients: dict[str, Any] = {}
     reasons = {}
+    torch._dynamo.reset()
     for name in columns:
         try:
-            times[name], gradients[name], equal = time(shape, name)
-            row[name] = shape.flops / times[name] / 1e9
+            runs[name], gradients[name], equal = prepare(shape, name)
         except (RuntimeError, ValueError) as error:  # not run, not supported, not compiled, or out of memory
             reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             row[name] = None
             continue
         if name == "dash":
             row["equal"] = equal
+    near = SHAPES[shape.regular] if shape.regular is not None and "dash" in runs else None
+    if near is not None:
+        runs[REGULAR] = prepare(near, "dash")[0]
+    times = dict(zip(runs, common.time_ms(*runs.values()), strict=True))
+    row |= {name: shape.flops / times[name] / 1e9 for name in columns if name in times}
     if "dash" in times:
         row |= {f"vs {name}": times[name] / times["dash"] for name in columns if name in times and name != "dash"}
-        if shape.regular is not None:
-            row["of regular"] = shape.tile_flops / times["dash"] / 1e9 / dash_tile_rate(shape.regular)
+        if near is not None:
+            row["of regular"] = shape.tile_flops / times["dash"] / (near.tile_flops / times[REGULAR])
         row["plan"] = str(make_plan(shape.site(), arch()))
     row |= {"difference": difference(gradients), "ms": times, "not run": reasons}
+    del runs
     gc.collect()
     torch.cuda.empty_cache()
     return row

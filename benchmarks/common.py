@@ -47,26 +47,29 @@ def conditions() -> dict[str, Any]:
     return facts
 
 
-def time_ms(run: Callable[[], object], repeats: int = 20, warmup: int = 3) -> float:
-    """Median time of one call on the GPU in ms; the L2 cache is cleared before each call.
+def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> list[float]:
+    """Median times of one call of each on the GPU in ms; the L2 cache is cleared before each call.
 
+    The runs take turns: a GPU at its power limit changes its clocks by several per cent within seconds, for all alike.
     The GPU sleeps for about a millisecond first, so that the host, which takes 0.1 ms for a compiled call, has queued
     all of it when the clock starts.
     """
     clear = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
-    for _ in range(warmup):
-        run()
-    times = []
+    for run in runs:
+        for _ in range(warmup):
+            run()
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
-        torch.cuda._sleep(2_000_000)
-        clear.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+        for run, spent in zip(runs, times, strict=True):
+            torch.cuda._sleep(2_000_000)
+            clear.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            spent.append(start.elapsed_time(end))
+    return [statistics.median(spent) for spent in times]
 
 
 def write(name: str, payload: dict[str, Any]) -> Path:

@@ -132,7 +132,7 @@ def run_one(data: Data, kernel: standalone.Rendered, compiled: Any, ordered: boo
             call()
             same.append(torch.equal(first, data.tensors["DQ"]))
         equal = str(all(same))
-    return {"error": max(errors), "equal": equal, "ms": common.time_ms(call, repeats=10)}
+    return {"error": max(errors), "equal": equal, "ms": common.time_ms(call, repeats=10)[0]}
 
 
 def main() -> None:

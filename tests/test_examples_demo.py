@@ -57,7 +57,7 @@ def test_whole_demo(capsys: pytest.CaptureFixture[str]) -> None:
     digests = {line.split()[-1] for line in shown.splitlines() if "sha256" in line}
     assert len(digests) == 1
     assert "kernel hopper" in shown
-    assert "numerics key v2/hopper/" in shown
+    assert "numerics key v3/hopper/" in shown
     assert "dq, dk, dv  64 x 128" in shown
     assert "run 2: 100%" in bar
 
