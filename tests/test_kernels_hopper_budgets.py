@@ -72,7 +72,7 @@ ORDER = {
 GROUP_ORDER = ORDER | {
     "proxy fence": {"store", "reduce", "group"},
     "group": {"warps meet"},
-    "warps meet": {"performed"},
+    "warps meet": {"release"},
 }
 """With the way of grouped heads' dk and dv: their loads, stores and adds, the barrier of the consumers, the release."""
 
@@ -181,6 +181,23 @@ def test_prepare_and_finish(dims: tuple[int, int]) -> None:
 @pytest.fixture(scope="module")
 def sample() -> Built:
     return built(CASES[0])
+
+
+@cases
+def test_one_thread_releases(case: Case) -> None:
+    """Of each reducer, a warp, and of the consumers: a second one could be late, and set a semaphore back."""
+    ptx = built(case).ptx
+    releases = [line.split() for line in ptx.splitlines() if "st.release.gpu" in line]
+    assert all(words[0] == "@%first" for words in releases)
+    parts = build.Kernels(case.problem()).schedule.parts
+    assert first_threads(ptx) == ["%laneid"] * parts * TILES[case.dims].num_stages + ["%tid.x"] * (case.group > 1)
+    assert len(releases) == len(first_threads(ptx))
+
+
+def first_threads(ptx: str) -> list[str]:
+    """What releases compare with zero, sorted."""
+    blocks = [block for block in re.findall(r"\{[^{}]*\}", ptx) if "st.release.gpu" in block]
+    return sorted(name for block in blocks for name in re.findall(r"mov\.u32\s+%\w+, (%laneid|%tid\.x);", block))
 
 
 def test_the_order_of_groups_can_fail() -> None:

@@ -8,7 +8,7 @@ for the same kv tile has a lower ticket.  Member 0 stores, the others add, the l
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .operations import pass_turn_on, role_barrier, wait_for_turn
+from .operations import consumers_pass_turn_on, wait_for_turn
 from .steps import from_fragments, in_fragments
 
 
@@ -29,8 +29,7 @@ def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, TAIL_D: gl.constex
     dk = _add(work, dk, start + work.BLOCK_KV * DV)
     if TAIL_D > 0:
         dk_tail = _add(work, dk_tail, start + work.BLOCK_KV * (DV + D))
-    role_barrier()  # every warp's stores come before the release
-    pass_turn_on(semaphores + tile, work.member)
+    consumers_pass_turn_on(semaphores + tile, work.member)
     return dk, dk_tail, dv
 
 

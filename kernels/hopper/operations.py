@@ -18,7 +18,9 @@ Note [Ordered accumulation on Hopper]
     buffer, not the sum.  `tma.store_wait` is the ``.read`` form of step 3, which would be too early for step 5.
 
     dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them: they spin, add with
-    ordinary reductions, meet at a barrier, and pass the turn on.
+    ordinary reductions and meet at a barrier; then one thread passes the turn on.  Only one: a warp that fell behind
+    the others' release would set the semaphore back when later members have had their turns, and the next would wait
+    for ever.
 
 Note [Forward progress on Hopper]
     A CTA takes a ticket on entry: the holders of all lower tickets are running or finished.  In a launch-ordered
@@ -113,7 +115,7 @@ def wait_for_turn(semaphore, rank):
 
 @gluon.jit
 def pass_turn_on(semaphore, rank):
-    """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``."""
+    """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``.  One warp only."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred %first;
@@ -122,6 +124,27 @@ def pass_turn_on(semaphore, rank):
         bar.warp.sync 0xffffffff;
         mov.u32 %lane, %laneid;
         setp.eq.u32 %first, %lane, 0;
+        @%first st.release.gpu.global.b32 [$1], $2;
+        mov.b32 $0, $2;
+        }""",
+        "=r,l,r",
+        [semaphore, rank + 1],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def consumers_pass_turn_on(semaphore, rank):
+    """Meet the other consumers, then let thread 0, which is one of them, set `semaphore` to ``rank + 1``."""
+    role_barrier()
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %first;
+        .reg .b32 %thread;
+        mov.u32 %thread, %tid.x;
+        setp.eq.u32 %first, %thread, 0;
         @%first st.release.gpu.global.b32 [$1], $2;
         mov.b32 $0, $2;
         }""",
