@@ -1,7 +1,7 @@
 """Programs of `test_gpu_hopper_progress`, each run in a process that may be killed.  Their last line is a JSON object.
 
 python -m tests.support.hopper_progress held SCHEDULE FREE: the backward while all but FREE SMs are held.
-python -m tests.support.hopper_progress beside FOLDER NAME OTHER: the backward while process OTHER does the same.
+python -m tests.support.hopper_progress beside FOLDER CASE NAME OTHERS...: a case of `CASES` while others run it too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,16 +48,30 @@ def held(schedule: str, free: int) -> dict[str, object]:
     return {"held until the end": still, "equal": digest(gradients) == expected}
 
 
-def beside(folder: Path, name: str, other: str) -> dict[str, object]:
-    """Digest and number of differing runs of 500, begun when both processes are ready."""
-    run = big("spt")
+def grouped() -> Direct:
+    """Short walks, and members of groups that follow one another closely."""
+    p = Problem.random(1023, 1023, 128, Band(0, 255), batch=2, kv_heads=4, group=8)
+    return Direct(p, "descending", forward=any_forward(p))
+
+
+CASES: dict[str, tuple[Callable[[], Direct], int, bool]] = {
+    "big": (lambda: big("spt"), 500, False),
+    "grouped": (grouped, 5000, True),
+}
+"""The backward, how often it runs, and whether under load of its own process too."""
+
+
+def beside(folder: Path, case: str, name: str, *others: str) -> dict[str, object]:
+    """Digest and number of differing runs, begun when all processes are ready."""
+    make, count, load = CASES[case]
+    run = make()
     first = digest(run())
     (folder / name).touch()
     deadline = time.monotonic() + 120
-    while not (folder / other).exists():
-        assert time.monotonic() < deadline, f"{other} did not come"
+    while not all((folder / other).exists() for other in others):
+        assert time.monotonic() < deadline, f"of {others} not all came"
         time.sleep(0.01)
-    return {"digest": first, "differing": differing_runs(run, 500)}
+    return {"digest": first, "differing": differing_runs(run, count, load=load)}
 
 
 def main() -> None:
