@@ -53,5 +53,10 @@ def test_initcheck_sees_other_memory() -> None:
 
 def test_racecheck() -> None:
     """All that is reported is Triton's own dispatch of the roles: see docs/notes.md."""
-    places = {m[1] for line in report("racecheck") if (m := re.search(r"access at \S+ in (\S+):\d+", line))}
-    assert places <= {"entry.py"}
+    assert raced_files(report("racecheck")) <= {"entry.py"}
+
+
+def raced_files(lines: list[str]) -> set[str]:
+    """Source files of the accesses that racecheck reports; a report in another form stands for itself."""
+    races = [line for line in lines if "Race reported" in line or "hazards]" in line]
+    return {m[1] if (m := re.search(r"access at \S+ in (\S+):\d+", line)) else line for line in races}

@@ -1,11 +1,11 @@
 """`plan`: from the facts of a site to what runs there, as a pure function.
 
-Bits may depend on dtype, head dim, heads, mask and architecture, never on batch or lengths: a graph with dynamic
-lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal problem
-(`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time): each
-candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the DAG
-weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go to
-the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named.
+Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
+with dynamic lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal
+problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time):
+each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
+DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
+to the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named.
 
 Lengths decide two things.  `section`, the launch grouping, never changes bits.  `forward` asks whether the lengths are
 known to be equal (`Site.square`), because then both anchors mean the same mask; the numerics key shows the outcome.

@@ -160,7 +160,8 @@ def _fold(c: _Columns) -> Schedule:
     """SPT; the last two heads of a batch element run descending, longest walk first, and are launched last.
 
     SPT alone ends with its longest jobs, while other workers have nothing left to do.  Which heads are mirrored depends
-    on the head within its batch element alone: bits depend neither on the batch size nor on the position in it.
+    on their place in the batch element and their number alone: bits depend neither on the batch size nor on the batch
+    element's position.
     """
     upright = first_mirrored(HEADS)
     mirrored = upright <= HEAD

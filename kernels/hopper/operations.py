@@ -116,40 +116,35 @@ def wait_for_turn(semaphore, rank):
 @gluon.jit
 def pass_turn_on(semaphore, rank):
     """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``.  One warp only."""
-    gl.inline_asm_elementwise(
-        """{
-        .reg .pred %first;
-        .reg .b32 %lane;
-        cp.async.bulk.wait_group 0;
-        bar.warp.sync 0xffffffff;
-        mov.u32 %lane, %laneid;
-        setp.eq.u32 %first, %lane, 0;
-        @%first st.release.gpu.global.b32 [$1], $2;
-        mov.b32 $0, $2;
-        }""",
-        "=r,l,r",
-        [semaphore, rank + 1],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    _release(semaphore, rank + 1, "cp.async.bulk.wait_group 0;\nbar.warp.sync 0xffffffff;", "%laneid")
 
 
 @gluon.jit
 def consumers_pass_turn_on(semaphore, rank):
     """Meet the other consumers, then let thread 0, which is one of them, set `semaphore` to ``rank + 1``."""
     role_barrier()
+    _release(semaphore, rank + 1, "", "%tid.x")
+
+
+@gluon.jit
+def _release(semaphore, value, BEFORE: gl.constexpr, REGISTER: gl.constexpr):
+    """After the instructions BEFORE, the thread whose REGISTER is 0 sets `semaphore`; the others go on."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred %first;
-        .reg .b32 %thread;
-        mov.u32 %thread, %tid.x;
-        setp.eq.u32 %first, %thread, 0;
+        .reg .b32 %number;
+        """
+        + BEFORE
+        + """
+        mov.u32 %number, """
+        + REGISTER
+        + """;
+        setp.eq.u32 %first, %number, 0;
         @%first st.release.gpu.global.b32 [$1], $2;
         mov.b32 $0, $2;
         }""",
         "=r,l,r",
-        [semaphore, rank + 1],
+        [semaphore, value],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
