@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2
 
+from .. import toolchain
 from ..errors import ArgumentError
 from ..schedule import schedules
 from ..schedule.problem import Plan, Site, Tiles
@@ -163,7 +164,7 @@ def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
     function = kernel.load()
     signature = dict(zip(kernel.names, kernel.types, strict=True))
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.names))}
-    options = {"num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
+    options = {**toolchain.OPTIONS, "num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
     compiled = triton.compile(
         ASTSource(fn=function, signature=signature, constexprs={}, attrs=aligned),
         target=GPUTarget("cuda", capability, 32),

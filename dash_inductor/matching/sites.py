@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from .. import toolchain
 from ..config import config
 from ..errors import DashError
 from ..observe.reasons import Reason
@@ -108,6 +109,8 @@ def analyse(node: Node, facts: Facts) -> Match:
         scale=_scale(args["scale"], _known(query.shape[3])),
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
         square=layout.same(query.shape[2], key.shape[2]),
+        q_within_kv=layout.at_most(query.shape[2], key.shape[2]),
+        least_q_len=layout.least(query.shape[2]),
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
@@ -219,6 +222,6 @@ def _plan(site: Site, device: torch.device) -> Plan:
     architecture = arch.arch_of(device)
     try:
         _check_dims(site, architecture)
-        return plan(site, architecture, schedule=forced)
+        return plan(site, architecture, schedule=forced, compiler=toolchain.settings())
     except DashError as error:
         raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from ... import toolchain
 from ...errors import ArgumentError
 from ...schedule import codegen, schedules
 from ...schedule.problem import Band, Plan, Site, Tiles
@@ -241,7 +242,7 @@ def _compile(
     return triton.compile(
         source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
         target=TARGET,
-        options=options,
+        options={**toolchain.OPTIONS, **options},
     )
 
 
