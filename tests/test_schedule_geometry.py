@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 
@@ -42,10 +44,30 @@ def _assert_exact(p: Problem) -> None:
         assert list(range(full_first, full_end)) == sorted(k for x, k in full if x == q)
 
 
+def _assert_seen(p: Problem) -> None:
+    f, tail = functions("two_pass", p), p.tail()
+    pairs = [
+        (i, j) for i in range(p.q_len) for j in range(p.kv_len) if p.band.visible(i, j, p.q_len, p.kv_len)
+    ]  # fmt: skip
+    assert list(range(*f.dash_seen_rows(*tail))) == sorted({i for i, _ in pairs})
+    assert list(range(*f.dash_seen_keys(*tail))) == sorted({j for _, j in pairs})
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(max_tiles=12))
 def test_visible_and_full_tiles_are_exact(p: Problem) -> None:
     _assert_exact(p)
+    _assert_seen(p)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 9), (9, 1), (7, 7), (5, 9), (9, 5)])
+def test_rows_and_keys_that_take_part(q_len: int, kv_len: int) -> None:
+    """Every band there is at these lengths, those that let nothing through included."""
+    bounds = [None, *range(-11, 12)]
+    for lo, hi in itertools.product(bounds, bounds):
+        if lo is None or hi is None or lo <= hi:
+            for anchor in ("top_left", "bottom_right"):
+                _assert_seen(Problem(Band(lo, hi, anchor), q_len, kv_len, 2, 4))  # type: ignore[arg-type]  # a name
 
 
 @pytest.mark.parametrize(
