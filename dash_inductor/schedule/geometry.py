@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from .problem import Band
 from .symbols import (
     BLOCK_KV,
     BLOCK_Q,
@@ -106,3 +107,16 @@ def seen_rows(has_lo: bool, has_hi: bool) -> Interval:
 def seen_keys(has_lo: bool, has_hi: bool) -> Interval:
     """The keys that a row sees; in terms of lengths and bounds alone."""
     return at_least_zero(-HI) if has_hi else sympy.Integer(0), Minimum(KV_LEN, Q_LEN - LO) if has_lo else KV_LEN
+
+
+def all_seen(band: Band, q_len: Expr, kv_len: Expr) -> tuple[bool, bool]:
+    """Whether every row is known to see a key, and every key to be seen by a row; lengths are integers or sympy's."""
+    offset = kv_len - q_len if band.anchor == "bottom_right" else 0
+    bounds = {symbol: bound - offset for symbol, bound in ((LO, band.lo), (HI, band.hi)) if bound is not None}
+    values = {symbol: sympy.sympify(x) for symbol, x in ({Q_LEN: q_len, KV_LEN: kv_len} | bounds).items()}
+
+    def all_of(seen: Interval, length: Expr) -> bool:
+        return tuple(x.xreplace(values) for x in seen) == (0, length)
+
+    kind = band.lo is not None, band.hi is not None
+    return all_of(seen_rows(*kind), q_len), all_of(seen_keys(*kind), kv_len)
