@@ -1,9 +1,9 @@
 """Run the portable kernels in Triton's interpreter, through Inductor: a program of its own, as it claims a GPU.
 
-    python -m tests.support.interpreted_kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE static|dynamic|poison|overflow ...
+    python -m tests.support.interpreted_kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE MODE ...
 
-Seven words per case; one line per case: the largest errors of dq, dk, dv against fp64, or that programs were out of
-order; with `poison` and `overflow` "unharmed", if the checks of `poison` hold.
+MODE: static, dynamic, poison or overflow.  Seven words per case; one line per case: the largest errors of dq, dk, dv
+against fp64, or that programs were out of order; with poison and overflow "unharmed", if the checks of `poison` hold.
 """
 
 from __future__ import annotations
