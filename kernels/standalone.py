@@ -115,7 +115,8 @@ def _render(
     assert site.q_len is not None
     assert site.kv_len is not None
     constants = {"INDEX_DTYPE": "tl.int32"} | extra | source.constants(
-        plan, tiles, site.mask, site.scale, site.head_dim, site.group, even_q=site.q_len % tiles.block_q == 0,
+        plan, tiles, site.mask, site.scale, site.head_dim, site.group, (site.q_len, site.kv_len),
+        even_q=site.q_len % tiles.block_q == 0,
         even_kv=site.kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=False,
     )  # fmt: skip
     arguments: list[str] = []

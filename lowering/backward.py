@@ -208,6 +208,7 @@ class _Call:
             self.scale,
             self.head_dim,
             self.group,
+            (self.q_len, self.kv_len),
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
