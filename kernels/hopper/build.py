@@ -104,7 +104,9 @@ class Problem:
     tiles: Tiles
 
     def __post_init__(self) -> None:
-        variant(self.head_dim, self.value_dim)
+        ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
+        if ahead and self.tiles.num_stages < 2:  # a step would wait for what only its own end makes room for
+            raise ArgumentError("tiles", str(self.tiles), "num_stages >= 2 at these head dims")
         if self.tiles.num_warps != WARPS:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 

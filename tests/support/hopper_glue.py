@@ -1,0 +1,507 @@
+"""The roles of the Hopper kernel as plain Python: which tile goes where, and who waits for what.
+
+The source of `kernels/hopper` runs as it stands, every role of every CTA in a thread of its own, one at a time in an
+order drawn from a seed.  Stand-ins take the place of Triton: barriers count phases, bytes and arrivals as the hardware
+does; a copy by TMA arrives some time after it was issued; matmuls are in flight until they are waited for.  A value
+says only what it was computed from: `Value.parts`.  `Fault` is raised for whatever would be wrong on a GPU: tiles that
+are read before they are full, overwritten while in use or not visible yet, turns out of order, and roles that wait for
+ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from dash_inductor.kernels.hopper import consumer, entry, group, operations, producer, reducer, steps, work
+
+
+class Fault(AssertionError):
+    """What would be a wrong result or a hang on a GPU."""
+
+
+class DType(NamedTuple):
+    primitive_bitwidth: int
+
+
+class Value:
+    """A tensor in registers: its shape, and what it was computed from.
+
+    parts: of an element-wise result the parts of its operands; of a sum of matmuls one (left, right) pair per matmul,
+    in their order.
+    """
+
+    def __init__(self, shape: Sequence[int], parts: tuple[Any, ...] = (), matmul: Matmul | None = None) -> None:
+        self.shape, self.parts, self.matmul = list(shape), parts, matmul
+        self.type = SimpleNamespace(layout=None)
+        self.dtype = None
+
+    def read(self) -> tuple[Any, ...]:
+        if self.matmul is not None and not self.matmul.done:
+            raise Fault("the result of a matmul is used before it is waited for")
+        return self.parts
+
+    def _with(self, other: Any) -> Value:
+        parts, shape = self.read(), self.shape
+        if isinstance(other, Value):
+            parts += tuple(part for part in other.read() if part not in parts)
+            shape = shape if math.prod(shape) >= math.prod(other.shape) else other.shape
+        return Value(shape, parts)
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __and__ = __lt__ = __ge__ = __le__ = __eq__ = _with  # type: ignore[assignment]  # all alike
+    __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
+
+    def to(self, _: Any) -> Value:
+        return Value(self.shape, self.read())
+
+    def reshape(self, shape: Sequence[int]) -> Value:
+        assert math.prod(shape) == math.prod(self.shape)
+        return Value(shape, self.read())
+
+    def permute(self, order: Sequence[int]) -> Value:
+        return Value([self.shape[i] for i in order], self.read())
+
+
+@dataclass(eq=False)
+class Matmul:
+    """A matmul in flight reads its operands in shared memory until it is done."""
+
+    operands: list[Tile]
+    done: bool = False
+
+
+class Tile:
+    """A tile in shared memory, in blocks as descriptors see them.
+
+    blocks: what each holds, None while a copy is under way; readers: matmuls and bulk stores that may still read it;
+    unfenced: written by threads, not yet visible to matmuls and TMA.
+    """
+
+    def __init__(self, simulation: Simulation, name: str, shape: Sequence[int], dtype: DType) -> None:
+        self.simulation, self.name, self.shape, self.dtype = simulation, name, list(shape), dtype
+        self.blocks: dict[int, tuple[Any, ...] | None] = {}
+        self.readers: list[Any] = []
+        self.unfenced = False
+
+    def permute(self, _: Any) -> Tile:
+        return self
+
+    def _reinterpret(self, _dtype: Any, shape: Sequence[int], _layout: Any) -> Ring:
+        return Ring([(self, i) for i in range(shape[0])], shape)
+
+    def contents(self) -> tuple[Any, ...]:
+        """What it holds.  Who reads before anything was written must not use the result."""
+        found: tuple[Any, ...] = ()
+        for block in self.blocks.values():
+            if block is None:
+                raise Fault(f"{self.name} is read before it is full")
+            found += block
+        return found if self.blocks else (("uninitialised", self.name),)
+
+    def by_async_proxy(self) -> tuple[Any, ...]:
+        """What matmuls and TMA read."""
+        if self.unfenced:
+            raise Fault(f"{self.name} is read before a fence and a barrier made it visible")
+        return self.contents()
+
+    def check_free(self, *blocks: int) -> None:
+        """Raises Fault if one of these blocks, or any if none is named, must not be written."""
+        if self.readers:
+            raise Fault(f"{self.name} is overwritten while it is in use")
+        if None in [self.blocks.get(i, ()) for i in blocks or self.blocks]:
+            raise Fault(f"{self.name} is overwritten while a copy to it is under way")
+
+    def store(self, value: Value) -> None:
+        assert math.prod(value.shape) == math.prod(self.shape), (value.shape, self.shape)
+        self.check_free()
+        self.blocks, self.unfenced = {0: value.read()}, True
+        assert self.simulation.current is not None
+        self.simulation.current.written.append(self)
+
+    def load(self, _: Any) -> Value:
+        return Value(self.shape, self.contents())
+
+
+class Ring:
+    def __init__(self, entries: Sequence[Any], shape: Sequence[int]) -> None:
+        self.entries, self.shape = entries, list(shape)
+
+    def index(self, i: int) -> Any:
+        return self.entries[i]
+
+
+class Barrier:
+    """An mbarrier: a phase ends when its arrivals and its bytes are all there."""
+
+    def __init__(self) -> None:
+        self.phase, self.arrivals, self.bytes, self.count = 0, 0, 0, 0
+
+    def arrive(self, number: int) -> None:
+        self.arrivals -= number
+        if self.arrivals < 0:
+            raise Fault("more arrivals at a barrier than a phase has")
+        self.end()
+
+    def end(self) -> None:
+        if self.arrivals == 0 and self.bytes == 0:
+            self.phase, self.arrivals = self.phase + 1, self.count
+
+
+@dataclass(frozen=True)
+class Pointer:
+    name: str
+    offset: int = 0
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.name, self.offset + other) if isinstance(other, int) else self
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    layout: Any = None
+
+    @property
+    def block_type(self) -> Any:
+        return SimpleNamespace(shape=list(self.shape))
+
+
+@dataclass(eq=False)
+class Role:
+    """A role of a CTA: a thread that runs when it is its turn."""
+
+    ticket: int
+    name: str
+    run: Callable[[], None]
+    ready: Callable[[], bool] = lambda: True
+    waits_for: str = ""
+    over: bool = False
+    error: BaseException | None = None
+    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    matmuls: list[Matmul] = field(default_factory=list)
+    written: list[Tile] = field(default_factory=list)
+    fenced: list[Tile] = field(default_factory=list)
+    storing: list[Tile] = field(default_factory=list)
+
+
+class Store(NamedTuple):
+    """A tile, or a block of one, on its way to global memory: "store" or "add", by the CTA with this ticket."""
+
+    how: str
+    descriptor: str
+    coordinates: tuple[int, ...]
+    parts: tuple[Any, ...]
+    ticket: int
+
+
+class _Abandoned(BaseException):
+    """Ends the threads of a simulation that is over."""
+
+
+class Simulation:
+    """One launch of the main kernel.
+
+    Args:
+        constants: the kernel's compile-time constants, schedule functions as Python.
+        arguments: its other arguments by name.
+        ctas: how many there are.
+        resident: how many may run at the same time.
+        seed: of the order in which roles and copies take turns.
+        late: copies arrive when nothing else can happen; otherwise at any time.
+        edits: replacements in the source, for controls that must fail.
+
+    After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
+    pointer, and `semaphores` the final counts by pointer.
+    """
+
+    def __init__(
+        self, constants: dict[str, Any], arguments: dict[str, Any], ctas: int, *, resident: int, seed: int = 0,
+        late: bool = False, edits: tuple[tuple[str, str], ...] = (),
+    ) -> None:  # fmt: skip
+        self.constants, self.arguments, self.ctas, self.resident = constants, arguments, ctas, resident
+        self.late, self.random = late, random.Random(seed)
+        self.stores: list[Store] = []
+        self.sums: dict[Pointer, Value] = {}
+        self.semaphores: dict[Pointer, int] = defaultdict(int)
+        self.tickets = 0
+        self.barriers: list[Barrier] = []
+        self.copies: list[Callable[[], None]] = []
+        self.roles: list[Role] = []
+        self.current: Role | None = None
+        self.main = threading.Semaphore(0)
+        self.abandoned = False
+        self.kernel = _kernel(_stand_ins(self), edits)
+
+    def run(self) -> None:
+        """Raises Fault."""
+        try:
+            while self._more_roles():
+                role = self._next()
+                if role is not None:
+                    self._resume(role)
+                    if role.error is not None:
+                        raise role.error
+        finally:
+            self.abandoned = True
+            for role in self.roles:
+                self._resume(role)
+        if self.copies:
+            raise Fault("copies arrive after the end")
+        for barrier in self.barriers:
+            if (barrier.arrivals, barrier.bytes) != (barrier.count, 0):
+                raise Fault("a barrier is left in the middle of a phase")
+
+    def wait(self, ready: Callable[[], bool], what: str) -> None:
+        """Let others run until `ready`; now and then also if it is."""
+        role = self.current
+        assert role is not None
+        if not ready() or self.random.random() < 0.2:
+            role.ready, role.waits_for = ready, what
+            self._yield(role)
+
+    def _more_roles(self) -> bool:
+        self.roles = [role for role in self.roles if not role.over]
+        while self.tickets < self.ctas and len({role.ticket for role in self.roles}) < self.resident:
+            self.current = None
+            self.kernel(**self.arguments, **self.constants)  # its last statement is `specialise`
+        return bool(self.roles)
+
+    def specialise(self, partitions: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
+        for function, arguments in partitions:
+            role = Role(self.tickets - 1, function.__name__, lambda f=function, a=arguments: f(*a))  # type: ignore[misc]  # binds now
+            threading.Thread(target=self._thread, args=(role,), daemon=True).start()
+            self.roles.append(role)
+
+    def _thread(self, role: Role) -> None:
+        role.turn.acquire()
+        try:
+            if not self.abandoned:
+                role.run()
+                if role.matmuls and not role.matmuls[-1].done:
+                    raise Fault("a role ends with a matmul in flight")
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            role.error = error
+        role.over = True
+        self.main.release()
+
+    def _yield(self, role: Role) -> None:
+        self.main.release()
+        role.turn.acquire()
+        if self.abandoned:
+            raise _Abandoned
+
+    def _resume(self, role: Role) -> None:
+        if not role.over:
+            self.current = role
+            role.turn.release()
+            self.main.acquire()
+
+    def _next(self) -> Role | None:
+        """A role that can go on; or None, when a copy has arrived instead."""
+        ready = [role for role in self.roles if role.ready()]
+        if self.copies and (not ready or (not self.late and self.random.random() < 0.5)):
+            self.copies.pop(self.random.randrange(len(self.copies)))()
+            return None
+        if not ready:
+            waits = [f"{role.name} of CTA {role.ticket} for {role.waits_for}" for role in self.roles]
+            raise Fault(f"everybody waits: {'; '.join(waits)}")
+        return self.random.choice(ready)
+
+
+_MODULES = (operations, work, steps, group, producer, consumer, reducer, entry)
+
+
+def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
+    """`hopper_backward` of the modules' source without their imports; `stand_ins` replace what they import."""
+    namespace: dict[str, Any] = {"__name__": __name__}
+    left = dict(edits)
+    namespace.update(stand_ins)
+    for module in _MODULES:
+        text = inspect.getsource(module).replace(".to(gl.int64)", "")  # a Python integer has no type to change
+        for old in [old for old in left if old in text]:
+            text = text.replace(old, left.pop(old))
+        tree = ast.parse(text)
+        tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        assert module is operations or not names & set(namespace), "two definitions of one name"
+        exec(compile(tree, module.__file__ or "", "exec"), namespace)
+        namespace.update(stand_ins)
+    if left:
+        raise ValueError(f"not in the source: {list(left)}")
+    kernel: Callable[..., None] = namespace["hopper_backward"]
+    return kernel
+
+
+def _stand_ins(simulation: Simulation) -> dict[str, Any]:
+    """By name, what the modules import, and the functions of inline assembly."""
+    s = simulation
+
+    def current() -> Role:
+        assert s.current is not None
+        return s.current
+
+    def allocate(dtype: DType, shape: list[int], layout: Any) -> Any:
+        if layout == "barriers":
+            s.barriers += (ring := [Barrier() for _ in range(shape[0])])
+            return Ring(ring, shape)
+        name = f"{dtype.primitive_bitwidth}-bit tile {shape}"
+        if len(shape) == 3 or layout == "rows":
+            return Ring([Tile(s, f"{name} slot {i}", shape[1:], dtype) for i in range(shape[0])], shape)
+        return Tile(s, name, shape, dtype)
+
+    def init(barrier: Barrier, count: int) -> None:
+        barrier.count = barrier.arrivals = count
+
+    def expect(barrier: Barrier, number: int) -> None:
+        barrier.bytes += number
+        barrier.arrive(1)
+
+    def wait(barrier: Barrier, parity: int) -> None:
+        s.wait(lambda: barrier.phase & 1 != parity, f"parity {parity} of a barrier in phase {barrier.phase}")
+
+    def copy_in(desc: Descriptor, coordinates: Sequence[int], barrier: Barrier, target: Any) -> None:
+        tile, i = target if isinstance(target, tuple) else (target, 0)
+        tile.check_free(i)
+        tile.blocks[i] = None
+        number = math.prod(desc.shape) * desc.dtype.primitive_bitwidth // 8
+
+        def arrive() -> None:
+            tile.blocks[i], tile.unfenced = ((desc.name, *coordinates),), False
+            barrier.bytes -= number
+            if barrier.bytes < 0:
+                raise Fault("a barrier expects fewer bytes than arrive")
+            barrier.end()
+
+        s.copies.append(arrive)
+
+    def copy_out(how: str) -> Callable[..., None]:
+        def copy(desc: Descriptor, coordinates: Sequence[int], source: tuple[Tile, int]) -> None:
+            tile = source[0]
+            s.stores.append(Store(how, desc.name, tuple(coordinates), tile.by_async_proxy(), current().ticket))
+            tile.readers.append(current())
+            current().storing.append(tile)
+
+        return copy
+
+    def store_wait(number: int) -> None:
+        assert number == 0
+        for tile in current().storing:
+            tile.readers.remove(current())
+        current().storing.clear()
+
+    def matmul(left: Any, right: Any, total: Value, *, use_acc: bool = True, is_async: bool = False) -> Value:
+        operands = [x for x in (left, right) if isinstance(x, Tile)]
+        pair = tuple(x.by_async_proxy() if isinstance(x, Tile) else x.read() for x in (left, right))
+        m = Matmul(operands)
+        for tile in operands:
+            tile.readers.append(m)
+        current().matmuls.append(m)
+        if not is_async:
+            matmul_wait(0)
+        return Value(total.shape, (total.parts if use_acc else ()) + (pair,), m)
+
+    def matmul_wait(number: int, deps: tuple[Value, ...] = ()) -> Any:
+        matmuls = current().matmuls
+        for m in matmuls[: len(matmuls) - number]:
+            m.done = True
+            for tile in m.operands:
+                tile.readers.remove(m)
+        del matmuls[: len(matmuls) - number]
+        return deps[0] if len(deps) == 1 else deps
+
+    def fence() -> None:
+        if s.current is not None:  # the one before roles part has nothing to fence
+            current().fenced += current().written
+            current().written.clear()
+
+    def meet() -> None:
+        for tile in current().fenced:
+            tile.unfenced = False
+        current().fenced.clear()
+
+    def wait_for_turn(semaphore: Pointer, rank: int) -> None:
+        s.wait(lambda: s.semaphores[semaphore] == rank, f"turn {rank} of {semaphore}")
+
+    def pass_turn_on(semaphore: Pointer, rank: int) -> None:
+        if s.semaphores[semaphore] != rank:
+            raise Fault(f"{semaphore} is passed on out of turn")
+        s.semaphores[semaphore] = rank + 1
+
+    def add(pointer: Pointer, what: Any, sem: str) -> Any:
+        assert sem == "relaxed"
+        if pointer.name == "ticket":
+            s.tickets += what
+            return s.tickets - what
+        s.sums[pointer] = Value(what.shape, load(pointer, ".cg").parts + what.read())
+        return None
+
+    def load(pointer: Pointer, cache_modifier: str) -> Value:
+        assert cache_modifier == ".cg"  # the first cache is not coherent
+        if pointer not in s.sums:
+            raise Fault(f"{pointer} is read before it is written")
+        return s.sums[pointer]
+
+    def store(pointer: Pointer, value: Value) -> None:
+        s.sums[pointer] = Value(value.shape, value.read())
+
+    def where(condition: Any, a: Any, b: Any) -> Any:
+        if isinstance(condition, Value):
+            return condition * a * b
+        return a if condition else b
+
+    def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:
+        assert len(partitions) - 1 == len(warps) == len(registers)
+        s.specialise(partitions)
+
+    def static_assert(condition: bool) -> None:
+        assert condition
+
+    def same(x: Any, *_: Any, **__: Any) -> Any:
+        return x
+
+    gl = SimpleNamespace(
+        tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
+        int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max, where=where,
+        SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
+        NVMMASharedLayout=_SharedLayout, allocate_shared_memory=allocate, warp_specialize=specialise,
+        zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first]), exp2=same,
+        expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts), atomic_add=add,
+        store=store, load=load,
+    )  # fmt: skip
+    return {
+        "math": math, "ir": None, "compat": SimpleNamespace(gluon_barrier=lambda: meet), "builtin": same,
+        "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
+            arrive=lambda barrier, count: barrier.arrive(count),
+        ),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=copy_in, async_copy_shared_to_global=copy_out("store"), store_wait=store_wait
+        ),
+        "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
+        "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
+        "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
+    }  # fmt: skip
+
+
+class _SharedLayout:
+    """Gluon's layout of shared memory, as far as it says what is allocated."""
+
+    def __new__(cls, *_: Any, rank: int) -> Any:
+        return "rows"
+
+    @staticmethod
+    def get_default_for(shape: Sequence[int], dtype: DType) -> str:
+        return "tiles"

@@ -1,0 +1,369 @@
+"""Producer, consumers and reducers of the Hopper kernel, run as plain Python for every CTA, against the tables."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper import build
+from dash_inductor.kernels.hopper import launch as launch_side
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule import Band, Tiles
+from dash_inductor.schedule import Problem as Tables
+from dash_inductor.schedule.jobs import Column, functions, resident, tables, walked_query_heads
+from dash_inductor.schedule.schedules import NAMES, supports
+
+from .support.hopper_glue import Descriptor, DType, Fault, Pointer, Simulation, Store
+
+BLOCK_Q, BLOCK_KV = 32, 16
+STAGES = [((64, 64), 2), ((128, 128), 2), ((192, 128), 1), ((192, 128), 2), ((256, 256), 1), ((256, 256), 2)]
+"""Head dims of q and of v, stages.  A step that holds the S of the next one in flight needs two."""
+
+MASKS = [
+    (Band(), 70, 45),
+    (Band(0), 100, 100),
+    (Band(0), 40, 90),  # the last kv tiles are empty
+    (Band(0, None, "bottom_right"), 100, 50),
+    (Band(0, 40), 120, 70),
+    (Band(-35, -20), 50, 90),  # kv tiles at both ends are empty
+    (Band(None, -20), 70, 64),  # the first kv tile is empty
+    (Band(-9), 33, 64),
+]
+SCHEDULES = [name for name in NAMES if name != "two_pass"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of the main kernel, and what its schedule's tables say of it."""
+
+    dims: tuple[int, int]
+    stages: int
+    schedule: str
+    mask: Band
+    q_len: int
+    kv_len: int
+    group: int = 1
+    kv_heads: int = 2
+    batch: int = 1
+
+    def __str__(self) -> str:
+        heads = f"{self.batch} x {self.kv_heads} groups of {self.group}"
+        return f"{self.dims} {self.stages} {self.schedule} {self.mask} {self.q_len}x{self.kv_len} {heads}"
+
+    @property
+    def tables(self) -> Tables:
+        heads = self.kv_heads * self.group
+        return Tables(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
+
+    def problem(self) -> build.Problem:
+        lo, hi = self.mask.lo is not None, self.mask.hi is not None
+        tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
+        even = self.kv_len % BLOCK_KV == 0
+        return build.Problem("bfloat16", *self.dims, self.group, self.schedule, lo, hi, even, tiles)
+
+    def constants(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Compile-time constants and types of the kernel's arguments, as `build` has them."""
+        found: list[tuple[dict[str, Any], dict[str, str]]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "_compile", lambda _f, _s, constants, types, *_: found.append((constants, types)))
+            _ = build.Kernels(self.problem()).main
+        return found[0]
+
+    def run(
+        self, schedule: SimpleNamespace | None = None, constants: dict[str, Any] | None = None, **how: Any
+    ) -> Simulation:
+        """Simulated with its schedule's functions and the constants of the build, or with others."""
+        values, types = self.constants()
+        f, work = schedule or functions(self.schedule, self.tables), self.tables
+        functions_of = {name: getattr(f, value.__name__) for name, value in values.items() if callable(value)}
+        values |= functions_of | (constants or {})
+        tail = work.tail()
+        arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
+        arguments |= {"ticket_ptr": Pointer("ticket"), "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
+        arguments |= {"kv_len": self.kv_len, "lo": tail[2], "hi": tail[3], "section": work.section}
+        arguments |= {"scale": 1.0, "scale_log2": 1.0}
+        for name, text in types.items():
+            match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text)
+            if match:
+                shape = tuple(map(int, match[2].split(",")))
+                arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
+        ctas = self.batch * work.heads * f.dash_slots(*tail)
+        how.setdefault("resident", ctas)
+        simulation = Simulation(values, arguments, ctas, **how)
+        simulation.run()
+        return simulation
+
+
+class Expected:
+    """What every product must have been computed from, by tags of TMA copies."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.work = launch, launch.tables
+        self.columns, self.value_columns = build.variant(*launch.dims)
+        self.halves = build.VARIANTS[self.columns, self.value_columns].halves
+        seen = [
+            (i, j)
+            for i, j in itertools.product(range(launch.q_len), range(launch.kv_len))
+            if launch.mask.visible(i, j, launch.q_len, launch.kv_len)
+        ]
+        self.first_row, self.first_key = min(i for i, _ in seen), min(j for _, j in seen)
+
+    def _rows(self, name: str, b: int, head: int, row: int, columns: int) -> set[Any]:
+        return {(name, b, head, row, column) for column in range(0, columns, 64)}
+
+    def keys(self, b: int, q_head: int, kv: int) -> tuple[set[Any], set[Any]]:
+        """K and V of a kv tile."""
+        place = b, q_head // self.launch.group, kv * BLOCK_KV - self.first_key
+        return self._rows("k_desc", *place, self.columns), self._rows("v_desc", *place, self.value_columns)
+
+    def queries(self, b: int, q_head: int, q: int, half: int) -> tuple[set[Any], set[Any]]:
+        """Q with the log-sum-exp, dO with delta, of a piece of a q tile."""
+        offset = half * BLOCK_Q // self.halves
+        row, flat = q * BLOCK_Q + offset - self.first_row, self.tile_index(b, q_head, q) * BLOCK_Q + offset
+        q_rows = self._rows("q_desc", b, q_head, row, self.columns)
+        do_rows = self._rows("do_desc", b, q_head, row, self.value_columns)
+        return q_rows | {("lse_desc", flat)}, do_rows | {("delta_desc", flat)}
+
+    def tile_index(self, b: int, q_head: int, q: int) -> int:
+        return (b * self.work.heads + q_head) * self.work.n_q + q
+
+    def dv_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
+        terms = []
+        for q, _ in column.steps:
+            for half in range(self.halves):
+                queries, others = self.queries(b, q_head, q, half)
+                others = {tag for tag in others if tag[0] == "do_desc"}
+                terms.append(self.keys(b, q_head, column.kv)[0] | queries | others)
+        return terms
+
+    def dk_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
+        return [
+            set().union(*self.keys(b, q_head, column.kv), *self.queries(b, q_head, q, half))
+            for q, _ in column.steps
+            for half in range(self.halves)
+        ]
+
+    def dq_terms(self, b: int, q_head: int, q: int, kv: int) -> list[set[Any]]:
+        pieces = [self.queries(b, q_head, q, half) for half in range(self.halves)]
+        return [set().union(*self.keys(b, q_head, kv), *itertools.chain(*pieces))]
+
+
+def tags(parts: Any) -> set[Any]:
+    """The tags that something was computed from."""
+    if parts and isinstance(parts[0], str):
+        return {parts}
+    return set().union(*(tags(part) for part in parts))
+
+
+def terms(parts: tuple[Any, ...]) -> list[set[Any]]:
+    """The tags of each matmul of a sum, without those whose left operand was zeros."""
+    return [tags(pair) for pair in parts if pair[0]]
+
+
+def query_head(term: set[Any]) -> int:
+    return int(next(tag[2] for tag in term if tag[0] == "q_desc"))
+
+
+Walks = dict[tuple[int, int, int], tuple[int, Column]]
+"""By batch element, query head and kv tile: the ticket of the CTA, and the walk."""
+
+
+def walks_of(launch: Launch) -> Walks:
+    heads = launch.tables.heads
+    walked = walked_query_heads("hopper", heads, launch.kv_heads)
+    return {
+        (job.head // heads, walked[job.head % heads][0], column.kv): (job.ticket, column)
+        for job in tables(launch.schedule, launch.tables)
+        for column in job.columns
+    }
+
+
+def check(launch: Launch, simulation: Simulation, walks: Walks) -> None:
+    """Everything that went to global memory is what the walks say, by the CTAs and in the order that they say."""
+    expected = Expected(launch)
+    check_dq(simulation, expected, walks)
+    check_dk_dv(launch, simulation, expected, walks)
+
+
+def check_dq(simulation: Simulation, expected: Expected, walks: Walks) -> None:
+    by_rank: dict[int, dict[int, tuple[int, list[set[Any]]]]] = {}
+    for (b, q_head, kv), (ticket, column) in walks.items():
+        for q, rank in column.steps:
+            ranks = by_rank.setdefault(expected.tile_index(b, q_head, q), {})
+            ranks[rank] = ticket, expected.dq_terms(b, q_head, q, kv)
+    rows = BLOCK_Q * expected.columns // 32
+    added: dict[int, dict[int, list[Store]]] = {}
+    for store in simulation.stores:
+        if store.descriptor == "dq_desc":
+            tile, offset = divmod(store.coordinates[0], rows)
+            assert store.coordinates[1] == 0
+            added.setdefault(tile, {}).setdefault(offset, []).append(store)
+    assert set(added) == set(by_rank)
+    for tile, offsets in added.items():
+        assert simulation.semaphores[Pointer("semaphores", tile)] == len(by_rank[tile])
+        block = rows // len(offsets)
+        assert sorted(offsets) == list(range(0, rows, block))
+        for stores in offsets.values():
+            assert [store.how for store in stores] == ["store"] + ["add"] * (len(stores) - 1)
+            got = [(store.ticket, terms(store.parts)) for store in stores]
+            assert got == [by_rank[tile][rank] for rank in range(len(by_rank[tile]))]
+
+
+def check_dk_dv(launch: Launch, simulation: Simulation, expected: Expected, walks: Walks) -> None:
+    stored = {(*store.coordinates, store.descriptor): store for store in simulation.stores if store.how == "store"}
+    places = itertools.product(range(launch.batch), range(launch.kv_heads), range(launch.tables.n_kv))
+    for b, kv_head, kv in places:
+        members = range(kv_head * launch.group, (kv_head + 1) * launch.group)
+        for name, columns in (("dk_desc", expected.columns), ("dv_desc", expected.value_columns)):
+            sums = [
+                (expected.dk_terms if name == "dk_desc" else expected.dv_terms)(b, member, walks[b, member, kv][1])
+                for member in members
+            ]
+            for column in range(0, columns, 64):
+                store = stored.pop((b, kv_head, kv * BLOCK_KV, column, name))
+                assert store.ticket == walks[b, members[-1], kv][0]
+                got = terms(store.parts)
+                assert [[t for t in got if query_head(t) == member] for member in members] == sums
+                assert len(got) == sum(map(len, sums))
+        turns = simulation.semaphores[
+            Pointer("group_semaphores", (b * launch.kv_heads + kv_head) * launch.tables.n_kv + kv)
+        ]
+        assert turns == (launch.group if launch.group > 1 else 0)
+    assert not [key for key in stored if key[-1] != "dq_desc"]
+
+
+_masks = {name: itertools.cycle([m for m in MASKS if supports(name, m[0]) is None]) for name in SCHEDULES}
+_groups = itertools.cycle((1, 2, 3, 1))
+LAUNCHES = [
+    Launch(dims, stages, name, *next(_masks[name]), group=(group := next(_groups)), batch=2 if group == 1 else 1)
+    for name in SCHEDULES
+    for dims, stages in STAGES
+]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_roles_agree_with_the_tables(launch: Launch) -> None:
+    """All CTAs at once, with copies that arrive late; and as few as the schedule needs, with copies at any time."""
+    check(launch, launch.run(late=True), walks_of(launch))
+    check(launch, launch.run(resident=resident(launch.schedule, launch.tables), seed=1), walks_of(launch))
+
+
+def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
+    """The walks of `launch`, those of kv tiles p and n-1-p by one CTA."""
+    pairs = functions("symmetric_shift", replace(launch.tables, band=Band()))
+    f = SimpleNamespace(**vars(functions(launch.schedule, launch.tables)))
+    f.dash_launch, f.dash_slots, f.dash_kv_tile = pairs.dash_launch, pairs.dash_slots, pairs.dash_kv_tile
+    work, walks = launch.tables, walks_of(launch)
+    tickets = {}
+    for ticket in range(work.batch * work.heads * f.dash_slots(*work.tail())):
+        head, slot = f.dash_launch(ticket, work.batch, work.heads, *work.tail(), work.section)
+        for part in range(2):
+            tickets[head, f.dash_kv_tile(slot, part, head % work.heads, work.heads, *work.tail())] = ticket
+    walked = walked_query_heads("hopper", work.heads, launch.kv_heads)
+    heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
+    return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
+
+
+# The first of four kv tiles is empty; it shares a CTA with the last one, which is not.
+EMPTY_FIRST = Launch((128, 128), 2, "ascending", Band(None, -20), 70, 64)
+
+
+@pytest.mark.parametrize(("dims", "stages"), STAGES, ids=str)
+@pytest.mark.parametrize("kv_len", [64, 80])
+def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stages: int, kv_len: int) -> None:
+    launch = replace(EMPTY_FIRST, dims=dims, stages=stages, kv_len=kv_len, group=2)
+    schedule, walks = in_two_parts(launch)
+    lengths = {ticket: [len(c.steps) for t, c in walks.values() if t == ticket] for ticket, _ in walks.values()}
+    assert any(steps[0] == 0 and steps[-1] > 0 for steps in lengths.values())
+    for how in ({"late": True}, {"seed": 1}):
+        check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
+
+
+FLAGSHIP = Launch((128, 128), 2, "fold", Band(0), 200, 100, group=2)
+PAIRS = Launch((192, 128), 2, "symmetric_shift", Band(0), 100, 100)
+WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
+WRONG = ""  # the launch ends, with other results than the tables want
+CONTROLS = {
+    "phase of K by parts": (EMPTY_FIRST, EARLY, "k_full.index(0), walks & 1", "k_full.index(0), part & 1"),
+    "phase of V by parts": (EMPTY_FIRST, WAITS, "v_full.index(0), walks & 1", "v_full.index(0), part & 1"),
+    "K and V in use": (PAIRS, f"{EARLY}|{IN_USE}", "mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)", "pass"),
+    "room a phase later": (FLAGSHIP, WAITS, "((it // shared.STAGES) & 1) ^ 1)", "(it // shared.STAGES) & 1)"),
+    "room not waited for": (FLAGSHIP, "more arrivals", "            wait_for_room(shared, it)", "            pass"),
+    "slots of Q from zero in every part": (PAIRS, WRONG, "(first_slot + step) % shared", "step % shared"),
+    "another slot of dO": (FLAGSHIP, EARLY, "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
+    "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
+    "dq buffer not waited for": (FLAGSHIP, WAITS, "mbarrier.wait(shared.dq_empty.index(slot), ", "max(0, "),
+    "dq buffer free too early": (FLAGSHIP, IN_USE, "tma.store_wait(0)  # read, not performed", "pass"),
+    "dq tile not waited for": (
+        FLAGSHIP, "more arrivals", "mbarrier.wait(shared.step_done.index(it % shared.STAGES), (", "max(0, (",
+    ),
+    "dS overwritten too early": (FLAGSHIP, IN_USE, "dk = warpgroup_mma_wait(1, deps=(dk,))", "pass"),
+    "dS without a fence": (FLAGSHIP, "before a fence", "ds.store(ds)\n    fence_async_shared()", "ds.store(ds)"),
+    "rank of another tile": (FLAGSHIP, WAITS, "rank = work.rank(q, kv)", "rank = work.rank(q, kv) + 1"),
+    "row of the tensor": (
+        replace(FLAGSHIP, mask=Band(30)), WRONG, "q * work.BLOCK_Q - work.first_row()", "q * work.BLOCK_Q",
+    ),
+    "query heads in another order": (
+        FLAGSHIP, WRONG, "self.head * self.GROUP + self.member", "self.member * self.GROUP + self.head",
+    ),
+    "a member of a group out of turn": (
+        FLAGSHIP, "before it is written", "wait_for_turn(semaphores + tile, work.member)", "pass",
+    ),
+    "bytes of K without its tail": (
+        PAIRS, "fewer bytes", "work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "work.BLOCK_KV * D * WIDTH",
+    ),
+}  # fmt: skip
+
+
+def run_and_check(launch: Launch, seed: int, edits: tuple[tuple[str, str], ...]) -> None:
+    how: dict[str, Any] = {"seed": seed, "late": seed == 0, "edits": edits}
+    if launch is EMPTY_FIRST:
+        schedule, walks = in_two_parts(launch)
+        check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
+    else:
+        check(launch, launch.run(**how), walks_of(launch))
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_faults_are_seen(control: str) -> None:
+    """With one line of the kernel changed for the worse, one of three orders of events shows it at least."""
+    launch, fault, old, new = CONTROLS[control]
+    messages: list[str] = []
+    while not any(message == fault if fault == WRONG else re.search(fault, message) for message in messages):
+        assert len(messages) < 3, messages
+        try:
+            run_and_check(launch, len(messages), ((old, new),))
+            messages.append("no fault")
+        except Fault as error:
+            messages.append(str(error))
+        except AssertionError:
+            messages.append(WRONG)
+
+
+def test_a_step_ahead_needs_two_stages() -> None:
+    """With one, consumers wait for a Q whose room they would have to leave first; the build refuses it."""
+    launch = Launch((64, 64), 2, "ascending", Band(), 70, 45)
+    with pytest.raises(Fault, match="everybody waits: consume of CTA 0 for parity"):
+        launch.run(constants={"STAGES": 1, "Q_STAGES": 1, "DQ_STAGES": 1})
+    with pytest.raises(ArgumentError, match="num_stages >= 2"):
+        replace(launch, stages=1).problem()
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 50), (13, 50), (0, 20), (30, 31), (50, 50), (70, -3)])
+@pytest.mark.parametrize("shape", [(2, 3, 50, 24), (1, 1, 50, 8)])
+def test_descriptors_hold_the_rows_that_take_part(shape: tuple[int, ...], first: int, end: int) -> None:
+    """Read as TMA would, in BSHD order; one row, never read, where none takes part."""
+    b, h, length, dim = shape
+    tensor = torch.arange(b * h * length * dim).view(b, length, h, dim).transpose(1, 2)
+    (sizes, strides), skipped = launch_side.Operand.of(shape, tensor.stride(), first, end)
+    assert not any(stride * 2 % 16 for stride in strides[:3])
+    assert not skipped % 16
+    if end <= first:
+        first, end = 0, 1
+    assert torch.equal(tensor.as_strided(sizes, strides, skipped // 2), tensor[:, :, first:end])
