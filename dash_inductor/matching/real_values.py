@@ -7,7 +7,8 @@ ranges it is called on differ.  This shares no rule with the symbolic interpreta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, cast
 
 import sympy
@@ -22,7 +23,10 @@ from .mask_reader import is_size, meta_of
 Window = tuple[tuple[int, int], ...]
 """(start, stop) for every dimension."""
 
-SMALL = 1 << 16
+SERIAL = (1 << 15) - 1
+"""PyTorch computes tensors up to this many elements on the calling thread (its `GRAIN_SIZE` is 2**15).  Larger ones
+wake its other threads, which makes small operators 30 times slower where processes share cores."""
+SMALL = SERIAL
 """Tensors up to this many elements are evaluated whole, and cut."""
 LARGE = 1 << 23
 """Tensors above this many elements are evaluated in windows only."""
@@ -33,6 +37,16 @@ _ELEMENTWISE = frozenset({"prims::device_put"} | {f"aten::{name}" for name in _T
 
 _CONSTANT = {"full": None, "full_like": None, "new_full": None, "ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0}
 _CONSTANT |= {"zeros_like": 0, "new_zeros": 0}
+
+
+def pieces(window: Window) -> Iterator[Window]:
+    """Parts of a window with at most `SERIAL` elements each: whole rows as far as these fit."""
+    room, cuts = SERIAL, []
+    for start, stop in reversed(window):
+        step = max(1, min(room, stop - start))
+        cuts.append([(x, min(x + step, stop)) for x in range(start, stop, step)])
+        room = max(1, room // step)
+    return product(*reversed(cuts))
 
 
 class RealValues:
@@ -147,6 +161,8 @@ def _expand(values: RealValues, node: Node, args: dict[str, Any], window: Window
 def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
     """View-like ops that only add or remove dimensions of size 1; others need the whole source."""
     source = values.shape(args["self"])
+    if "dtype" in args:
+        return values.whole(node)[tuple(slice(*r) for r in window)]
     kept = [(n, r) for n, r in zip(values.shape(node), window, strict=True) if n != 1]
     if [n for n in source if n != 1] != [n for n, _ in kept]:
         return values.whole(node)[tuple(slice(*r) for r in window)]
@@ -197,10 +213,27 @@ def _triangle(values: RealValues, node: Node, args: dict[str, Any], window: Wind
 
 
 def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
-    if any(t is None for t in args["indices"]) or len(args["indices"]) != len(values.shape(args["self"])):
+    """Of the source, what lies between the least and the greatest index is evaluated."""
+    shape = values.shape(args["self"])
+    plain = all(t is not None and meta_of(t).dtype.itemsize > 1 for t in args["indices"])
+    if not plain or len(args["indices"]) != len(shape) or 0 in _lengths(window):
         return values.whole(node)[tuple(slice(*r) for r in window)]
     indices = [values._broadcast(t, window) for t in args["indices"]]
-    return cast(torch.Tensor, cast(Any, node.target)(values.whole(args["self"]), indices))
+    indices = [torch.where(i < 0, i + n, i) for i, n in zip(indices, shape, strict=True)]
+    ranges = tuple((int(i.min()), int(i.max()) + 1) for i in indices)
+    if any(start < 0 or stop > n for (start, stop), n in zip(ranges, shape, strict=True)):
+        raise IndexError(f"{node.name} reads {ranges} of {shape}")
+    source = values.window(args["self"], ranges)
+    moved = [i - start for i, (start, _) in zip(indices, ranges, strict=True)]
+    return cast(torch.Tensor, cast(Any, node.target)(source, moved))
+
+
+def _cumsum(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    dim = args["dim"] % len(window)
+    start, stop = window[dim]
+    source = values.window(args["self"], (*window[:dim], (0, stop), *window[dim + 1 :]))
+    sums: torch.Tensor = cast(Any, node.target)(source, dim, dtype=args.get("dtype"))
+    return sums.narrow(dim, start, stop - start)
 
 
 _WINDOWED: dict[str, _Rule] = {
@@ -214,6 +247,7 @@ _WINDOWED: dict[str, _Rule] = {
         ("constant_pad_nd", _pad),
         ("tril triu", _triangle),
         ("index", _index),
+        ("cumsum", _cumsum),
     )
     for name in names.split()
 }
