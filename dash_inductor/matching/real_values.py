@@ -26,8 +26,8 @@ Window = tuple[tuple[int, int], ...]
 SERIAL = (1 << 15) - 1
 """PyTorch computes tensors up to this many elements on the calling thread (its `GRAIN_SIZE` is 2**15).  Larger ones
 wake its other threads, which makes small operators 30 times slower where processes share cores."""
-SMALL = SERIAL
-"""Tensors up to this many elements are evaluated whole, and cut."""
+SMALL = 1 << 18
+"""Tensors up to this many elements are evaluated once as a whole, and cut."""
 LARGE = 1 << 23
 """Tensors above this many elements are evaluated in windows only."""
 
@@ -76,18 +76,22 @@ class RealValues:
     def window(self, node: Node, window: Window) -> torch.Tensor:
         """Elements of `node` in a window: a tensor of the window's shape."""
         shape = self.shape(node)
-        if _count(shape) <= SMALL or window == tuple((0, n) for n in shape):
-            return self.whole(node)[tuple(slice(*r) for r in window)]
-        key = (node, window)
-        if key not in self._parts:
-            name = op_name(node)
-            if torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ELEMENTWISE:
-                self._parts[key] = self._call(node, lambda n: self._broadcast(n, window))
-            elif name in _WINDOWED:
-                self._parts[key] = _WINDOWED[name](self, node, bind(node), window)
-            else:
-                self._parts[key] = self.whole(node)[tuple(slice(*r) for r in window)]
-        return self._parts[key]
+        if _count(shape) > SMALL and window != tuple((0, n) for n in shape):
+            key = (node, window)
+            part = self._parts[key] if key in self._parts else self._part(node, window)
+            if part is not None:
+                self._parts[key] = part
+                return part
+        return self.whole(node)[tuple(slice(*r) for r in window)]
+
+    def _part(self, node: Node, window: Window) -> torch.Tensor | None:
+        """A window, computed from windows of the operands; None where the operator needs more than these."""
+        name = op_name(node)
+        if name in _WINDOWED:
+            return _WINDOWED[name](self, node, bind(node), window)
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ELEMENTWISE:
+            return self._call(node, lambda n: self._broadcast(n, window))
+        return None
 
     def forget(self) -> None:
         """Drop the windows computed so far; whole tensors stay."""
@@ -104,8 +108,19 @@ class RealValues:
                     holder = getattr(holder, name)
                 self._whole[node] = holder.detach().cpu()
             else:
-                self._whole[node] = self._call(node, self.whole)
+                joined = self._joined(node) if _count(self.shape(node)) > SERIAL else None
+                self._whole[node] = self._call(node, self.whole) if joined is None else joined
         return self._whole[node]
+
+    def _joined(self, node: Node) -> torch.Tensor | None:
+        """The whole, computed in pieces; None where the operator cannot be."""
+        joined = torch.empty(self.shape(node), dtype=meta_of(node).dtype)
+        for window in pieces(tuple((0, n) for n in joined.shape)):
+            part = self._part(node, window)
+            if part is None:
+                return None
+            joined[tuple(slice(*r) for r in window)] = part
+        return joined
 
     def _call(self, node: Node, tensor: Callable[[Node], torch.Tensor]) -> torch.Tensor:
         def argument(value: Any) -> Any:
@@ -143,7 +158,7 @@ def _constant(node: Node) -> Any:
 
 # Operators that move elements: the window of the source.
 
-_Rule = Callable[[RealValues, Node, dict[str, Any], Window], torch.Tensor]
+_Rule = Callable[[RealValues, Node, dict[str, Any], Window], "torch.Tensor | None"]
 
 
 def _lengths(window: Window) -> list[int]:
@@ -158,14 +173,12 @@ def _expand(values: RealValues, node: Node, args: dict[str, Any], window: Window
     return values._broadcast(args["self"], window).expand(_lengths(window))
 
 
-def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
-    """View-like ops that only add or remove dimensions of size 1; others need the whole source."""
+def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
+    """View-like ops that only add or remove dimensions of size 1."""
     source = values.shape(args["self"])
-    if "dtype" in args:
-        return values.whole(node)[tuple(slice(*r) for r in window)]
     kept = [(n, r) for n, r in zip(values.shape(node), window, strict=True) if n != 1]
-    if [n for n in source if n != 1] != [n for n, _ in kept]:
-        return values.whole(node)[tuple(slice(*r) for r in window)]
+    if "dtype" in args or [n for n in source if n != 1] != [n for n, _ in kept]:
+        return None
     ranges = iter(r for _, r in kept)
     part = values.window(args["self"], tuple((0, 1) if n == 1 else next(ranges) for n in source))
     return part.reshape(_lengths(window))
@@ -182,10 +195,10 @@ def _permute(values: RealValues, node: Node, args: dict[str, Any], window: Windo
     return values.window(args["self"], tuple(source[d] for d in range(len(order)))).permute(order)
 
 
-def _slice(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+def _slice(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
     dim, step = args["dim"] % len(window), args.get("step", 1)
     if step != 1:
-        return values.whole(node)[tuple(slice(*r) for r in window)]
+        return None
     start, end = (None if args.get(k) is None else values.size(args[k]) for k in ("start", "end"))
     first, _, _ = slice(start, end).indices(values.shape(args["self"])[dim])
     moved = tuple((a + first, b + first) if d == dim else (a, b) for d, (a, b) in enumerate(window))
@@ -212,12 +225,12 @@ def _triangle(values: RealValues, node: Node, args: dict[str, Any], window: Wind
     return cast(torch.Tensor, cast(Any, node.target)(values.window(args["self"], window), moved))
 
 
-def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
     """Of the source, what lies between the least and the greatest index is evaluated."""
     shape = values.shape(args["self"])
     plain = all(t is not None and meta_of(t).dtype.itemsize > 1 for t in args["indices"])
     if not plain or len(args["indices"]) != len(shape) or 0 in _lengths(window):
-        return values.whole(node)[tuple(slice(*r) for r in window)]
+        return None
     indices = [values._broadcast(t, window) for t in args["indices"]]
     indices = [torch.where(i < 0, i + n, i) for i, n in zip(indices, shape, strict=True)]
     ranges = tuple((int(i.min()), int(i.max()) + 1) for i in indices)
