@@ -157,5 +157,5 @@ def _allowed(sizes: Sizes, shape_env: ShapeEnv) -> bool:
         known = shape_env.bound_sympy(symbol)
         if not known.lower <= value <= known.upper:
             return False
-    facts = (guard.expr.xreplace(sizes) for guard in shape_env.guards)
+    facts = (shape_env.replace(guard.expr).xreplace(sizes) for guard in shape_env.guards)
     return not any(fact == sympy.false for fact in facts)

@@ -241,6 +241,22 @@ def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window)
     return cast(torch.Tensor, cast(Any, node.target)(source, moved))
 
 
+def _cat(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
+    dim = args.get("dim", 0) % len(window)
+    start, stop = window[dim]
+    parts, before = [], 0
+    for tensor in args["tensors"]:
+        shape = values.shape(tensor)
+        if len(shape) != len(window):
+            return None
+        inner = max(start - before, 0), min(stop - before, shape[dim])
+        if inner[0] < inner[1]:
+            part = values.window(tensor, (*window[:dim], inner, *window[dim + 1 :]))
+            parts.append(part.to(meta_of(node).dtype))
+        before += shape[dim]
+    return cast(torch.Tensor, cast(Any, node.target)(parts, dim)) if parts else None
+
+
 def _cumsum(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
     dim = args["dim"] % len(window)
     start, stop = window[dim]
@@ -260,6 +276,7 @@ _WINDOWED: dict[str, _Rule] = {
         ("constant_pad_nd", _pad),
         ("tril triu", _triangle),
         ("index", _index),
+        ("cat", _cat),
         ("cumsum", _cumsum),
     )
     for name in names.split()
