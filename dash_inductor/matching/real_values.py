@@ -7,7 +7,7 @@ ranges it is called on differ.  This shares no rule with the symbolic interpreta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -26,6 +26,8 @@ Window = tuple[tuple[int, int], ...]
 SERIAL = (1 << 15) - 1
 """PyTorch computes tensors up to this many elements on the calling thread (its `GRAIN_SIZE` is 2**15).  Larger ones
 wake its other threads, which makes small operators 30 times slower where processes share cores."""
+SERIAL_INDEX = 2999
+"""The same for indexing by tensors, of which PyTorch gives each thread 3000 elements."""
 SMALL = 1 << 18
 """Tensors up to this many elements are evaluated once as a whole, and cut."""
 LARGE = 1 << 23
@@ -39,9 +41,9 @@ _CONSTANT = {"full": None, "full_like": None, "new_full": None, "ones": 1, "ones
 _CONSTANT |= {"zeros_like": 0, "new_zeros": 0}
 
 
-def pieces(window: Window) -> Iterator[Window]:
-    """Parts of a window with at most `SERIAL` elements each: whole rows as far as these fit."""
-    room, cuts = SERIAL, []
+def pieces(window: Window, most: int = SERIAL) -> Iterator[Window]:
+    """Parts of a window with at most `most` elements each: whole rows as far as these fit."""
+    room, cuts = most, []
     for start, stop in reversed(window):
         step = max(1, min(room, stop - start))
         cuts.append([(x, min(x + step, stop)) for x in range(start, stop, step)])
@@ -86,6 +88,17 @@ class RealValues:
 
     def _part(self, node: Node, window: Window) -> torch.Tensor | None:
         """A window, computed from windows of the operands; None where the operator needs more than these."""
+        if _count(_lengths(window)) <= _serial(node):
+            return self._cut(node, window)
+        joined = torch.empty(_lengths(window), dtype=meta_of(node).dtype)
+        for piece in pieces(window, _serial(node)):
+            part = self._cut(node, piece)
+            if part is None:
+                return None
+            joined[tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(piece, window, strict=True))] = part
+        return joined
+
+    def _cut(self, node: Node, window: Window) -> torch.Tensor | None:
         name = op_name(node)
         if name in _WINDOWED:
             return _WINDOWED[name](self, node, bind(node), window)
@@ -108,19 +121,10 @@ class RealValues:
                     holder = getattr(holder, name)
                 self._whole[node] = holder.detach().cpu()
             else:
-                joined = self._joined(node) if _count(self.shape(node)) > SERIAL else None
+                shape = self.shape(node)
+                joined = self._part(node, tuple((0, n) for n in shape)) if _count(shape) > _serial(node) else None
                 self._whole[node] = self._call(node, self.whole) if joined is None else joined
         return self._whole[node]
-
-    def _joined(self, node: Node) -> torch.Tensor | None:
-        """The whole, computed in pieces; None where the operator cannot be."""
-        joined = torch.empty(self.shape(node), dtype=meta_of(node).dtype)
-        for window in pieces(tuple((0, n) for n in joined.shape)):
-            part = self._part(node, window)
-            if part is None:
-                return None
-            joined[tuple(slice(*r) for r in window)] = part
-        return joined
 
     def _call(self, node: Node, tensor: Callable[[Node], torch.Tensor]) -> torch.Tensor:
         def argument(value: Any) -> Any:
@@ -145,7 +149,11 @@ class RealValues:
         return self.window(node, tuple((0, 1) if n == 1 else r for n, r in zip(shape, tail, strict=True)))
 
 
-def _count(shape: tuple[int, ...]) -> int:
+def _serial(node: Node) -> int:
+    return SERIAL_INDEX if op_name(node) == "aten::index" else SERIAL
+
+
+def _count(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
 
