@@ -2,16 +2,17 @@
 
 What is checked: everything, where the mask has at most `BUDGET` elements; else, for the first and the last batch entry
 and head, all columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band
-enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at small ones that
-the guards of the shape environment allow, shorter and longer than the band is wide, with more keys than queries and
-the reverse.
+enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly
+small, that the ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more
+keys than queries and the reverse.
+
+Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import product
+from itertools import islice, product
 
 import sympy
 import torch
@@ -20,15 +21,19 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..schedule.problem import Band
 from .index_expr import NotRecognised
-from .mask_reader import Position, is_size, shape_of
-from .real_values import RealValues, Window
+from .mask_reader import Position, as_expr, is_size, shape_of
+from .real_values import SERIAL, RealValues, Window, pieces
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
 BLOCK_ROWS = 16
-SMALL_LENGTHS = (2, 7, 40)
+SMALL_LENGTHS = (0, 5, 38)
+"""How much longer than the shortest possible sequences those are at which dynamic lengths are checked."""
+ALIGNED_LENGTHS = (64, 512)
+"""Further lengths, for sizes that must be multiples of a power of 2."""
 WIDEST_SMALL = 512
 """Bands up to this width are also checked at small lengths that exceed the width."""
+MOST_ASSIGNMENTS = 10
 
 Sizes = dict[sympy.Symbol, sympy.Integer]
 
@@ -41,35 +46,25 @@ def verify(node: Node, chain: list[Node], band: Band, plane: Position, shape_env
         plane: shape of the scores, [B, H, q_len, kv_len].
     """
     checked = 0
-    with _one_thread():
-        for sizes in _assignments(chain, band, plane, shape_env):
-            _compare(node, band, plane, RealValues(sizes), sizes)
-            checked += 1
+    for sizes in islice(_assignments(chain, band, plane, shape_env), MOST_ASSIGNMENTS):
+        _compare(node, band, plane, RealValues(sizes), sizes)
+        checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Operators this small do not gain from threads, and are 30 times slower with them where processes share cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compare(node: Node, band: Band, plane: Position, values: RealValues, sizes: Sizes) -> None:
     q_len, kv_len = (values.size(n) for n in plane[-2:])
     resolved = band.resolve(q_len, kv_len)
-    for window, rows in _windows(values.shape(node), resolved, q_len, kv_len):
+    shape = values.shape(node)
+    for window, rows in _windows(shape, resolved, q_len, kv_len):
+        columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
             mask = values.window(node, window)
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             raise NotRecognised("value_mismatch", f"{node.name} cannot be evaluated{_at(sizes)}: {e}") from e
         values.forget()
-        expected = _rows(resolved, rows, kv_len)
+        expected = _visible(resolved, rows, columns)
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -84,16 +79,17 @@ def _at(sizes: Sizes) -> str:
     return f" at sizes {sizes}" if sizes else ""
 
 
-def _rows(band: Band, rows: tuple[int, int], kv_len: int) -> torch.Tensor:
-    """Rows of the mask that `band` (anchored top left) means: bool, [rows, kv_len]."""
+def _visible(band: Band, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor:
+    """A part of the mask that `band` (anchored top left) means: bool, [rows, columns]."""
     start, stop = rows
-    d = torch.arange(stop - 1, start - kv_len, -1)  # of the last row; the row above sees the same, one column earlier
+    length = columns[1] - columns[0]
+    d = torch.arange(stop - 1 - columns[0], start - columns[1], -1)  # the last row's, and above it, what moves in
     visible = torch.ones_like(d, dtype=torch.bool)
     if band.lo is not None:
         visible &= d >= band.lo
     if band.hi is not None:
         visible &= d <= band.hi
-    return visible.unfold(0, kv_len, 1).flip(0)
+    return visible.unfold(0, length, 1).flip(0)
 
 
 def _windows(shape: tuple[int, ...], band: Band, q_len: int, kv_len: int) -> Iterator[tuple[Window, tuple[int, int]]]:
@@ -109,31 +105,50 @@ def _windows(shape: tuple[int, ...], band: Band, q_len: int, kv_len: int) -> Ite
         starts = sorted({min(max(x - height // 2, 0), max(q_len - height, 0)) for x in centers})
         blocks = [(x, min(x + height, q_len)) for x in starts]
     for entry, block in product(entries, blocks):
-        window = (*entry, (0, 1) if rows == 1 else block, (0, columns))
-        yield window[len(window) - len(shape) :], block
+        for part in pieces((*entry, block, (0, columns))):
+            window = (*part[:-2], (0, 1) if rows == 1 else part[-2], part[-1])
+            yield window[len(window) - len(shape) :], part[-2]
 
 
 def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: ShapeEnv | None) -> Iterator[Sizes]:
     """Values of the size symbols at which to check: one empty assignment for static shapes."""
     used = {s for n in plane for s in n.free_symbols}
     for node in chain:
-        shapes = [node.meta["val"].node.expr] if isinstance(node.meta.get("val"), torch.SymInt) else []
-        used |= {s for n in (shapes if is_size(node) else shape_of(node)) for s in n.free_symbols}
+        sizes = (as_expr(node),) if is_size(node) else shape_of(node)
+        used |= {s for n in sizes for s in n.free_symbols}
     symbols = sorted(used, key=str)
     if not symbols or shape_env is None:
         yield {}
         return
+    tried: list[Sizes] = []
+    for sizes in _candidates(symbols, band, plane, shape_env):
+        if sizes not in tried and _allowed(sizes, shape_env):
+            tried.append(sizes)
+            yield sizes
+
+
+def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_env: ShapeEnv) -> Iterator[Sizes]:
+    """The hints, and then lengths within their ranges and different from each other, in both orders; other sizes,
+    which may be negative, take turns."""
     hints = {s: sympy.Integer(shape_env.backed_var_to_val[s]) for s in symbols if s in shape_env.backed_var_to_val}
     if len(hints) == len(symbols):
         yield hints
     lengths = [s for s in symbols if any(s in n.free_symbols for n in plane[-2:])]
     width = max(abs(x) for x in (band.lo or 0, band.hi or 0))
-    others = {s: sympy.Integer(2) for s in symbols if s not in lengths}
-    for base in (*SMALL_LENGTHS, *([width + 3] if width <= WIDEST_SMALL else [])):
+    longer = (*SMALL_LENGTHS, *([width + 1] if width <= WIDEST_SMALL else []), *ALIGNED_LENGTHS)
+    for turn, (base, step) in enumerate((base, step) for step in (5, 64) for base in longer):
+        others = {s: _inside(shape_env, s, (0, 3, 1)[turn % 3]) for s in symbols if s not in lengths}
         for order in (lengths, lengths[::-1])[: len(lengths)]:
-            sizes = others | {s: sympy.Integer(base + 5 * i) for i, s in enumerate(order)}
-            if sizes != hints and _allowed(sizes, shape_env):
-                yield sizes
+            yield others | {s: _inside(shape_env, s, base + step * i, i) for i, s in enumerate(order)}
+
+
+def _inside(shape_env: ShapeEnv, symbol: sympy.Symbol, above: int, below: int = 0) -> sympy.Integer:
+    """A value in the symbol's range: `above` its least one, or, where that is too large, `below` its greatest one."""
+    known = shape_env.bound_sympy(symbol)
+    value = sympy.Integer(above + (int(known.lower) if known.lower.is_Integer else -2))
+    if known.upper.is_Integer and value > known.upper:
+        value = sympy.Integer(max(int(known.upper) - below, int(known.lower) if known.lower.is_Integer else -2))
+    return value
 
 
 def _allowed(sizes: Sizes, shape_env: ShapeEnv) -> bool:
@@ -142,5 +157,5 @@ def _allowed(sizes: Sizes, shape_env: ShapeEnv) -> bool:
         known = shape_env.bound_sympy(symbol)
         if not known.lower <= value <= known.upper:
             return False
-    facts = (guard.expr.xreplace(sizes) for guard in shape_env.guards)
+    facts = (shape_env.replace(guard.expr).xreplace(sizes) for guard in shape_env.guards)
     return not any(fact == sympy.false for fact in facts)

@@ -12,14 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import sympy
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import FloorDiv, Mod
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 Leaf: TypeAlias = "bool | sympy.Expr"
 Value: TypeAlias = "bool | sympy.Expr | Branch"
+
+Range: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
+"""The least and the greatest value; None where none is proved."""
+
+INT64_MAX = sympy.Integer(2**63 - 1)
 
 MAX_LEAVES = 20_000
 """Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are none."""
@@ -56,19 +61,24 @@ def is_number(value: Value) -> bool:
 
 
 class Algebra:
-    """Ranges of the symbols, and the operations on values that need them."""
+    """Ranges of the symbols, and the operations on values that need them.
+
+    A size is what PyTorch lets it be: an int64 within the range that the shape environment knows, or below a `limit`.
+    """
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
         self._shape_env = shape_env
         self._extent: dict[sympy.Symbol, sympy.Expr] = {}
-        self._size_range: dict[sympy.Expr, tuple[sympy.Expr | None, sympy.Expr | None]] = {}
+        self._limit: dict[sympy.Expr, sympy.Expr] = {}
+        self._size_range: dict[sympy.Expr, Range] = {}
         self._bounds: dict[sympy.Expr, sympy.Expr | None] = {}
+        self._guards: dict[sympy.Expr, bool] = {}
         self._leaves = 0
 
     # Symbols and their ranges
 
     def index(self, name: str, extent: sympy.Expr) -> sympy.Expr:
-        """A new index symbol; the constant 0 where the extent is 1."""
+        """An index symbol (the same for the same name); the constant 0 where the extent is 1."""
         if extent == 1:
             return sympy.S.Zero
         symbol = sympy.Symbol(name, integer=True, nonnegative=True)
@@ -77,6 +87,19 @@ class Algebra:
 
     def is_index(self, symbol: sympy.Basic) -> bool:
         return symbol in self._extent
+
+    def limit(self, size: sympy.Expr, largest: int) -> None:
+        """Take for granted that `size` is at most `largest`; a sum of sizes limits each of them."""
+        terms = sympy.expand(size).as_coefficients_dict()
+        lows = {m: sympy.S.One if m == 1 else self._monomial_range(m)[0] for m in terms}
+        if any(low is None or (m != 1 and (low < 0 or terms[m] < 0)) for m, low in lows.items()):
+            return
+        least = sum((c * lows[m] for m, c in terms.items()), sympy.S.Zero)
+        for m, c in terms.items():
+            if m != 1:
+                self._limit[m] = sympy.floor((largest - least) / c + lows[m])
+        self._size_range.clear()
+        self._bounds.clear()
 
     def lower(self, expr: sympy.Expr) -> sympy.Expr | None:
         """A number that `expr` never falls below, or None where none is proved.  Exact for linear expressions."""
@@ -89,6 +112,19 @@ class Algebra:
     def upper(self, expr: sympy.Expr) -> sympy.Expr | None:
         low = self.lower(-expr)
         return None if low is None else -low
+
+    def nonnegative(self, expr: sympy.Expr) -> bool:
+        """Whether ``expr >= 0`` is proved, by ranges or by what the shape environment guards (``kv_len >= q_len``)."""
+        low = self.lower(expr)
+        return (low is not None and low >= 0) or (not expr.is_number and self._guarded(expr))
+
+    def _guarded(self, expr: sympy.Expr) -> bool:
+        if expr not in self._guards:
+            extreme = None if self._shape_env is None else self._at_extreme(sympy.expand(expr))
+            self._guards[expr] = bool(extreme is not None and extreme.is_integer) and statically_known_true(
+                cast(ShapeEnv, self._shape_env).create_symintnode(extreme, hint=None) >= 0
+            )
+        return self._guards[expr]
 
     def _lower(self, expr: sympy.Expr) -> sympy.Expr | None:
         extreme = self._at_extreme(sympy.expand(expr))
@@ -104,23 +140,53 @@ class Algebra:
         return total
 
     def _at_extreme(self, expr: sympy.Expr) -> sympy.Expr | None:
-        """`expr` with every index symbol at the end of its range that makes its term smallest."""
+        """An expression in sizes alone that `expr` never falls below: each term with its index symbols at the end of
+        their ranges where it is smallest."""
         total = sympy.S.Zero
-        for monomial, coefficient in expr.as_coefficients_dict().items():
+        for term, coefficient in expr.as_coefficients_dict().items():
             if not coefficient.is_rational:
                 return None
-            for factor, power in monomial.as_powers_dict().items():
-                if factor in self._extent:
-                    if not (power.is_Integer and power > 0):
+            sizes, last = sympy.S.One, sympy.S.One
+            moves = False
+            for factor, power in term.as_powers_dict().items():
+                extent = self._extent_of(factor)
+                if extent is not None and power.is_Integer and power > 0:
+                    last *= (extent - 1) ** power
+                    moves = True
+                elif any(s in self._extent for s in factor.free_symbols):
+                    quotient = self._quotient_range(factor) if term == factor else None
+                    if quotient is None:
                         return None
-                    end = sympy.S.Zero if coefficient > 0 else self._extent[factor] - 1
-                    monomial = monomial.xreplace({factor: end})
-                elif any(s in self._extent for s in factor.free_symbols) or (power != 1 and not factor.is_nonnegative):
+                    sizes *= quotient[0 if coefficient > 0 else 1]
+                else:
+                    sizes *= factor**power
+            if moves:
+                low, high = self._monomial_range(sizes)
+                if low is not None and low >= 0:
+                    falling = coefficient < 0
+                elif high is not None and high <= 0:
+                    falling = coefficient > 0
+                else:
                     return None
-            total += coefficient * monomial
+                sizes = sizes * last if falling else sympy.S.Zero
+            total += coefficient * sizes
         return sympy.expand(total)
 
-    def _monomial_range(self, monomial: sympy.Expr) -> tuple[sympy.Expr | None, sympy.Expr | None]:
+    def _extent_of(self, factor: sympy.Expr) -> sympy.Expr | None:
+        """Where an index symbol, or a remainder of positions, ends; None for anything else."""
+        if isinstance(factor, PythonMod) and any(s in self._extent for s in factor.free_symbols):
+            return factor.args[1]
+        return self._extent.get(factor)
+
+    def _quotient_range(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """Bounds of a `FloorDiv` by a positive number."""
+        if not isinstance(expr, FloorDiv) or not (expr.divisor.is_Integer and expr.divisor > 0):
+            return None
+        low, high = self.lower(expr.base), self.upper(expr.base)
+        return None if low is None or high is None else (low // expr.divisor, high // expr.divisor)
+
+    def _monomial_range(self, monomial: sympy.Expr) -> Range:
+        """Bounds of a product of sizes."""
         low: sympy.Expr | None = sympy.S.One
         high: sympy.Expr | None = sympy.S.One
         factors = sympy.Mul.make_args(monomial)
@@ -130,19 +196,22 @@ class Algebra:
                 return None, None
             low = None if low is None or flow is None else low * flow
             high = None if high is None or fhigh is None else high * fhigh
-        return low, high
+        limit = self._limit.get(monomial)
+        return low, limit if limit is not None and (high is None or limit < high) else high
 
-    def _range_of_size(self, expr: sympy.Expr) -> tuple[sympy.Expr | None, sympy.Expr | None]:
+    def _range_of_size(self, expr: sympy.Expr) -> Range:
         if expr.is_number:
             return expr, expr
         if expr not in self._size_range:
-            low: sympy.Expr | None = None
-            high: sympy.Expr | None = None
+            low, high = (-INT64_MAX - 1, INT64_MAX) if expr.is_Symbol and expr.is_integer else (None, None)
             if self._shape_env is not None and expr.is_integer:
                 found = self._shape_env.bound_sympy(expr)
-                low = found.lower if found.lower.is_Integer else None
-                high = found.upper if found.upper.is_Integer else None
-            self._size_range[expr] = (low, high)
+                low = found.lower if found.lower.is_Integer else low
+                high = found.upper if found.upper.is_Integer else high
+            limit = self._limit.get(expr)
+            if limit is not None and (high is None or limit < high):
+                high = limit
+            self._size_range[expr] = low, high
         return self._size_range[expr]
 
     # Conditions and trees
@@ -161,10 +230,9 @@ class Algebra:
         constant = sympy.ceiling(constant) - 1 if strict else sympy.floor(constant)
         gcd = math.gcd(*(int(c) for c in terms.values()))
         expr = sympy.expand(rest / gcd) + sympy.floor(constant / gcd)
-        low, high = self.lower(expr), self.upper(expr)
-        if low is not None and low >= 0:
+        if self.nonnegative(expr):
             return True
-        if high is not None and high < 0:
+        if self.nonnegative(-expr - 1):
             return False
         if terms[min(terms, key=str)] < 0:  # one spelling of a condition and its negation
             return Branch(-expr - 1, False, True)
@@ -218,19 +286,23 @@ class Algebra:
     # Division, for reshapes
 
     def floor_divide(self, value: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-        """Quotient and remainder (of a positive divisor): exact where the ranges allow, else opaque FloorDiv and
-        Mod."""
-        if divisor == 1:
-            return value, sympy.S.Zero
+        """Quotient and remainder of integers, the divisor positive: exact where the ranges allow, else opaque
+        (`FloorDiv`, `PythonMod`)."""
+        if not self.nonnegative(divisor - 1):
+            raise NotRecognised("not_a_band", f"division of {value} by {divisor}, which is not proved to be positive")
         quotient, rest = sympy.S.Zero, sympy.S.Zero
         for term in sympy.Add.make_args(sympy.expand(value)):
             ratio = sympy.cancel(term / divisor)
             whole = ratio.is_polynomial() and all(c.is_Integer for c in ratio.as_coefficients_dict().values())
             quotient, rest = (quotient + ratio, rest) if whole else (quotient, rest + term)
-        low, room = self.lower(rest), self.lower(divisor - 1 - rest)
-        if low is not None and low >= 0 and room is not None and room >= 0:
+        if divisor.is_Integer:  # a constant beyond the divisor moves to the quotient
+            constant = rest.as_coeff_Add()[0] // divisor
+            quotient, rest = quotient + constant, rest - constant * divisor
+        if self.nonnegative(rest) and self.nonnegative(divisor - 1 - rest):
             return quotient, rest
-        return quotient + FloorDiv(rest, divisor), Mod(rest, divisor)
+        if rest.is_number and divisor.is_number:
+            return quotient + rest // divisor, rest % divisor
+        return quotient + FloorDiv(rest, divisor), PythonMod(rest, divisor)
 
 
 def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:

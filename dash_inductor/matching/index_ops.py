@@ -8,10 +8,9 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .index_expr import Branch, NotRecognised, Value
-from .mask_ops import convert, number
+from .index_expr import NotRecognised, Value
+from .mask_ops import convert
 from .mask_reader import MaskReader, Position, Rule, as_expr, meta_of, shape_of
 
 RULES: dict[str, Rule] = {}
@@ -30,8 +29,10 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 @_rule("arange")
 def _arange(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    value = as_expr(args.get("start", 0)) + as_expr(args.get("step", 1)) * position[0]
-    return convert(reader, sympy.expand(value), node)
+    start, step = as_expr(args.get("start", 0)), as_expr(args.get("step", 1))
+    if not (start.is_integer and step.is_integer):
+        raise NotRecognised("not_a_band", f"{node.name} starts at {start} with steps of {step}: not integers")
+    return convert(reader, sympy.expand(start + step * position[0]), node)
 
 
 RULES["prims::iota"] = _arange
@@ -74,6 +75,14 @@ def _expand(reader: MaskReader, node: Node, args: dict[str, Any], position: Posi
     return reader.operand(args["self"], position)
 
 
+@_rule("repeat")
+def _repeat(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    shape = shape_of(args["self"])
+    times = [as_expr(n) for n in args["repeats"]][len(position) - len(shape) :]
+    inner = zip(position[len(position) - len(shape) :], shape, times, strict=True)
+    return reader.load(args["self"], tuple(i if k == 1 else reader.algebra.floor_divide(i, n)[1] for i, n, k in inner))
+
+
 @_rule("permute", "transpose", "t")
 def _permute(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
     order = list(range(len(position)))
@@ -88,6 +97,8 @@ def _permute(reader: MaskReader, node: Node, args: dict[str, Any], position: Pos
 
 @_rule("view", "_unsafe_view")
 def _view(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    if "dtype" in args:
+        raise NotRecognised("unknown_op", f"{node.name} reads the same bits as another type")
     before, after = shape_of(args["self"]), shape_of(node)
     kept = [(n, i) for n, i in zip(after, position, strict=True) if n != 1]
     if [n for n in before if n != 1] == [n for n, _ in kept]:
@@ -111,6 +122,17 @@ def _slice(reader: MaskReader, node: Node, args: dict[str, Any], position: Posit
     return reader.load(args["self"], (*position[:dim], at, *position[dim + 1 :]))
 
 
+@_rule("unfold")
+def _unfold(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    """Windows along a dimension: the last index is the place within the window."""
+    *outer, within = position
+    if not outer:
+        return reader.load(args["self"], ())
+    dim = args["dimension"] % len(outer)
+    outer[dim] = sympy.expand(outer[dim] * as_expr(args["step"]) + within)
+    return reader.load(args["self"], tuple(outer))
+
+
 @_rule("select")
 def _select(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
     shape = shape_of(args["self"])
@@ -120,21 +142,19 @@ def _select(reader: MaskReader, node: Node, args: dict[str, Any], position: Posi
 
 
 def _from_start(reader: MaskReader, index: Any, extent: sympy.Expr) -> sympy.Expr:
-    """An index or slice start counted from the start of the dimension."""
+    """An index or slice start counted from the start of the dimension.
+
+    Nothing needs to be read where a slice starts behind the end, for then it has no elements.
+    """
     at = as_expr(0 if index is None else index)
-    low, high = reader.algebra.lower(at), reader.algebra.upper(at)
-    if (low is not None and low >= 0) or _known_not_negative(index):
+    proved = reader.algebra.nonnegative
+    if proved(at):
         return at
-    if high is None or high >= 0:
-        raise NotRecognised("unknown_op", f"index {at} may be negative or not")
-    from_end = reader.algebra.lower(extent + at)
-    return extent + at if from_end is not None and from_end >= 0 else sympy.S.Zero
-
-
-def _known_not_negative(index: Any) -> bool:
-    """Whether the guards of the shape environment imply it, such as ``kv_len >= q_len``."""
-    size = index.meta["val"] if isinstance(index, Node) else index
-    return isinstance(size, torch.SymInt) and statically_known_true(size >= 0)
+    if proved(-at - 1) and proved(extent + at):
+        return sympy.expand(extent + at)
+    if proved(-at - extent):
+        return sympy.S.Zero
+    raise NotRecognised("not_a_band", f"index {at} of {extent} is not proved to be on one side of 0")
 
 
 @_rule("flip")
@@ -157,21 +177,21 @@ def _cat(reader: MaskReader, node: Node, args: dict[str, Any], position: Positio
     parts = [t for t in args["tensors"] if shape_of(t)[dim if len(shape_of(t)) > 1 else 0] != 0]
 
     def read(parts: list[Node], at: sympy.Expr) -> Value:
-        value = reader.load(parts[0], (*position[:dim], at, *position[dim + 1 :]))
-        if len(parts) == 1:
-            return value
-        extent = shape_of(parts[0])[dim]
-        inside = reader.algebra.at_least_zero(extent - 1 - at)
-        if inside is True:
-            return value
-        return reader.algebra.choose(inside, value, read(parts[1:], sympy.expand(at - extent)))
+        def first() -> Value:
+            return convert(reader, reader.load(parts[0], (*position[:dim], at, *position[dim + 1 :])), node)
 
-    return convert(reader, read(parts, position[dim]), node)
+        if len(parts) == 1:
+            return first()
+        extent = shape_of(parts[0])[dim]
+        inside = reader.algebra.at_least_zero(sympy.expand(extent - 1 - at))
+        return reader.choose(inside, first, lambda: read(parts[1:], sympy.expand(at - extent)))
+
+    return read(parts, position[dim])
 
 
 def _within(reader: MaskReader, at: sympy.Expr, extent: sympy.Expr) -> Value:
     algebra = reader.algebra
-    return algebra.choose(algebra.at_least_zero(at), algebra.at_least_zero(extent - 1 - at), False)
+    return algebra.choose(algebra.at_least_zero(at), algebra.at_least_zero(sympy.expand(extent - 1 - at)), False)
 
 
 @_rule("constant_pad_nd")
@@ -182,8 +202,11 @@ def _pad(reader: MaskReader, node: Node, args: dict[str, Any], position: Positio
         dim = len(position) - 1 - k
         source[dim] = sympy.expand(position[dim] - as_expr(left))
         inside = reader.algebra.choose(inside, _within(reader, source[dim], shape[dim]), False)
-    outside = convert(reader, as_expr(args.get("value", 0)), node)
-    return reader.algebra.choose(inside, reader.load(args["self"], tuple(source)), outside)
+    return reader.choose(
+        inside,
+        lambda: reader.load(args["self"], tuple(source)),
+        lambda: convert(reader, as_expr(args.get("value", 0)), node),
+    )
 
 
 @_rule("slice_scatter")
@@ -192,11 +215,10 @@ def _slice_scatter(reader: MaskReader, node: Node, args: dict[str, Any], positio
         raise NotRecognised("unknown_op", f"slice_scatter with a step ({node.name})")
     dim = args["dim"] % len(position)
     at = sympy.expand(position[dim] - _from_start(reader, args.get("start"), shape_of(node)[dim]))
-    inside = _within(reader, at, shape_of(args["src"])[dim])
-    return reader.algebra.choose(
-        inside,
-        convert(reader, reader.load(args["src"], (*position[:dim], at, *position[dim + 1 :])), node),
-        reader.load(args["self"], position),
+    return reader.choose(
+        _within(reader, at, shape_of(args["src"])[dim]),
+        lambda: convert(reader, reader.load(args["src"], (*position[:dim], at, *position[dim + 1 :])), node),
+        lambda: reader.load(args["self"], position),
     )
 
 
@@ -204,19 +226,21 @@ def _slice_scatter(reader: MaskReader, node: Node, args: dict[str, Any], positio
 def _select_scatter(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
     dim = args["dim"] % len(position)
     at = _from_start(reader, args["index"], shape_of(node)[dim])
-    return reader.algebra.choose(
-        reader.algebra.equal_zero(position[dim] - at),
-        convert(reader, reader.load(args["src"], position[:dim] + position[dim + 1 :]), node),
-        reader.load(args["self"], position),
+    return reader.choose(
+        reader.algebra.equal_zero(sympy.expand(position[dim] - at)),
+        lambda: convert(reader, reader.load(args["src"], position[:dim] + position[dim + 1 :]), node),
+        lambda: reader.load(args["self"], position),
     )
 
 
 def _triangle(sign: int) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
         above = position[-1] - position[-2] - as_expr(args.get("diagonal", 0))
-        zero = convert(reader, sympy.S.Zero, node)
-        inside = reader.algebra.at_least_zero(sign * above)
-        return reader.algebra.choose(inside, reader.load(args["self"], position), zero)
+        return reader.choose(
+            reader.algebra.at_least_zero(sympy.expand(sign * above)),
+            lambda: reader.load(args["self"], position),
+            lambda: convert(reader, sympy.S.Zero, node),
+        )
 
     return rule
 
@@ -234,6 +258,8 @@ def _index(reader: MaskReader, node: Node, args: dict[str, Any], position: Posit
     shape = shape_of(source)
     indices += [None] * (len(shape) - len(indices))
     used = [d for d, t in enumerate(indices) if t is not None]
+    if not used:
+        return reader.load(source, position)
     if any(meta_of(indices[d]).dtype in (torch.bool, torch.uint8) for d in used):
         raise NotRecognised("unknown_op", f"indexing by a bool mask ({node.name})")
     broadcast = max(len(shape_of(indices[d])) for d in used)
@@ -250,28 +276,7 @@ def _index(reader: MaskReader, node: Node, args: dict[str, Any], position: Posit
 
 
 def _in_range(reader: MaskReader, at: sympy.Expr, extent: sympy.Expr, node: Node) -> sympy.Expr:
-    for shift in (sympy.S.Zero, extent):
-        low, room = reader.algebra.lower(at + shift), reader.algebra.lower(extent - 1 - at - shift)
-        if low is not None and low >= 0 and room is not None and room >= 0:
-            return sympy.expand(at + shift)
+    for start in (at, sympy.expand(at + extent)):
+        if reader.algebra.nonnegative(start) and reader.algebra.nonnegative(sympy.expand(extent - 1 - start)):
+            return start
     raise NotRecognised("not_a_band", f"{node.name} reads position {at} of {extent}: not proved to be inside")
-
-
-@_rule("cumsum")
-def _cumsum(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    """Of rows that are constant along the dimension: the constant times the number of elements so far."""
-    if not position:
-        return convert(reader, reader.load(args["self"], ()), node)
-    dim = args["dim"] % len(position)
-    along = reader.algebra.index(f"{node.name}_t", shape_of(node)[dim])
-    row = reader.load(args["self"], (*position[:dim], along, *position[dim + 1 :]))
-    if along in _symbols(row):
-        raise NotRecognised("unknown_op", f"{node.target} ({node.name}) of a row that is not constant")
-    count = position[dim] + 1
-    return convert(reader, reader.algebra.lift(lambda x: sympy.expand(number(x) * count), row), node)
-
-
-def _symbols(value: Value) -> set[Any]:
-    if isinstance(value, Branch):
-        return set(value.cond.free_symbols) | _symbols(value.then) | _symbols(value.other)
-    return set() if isinstance(value, bool) else set(value.free_symbols)

@@ -62,14 +62,28 @@ def _common_dtype(operands: list[Any]) -> torch.dtype:
     return found
 
 
-def _elementwise(names: str, compute: Callable[[MaskReader], LeafOp], truth: Callable[..., bool] | None = None) -> Rule:
-    """Rule of an op on numbers; `truth` is what it means on bool tensors (None: not defined there)."""
+def _elementwise(
+    names: str,
+    compute: Callable[[MaskReader], LeafOp],
+    truth: Callable[..., bool] | None = None,
+    meet: Callable[[list[Any], Node], torch.dtype] = lambda operands, _: _common_dtype(operands),
+) -> Rule:
+    """Rule of an op on numbers.
+
+    Args:
+        names: its operands' names in the schema.
+        compute: the result, exactly, of operands that are exact in the type in which they meet.
+        truth: what it means on bool tensors; None: not defined there.
+        meet: the type in which the operands meet.
+    """
 
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
         given = [args[name] for name in names.split() if args.get(name) is not None]
-        dtype = _common_dtype(given)
+        dtype = meet(given, node)
         values = [reader.operand(x, position) for x in given]
-        if dtype == torch.bool and truth is not None:
+        if dtype == torch.bool:
+            if truth is None:
+                raise NotRecognised("unknown_op", f"{node.target} ({node.name}) on bool tensors")
             return reader.algebra.lift(truth, *values)
         op = compute(reader)
 
@@ -85,31 +99,49 @@ def _elementwise(names: str, compute: Callable[[MaskReader], LeafOp], truth: Cal
 # Arithmetic
 
 
-def _scaled(combine: LeafOp, truth: Callable[..., bool] | None = None) -> Rule:
-    """add, sub and rsub, with their factor `alpha`."""
+def _scaled(combine: LeafOp, factor_of: int, truth: Callable[..., bool] | None = None) -> Rule:
+    """add, sub and rsub; `factor_of` is the operand that `alpha` multiplies."""
 
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-        alpha = as_expr(args.get("alpha", 1))
-        inner = _elementwise("self other", lambda _: lambda a, b: sympy.expand(combine(a, b, alpha)), truth)
-        return inner(reader, node, args, position)
+        alpha, dtype = as_expr(args.get("alpha", 1)), meta_of(node).dtype
+
+        def leaf(*operands: sympy.Expr) -> sympy.Expr:
+            terms = list(operands)
+            if alpha != 1:
+                terms[factor_of] *= alpha
+                if dtype.is_floating_point and reader.exact(terms[factor_of], dtype) != terms[factor_of]:
+                    raise NotRecognised("not_a_band", f"{node.name} rounds a product before it adds")
+            return sympy.expand(combine(*terms))
+
+        return _elementwise("self other", lambda _: leaf, truth if alpha == 1 else None)(reader, node, args, position)
 
     return rule
 
 
-RULES["aten::add"] = _scaled(lambda a, b, alpha: a + alpha * b, lambda a, b: a or b)
-RULES["aten::sub"] = _scaled(lambda a, b, alpha: a - alpha * b)
-RULES["aten::rsub"] = _scaled(lambda a, b, alpha: b - alpha * a)
+RULES["aten::add"] = _scaled(lambda a, b: a + b, 1, lambda a, b: a or b)
+RULES["aten::sub"] = _scaled(lambda a, b: a - b, 1)
+RULES["aten::rsub"] = _scaled(lambda a, b: b - a, 0)
 RULES["aten::mul"] = _elementwise("self other", lambda _: lambda a, b: sympy.expand(a * b), lambda a, b: a and b)
 RULES["aten::neg"] = _elementwise("self", lambda _: lambda a: -a)
 
 
-def _minimum(reader: MaskReader) -> LeafOp:
-    return lambda a, b: reader.algebra.choose(reader.algebra.at_least_zero(b - a), a, b)
+def _extremum(sign: int) -> Callable[[MaskReader], LeafOp]:
+    """The greater (sign 1) or the smaller (sign -1) of two values; NaN wins."""
+
+    def compute(reader: MaskReader) -> LeafOp:
+        def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
+            if a == b or a is sympy.nan:
+                return a
+            if b is sympy.nan:
+                return b
+            return reader.algebra.choose(reader.algebra.at_least_zero(sign * (a - b)), a, b)
+
+        return leaf
+
+    return compute
 
 
-def _maximum(reader: MaskReader) -> LeafOp:
-    return lambda a, b: reader.algebra.choose(reader.algebra.at_least_zero(a - b), a, b)
-
+_maximum, _minimum = _extremum(1), _extremum(-1)
 
 RULES["aten::minimum"] = _elementwise("self other", _minimum, lambda a, b: a and b)
 RULES["aten::maximum"] = _elementwise("self other", _maximum, lambda a, b: a or b)
@@ -122,6 +154,8 @@ RULES["aten::abs"] = _elementwise(
 
 @_register("aten::clamp")
 def _clamp(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
+    """The greater of `self` and `min`, and then the smaller of that and `max`."""
+
     def compute(_: MaskReader) -> LeafOp:
         def leaf(x: sympy.Expr, *bounds: sympy.Expr) -> Value:
             value: Value = x
@@ -137,20 +171,36 @@ def _clamp(reader: MaskReader, node: Node, args: dict[str, Any], position: Posit
     return _elementwise("self min max", compute)(reader, node, args, position)
 
 
-def _divided(rounding: str | None, remainder: bool = False) -> Callable[[MaskReader], LeafOp]:
+def _quotient(reader: MaskReader) -> LeafOp:
+    """Division of floats."""
+
+    def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
+        if not (reader.algebra.nonnegative(b - 1) or reader.algebra.nonnegative(-b - 1)) and not (
+            b.is_Rational and b != 0
+        ):
+            raise NotRecognised("not_a_band", f"division of {a} by {b}, which is not proved to be a number but 0")
+        return sympy.expand(a / b)
+
+    return leaf
+
+
+def _divided(rounding: str, remainder: bool = False) -> Callable[[MaskReader], LeafOp]:
+    """Division of integers, in an integer or a float type."""
+
     def compute(reader: MaskReader) -> LeafOp:
+        algebra = reader.algebra
+
         def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
-            if rounding is None:
-                if b == 0:
-                    raise NotRecognised("not_a_band", "division by zero")
-                return sympy.expand(a / b)
-            positive = reader.algebra.lower(b)
-            if not (a.is_integer and b.is_integer and positive is not None and positive > 0):
+            if not (a.is_integer and b.is_integer):
                 raise NotRecognised("not_a_band", f"integer division of {a} by {b}")
-            low = reader.algebra.lower(a)
-            if rounding == "trunc" and (low is None or low < 0):
-                raise NotRecognised("not_a_band", f"truncating division of {a}, which may be negative")
-            return reader.algebra.floor_divide(a, b)[1 if remainder else 0]
+            sign = -1 if algebra.nonnegative(-b - 1) else 1
+            quotient, rest = algebra.floor_divide(sign * a, sign * b)
+            if remainder:
+                return sign * rest
+            if rounding == "floor":
+                return quotient
+            mirrored, _ = algebra.floor_divide(-sign * a, sign * b)
+            return algebra.choose(algebra.at_least_zero(sign * a), quotient, -mirrored)
 
         return leaf
 
@@ -159,7 +209,12 @@ def _divided(rounding: str | None, remainder: bool = False) -> Callable[[MaskRea
 
 @_register("aten::div")
 def _div(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    return _elementwise("self other", _divided(args.get("rounding_mode")))(reader, node, args, position)
+    rounding = args.get("rounding_mode")
+    if rounding is None:  # integers become floats first
+        rule = _elementwise("self other", _quotient, meet=lambda _, node: meta_of(node).dtype)
+    else:
+        rule = _elementwise("self other", _divided(rounding))
+    return rule(reader, node, args, position)
 
 
 RULES["aten::floor_divide"] = _elementwise("self other", _divided("floor"))
@@ -193,10 +248,10 @@ def _not_equal(reader: MaskReader) -> LeafOp:
     return lambda a, b: reader.algebra.lift(_negate, _equal(reader)(a, b))
 
 
-RULES["aten::ge"] = _elementwise("self other", _compared(1, False))
-RULES["aten::gt"] = _elementwise("self other", _compared(1, True))
-RULES["aten::le"] = _elementwise("self other", _compared(-1, False))
-RULES["aten::lt"] = _elementwise("self other", _compared(-1, True))
+RULES["aten::ge"] = _elementwise("self other", _compared(1, False), lambda a, b: a >= b)
+RULES["aten::gt"] = _elementwise("self other", _compared(1, True), lambda a, b: a > b)
+RULES["aten::le"] = _elementwise("self other", _compared(-1, False), lambda a, b: a <= b)
+RULES["aten::lt"] = _elementwise("self other", _compared(-1, True), lambda a, b: a < b)
 RULES["aten::eq"] = _elementwise("self other", _equal, lambda a, b: a == b)
 RULES["aten::ne"] = _elementwise("self other", _not_equal, lambda a, b: a != b)
 
@@ -234,8 +289,12 @@ RULES["aten::__xor__"] = RULES["aten::bitwise_xor"]
 
 def _selected(condition: str, then: str, other: str) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-        sides = [convert(reader, reader.operand(args[name], position), node) for name in (then, other)]
-        return reader.algebra.choose(reader.operand(args[condition], position), *sides)
+        decided = reader.algebra.lift(lambda x: _truth(reader, x), reader.operand(args[condition], position))
+        return reader.choose(
+            decided,
+            lambda: convert(reader, reader.operand(args[then], position), node),
+            lambda: convert(reader, reader.operand(args[other], position), node),
+        )
 
     return rule
 

@@ -26,6 +26,12 @@ Rule = Callable[["MaskReader", Node, dict[str, Any], Position], Value]
 MAX_PRODUCERS = 400
 """Longest producer chain that is looked at; real masks have about 60 nodes."""
 
+MAX_LENGTH = 2**30 - 1
+"""Longest queries and keys that are reckoned with: the kernels' own index arithmetic has this limit
+(`schedule.geometry`)."""
+MAX_ENTRIES = 2**57
+"""Most batch entries or heads: attention writes a gradient for each of them, and no address space is larger."""
+
 _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Integers up to 2**bits are exact in these types."""
 
@@ -80,7 +86,7 @@ def shape_env_of(nodes: list[Node]) -> ShapeEnv | None:
 
 
 def producers(node: Node) -> list[Node]:
-    """All nodes whose values `node` depends on, inputs first.
+    """All nodes whose values `node` depends on, numbers included, inputs first.
 
     Raises:
         NotRecognised: "depends_on_input" as soon as a tensor input of the graph is met; "unknown_op" for endless
@@ -100,8 +106,9 @@ def producers(node: Node) -> list[Node]:
         if current.op == "placeholder" and not is_size(current):
             raise NotRecognised("depends_on_input", f"input {current.name}")
         stack.append((current, True))
-        if not is_size(current) and op_name(current) not in CREATION:
-            stack.extend((n, False) for n in current.all_input_nodes)
+        if not is_size(current):  # a number is known as an expression in the graph's size symbols
+            lends_shape_only = op_name(current) in CREATION
+            stack.extend((n, False) for n in current.all_input_nodes if is_size(n) or not lends_shape_only)
     if len(order) > MAX_PRODUCERS:
         raise NotRecognised("unknown_op", f"a chain of {len(order)} nodes is longer than {MAX_PRODUCERS}")
     for current in order:
@@ -136,6 +143,8 @@ class MaskReader:
         """The element of `node` at `position` (one index expression per dimension)."""
         key = (node, position)
         if key not in self._memo:
+            if 0 in shape_of(node):
+                raise NotRecognised("not_a_band", f"{node.name} has no elements")
             if node not in self._bound:
                 self._bound[node] = bind(node) if isinstance(node.target, torch._ops.OpOverload) else {}
             rule = self._rules.get(op_name(node) if node.op == "call_function" else node.op)
@@ -154,31 +163,45 @@ class MaskReader:
         tail = position[len(position) - len(shape) :]
         return self.load(value, tuple(sympy.S.Zero if n == 1 else i for n, i in zip(shape, tail, strict=True)))
 
+    def choose(self, condition: Value, then: Callable[[], Value], other: Callable[[], Value]) -> Value:
+        """`then` where the condition holds, else `other`; a side that no element takes is not read."""
+        if isinstance(condition, bool):
+            return then() if condition else other()
+        return self.algebra.choose(condition, then(), other())
+
     def exact(self, leaf: Leaf, dtype: torch.dtype) -> Leaf:
-        """A number as `dtype` holds it.  What may round, and is no constant, becomes a symbol (one per exact value)."""
-        if isinstance(leaf, bool) or dtype == torch.int64:
+        """A value as `dtype` holds it: constants rounded to a float type, everything else unchanged.
+
+        Raises:
+            NotRecognised: "not_a_band" where it is not proved that the type holds it, for every position and size.
+        """
+        if isinstance(leaf, bool):
             return leaf
         if leaf.is_number and dtype.is_floating_point:
-            return _rounded(leaf, dtype)
-        if leaf.is_integer:
-            if dtype == torch.int32 and not leaf.is_number:
-                return leaf  # positions and lengths stay below 2**31
-            limit = 2 ** _EXACT_BITS[dtype] if dtype in _EXACT_BITS else _integer_max(dtype)
+            return rounded(leaf, dtype)
+        limits = _exact_integers(dtype)
+        if leaf.is_integer and limits is not None:
             low, high = self.algebra.lower(leaf), self.algebra.upper(leaf)
-            if low is not None and high is not None and -limit <= low and high <= limit:
+            if low is not None and high is not None and limits[0] <= low and high <= limits[1]:
                 return leaf
-        return sympy.Symbol(f"{dtype}({leaf})", real=True)
+        raise NotRecognised("not_a_band", f"{leaf} is not proved to be exact in {dtype}")
 
 
-def _integer_max(dtype: torch.dtype) -> int:
-    return -1 if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+def _exact_integers(dtype: torch.dtype) -> tuple[int, int] | None:
+    """The range in which a type holds every integer; None for types that are not read."""
+    if dtype in _EXACT_BITS:
+        return -(2 ** _EXACT_BITS[dtype]), 2 ** _EXACT_BITS[dtype]
+    if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex or dtype.itemsize > 8:
+        return None
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
-def _rounded(number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
-    if number is sympy.nan:
-        return number
+def rounded(number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
+    """A number in a float type, as PyTorch rounds it: arithmetic in half types is float32's, rounded once more."""
+    if not number.is_Rational:
+        return number  # infinities and NaN
     try:
-        value = float(number)
+        value = int(number.p) / int(number.q)
     except OverflowError:
         value = math.copysign(math.inf, number)
-    return as_expr(torch.tensor(value, dtype=dtype).item())
+    return as_expr(torch.tensor(value, dtype=torch.float64).to(torch.promote_types(dtype, torch.float32)).to(dtype).item())

@@ -17,14 +17,14 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..schedule.problem import Band
-from . import constants, index_ops, mask_ops
+from . import constants, index_ops, mask_ops, reduce_ops
 from .bands import Scores, require_visible_keys, to_band, visibility
 from .index_expr import NotRecognised
-from .mask_reader import MaskReader, Position, is_size, meta_of, producers, shape_env_of, shape_of
+from .mask_reader import MAX_ENTRIES, MAX_LENGTH, MaskReader, Position, is_size, meta_of, producers, shape_env_of, shape_of
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
-RULES = index_ops.RULES | mask_ops.RULES
+RULES = index_ops.RULES | mask_ops.RULES | reduce_ops.RULES
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     try:
         shape_env = shape_env_of(chain)
         reader = MaskReader(RULES, shape_env)
+        for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
+            reader.algebra.limit(extent, largest)
         shape = shape_of(node)
         full = plane[len(plane) - len(shape) :]
         if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
@@ -103,16 +105,22 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
         constants.verify(node, chain, band, plane, shape_env)
     except NotRecognised as e:
         return MaskResult(None, cast(MaskReason, e.reason), e.detail)
+    except RecursionError:
+        return MaskResult(None, "unknown_op", f"{node.name} is computed in too many steps")
     return MaskResult(band)
 
 
 def _number(chain: list[Node], numbers: dict[Any, int]) -> int:
-    """A number for the last node of the chain; equal chains get equal numbers."""
+    """A number for the last node of the chain; equal chains get equal numbers.
+
+    Equal means: the same operators on the same constants and the same expressions of size symbols.  What is no part of
+    the chain is a tensor that lends its shape and type to a creation operator, and these are those of the result.
+    """
     local: dict[Node, int] = {}
 
     def token(value: Any) -> Any:
         if isinstance(value, Node):
-            return ("node", local[value]) if value in local else "shape only"
+            return ("node", local[value]) if value in local else "shape and type"
         if isinstance(value, (list, tuple)):
             return tuple(token(v) for v in value)
         return type(value).__name__, str(value)

@@ -7,7 +7,8 @@ ranges it is called on differ.  This shares no rule with the symbolic interpreta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any, cast
 
 import sympy
@@ -22,8 +23,13 @@ from .mask_reader import is_size, meta_of
 Window = tuple[tuple[int, int], ...]
 """(start, stop) for every dimension."""
 
-SMALL = 1 << 16
-"""Tensors up to this many elements are evaluated whole, and cut."""
+SERIAL = (1 << 15) - 1
+"""PyTorch computes tensors up to this many elements on the calling thread (its `GRAIN_SIZE` is 2**15).  Larger ones
+wake its other threads, which makes small operators 30 times slower where processes share cores."""
+SERIAL_INDEX = 2999
+"""The same for indexing by tensors, of which PyTorch gives each thread 3000 elements."""
+SMALL = 1 << 18
+"""Tensors up to this many elements are evaluated once as a whole, and cut."""
 LARGE = 1 << 23
 """Tensors above this many elements are evaluated in windows only."""
 
@@ -33,6 +39,16 @@ _ELEMENTWISE = frozenset({"prims::device_put"} | {f"aten::{name}" for name in _T
 
 _CONSTANT = {"full": None, "full_like": None, "new_full": None, "ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0}
 _CONSTANT |= {"zeros_like": 0, "new_zeros": 0}
+
+
+def pieces(window: Window, most: int = SERIAL) -> Iterator[Window]:
+    """Parts of a window with at most `most` elements each: whole rows as far as these fit."""
+    room, cuts = most, []
+    for start, stop in reversed(window):
+        step = max(1, min(room, stop - start))
+        cuts.append([(x, min(x + step, stop)) for x in range(start, stop, step)])
+        room = max(1, room // step)
+    return product(*reversed(cuts))
 
 
 class RealValues:
@@ -62,18 +78,33 @@ class RealValues:
     def window(self, node: Node, window: Window) -> torch.Tensor:
         """Elements of `node` in a window: a tensor of the window's shape."""
         shape = self.shape(node)
-        if _count(shape) <= SMALL or window == tuple((0, n) for n in shape):
-            return self.whole(node)[tuple(slice(*r) for r in window)]
-        key = (node, window)
-        if key not in self._parts:
-            name = op_name(node)
-            if torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ELEMENTWISE:
-                self._parts[key] = self._call(node, lambda n: self._broadcast(n, window))
-            elif name in _WINDOWED:
-                self._parts[key] = _WINDOWED[name](self, node, bind(node), window)
-            else:
-                self._parts[key] = self.whole(node)[tuple(slice(*r) for r in window)]
-        return self._parts[key]
+        if _count(shape) > SMALL and window != tuple((0, n) for n in shape):
+            key = (node, window)
+            part = self._parts[key] if key in self._parts else self._part(node, window)
+            if part is not None:
+                self._parts[key] = part
+                return part
+        return self.whole(node)[tuple(slice(*r) for r in window)]
+
+    def _part(self, node: Node, window: Window) -> torch.Tensor | None:
+        """A window, computed from windows of the operands; None where the operator needs more than these."""
+        if _count(_lengths(window)) <= _serial(node):
+            return self._cut(node, window)
+        joined = torch.empty(_lengths(window), dtype=meta_of(node).dtype)
+        for piece in pieces(window, _serial(node)):
+            part = self._cut(node, piece)
+            if part is None:
+                return None
+            joined[tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(piece, window, strict=True))] = part
+        return joined
+
+    def _cut(self, node: Node, window: Window) -> torch.Tensor | None:
+        name = op_name(node)
+        if name in _WINDOWED:
+            return _WINDOWED[name](self, node, bind(node), window)
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ELEMENTWISE:
+            return self._call(node, lambda n: self._broadcast(n, window))
+        return None
 
     def forget(self) -> None:
         """Drop the windows computed so far; whole tensors stay."""
@@ -90,7 +121,9 @@ class RealValues:
                     holder = getattr(holder, name)
                 self._whole[node] = holder.detach().cpu()
             else:
-                self._whole[node] = self._call(node, self.whole)
+                shape = self.shape(node)
+                joined = self._part(node, tuple((0, n) for n in shape)) if _count(shape) > _serial(node) else None
+                self._whole[node] = self._call(node, self.whole) if joined is None else joined
         return self._whole[node]
 
     def _call(self, node: Node, tensor: Callable[[Node], torch.Tensor]) -> torch.Tensor:
@@ -116,7 +149,11 @@ class RealValues:
         return self.window(node, tuple((0, 1) if n == 1 else r for n, r in zip(shape, tail, strict=True)))
 
 
-def _count(shape: tuple[int, ...]) -> int:
+def _serial(node: Node) -> int:
+    return SERIAL_INDEX if op_name(node) == "aten::index" else SERIAL
+
+
+def _count(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
 
@@ -129,7 +166,7 @@ def _constant(node: Node) -> Any:
 
 # Operators that move elements: the window of the source.
 
-_Rule = Callable[[RealValues, Node, dict[str, Any], Window], torch.Tensor]
+_Rule = Callable[[RealValues, Node, dict[str, Any], Window], "torch.Tensor | None"]
 
 
 def _lengths(window: Window) -> list[int]:
@@ -144,12 +181,12 @@ def _expand(values: RealValues, node: Node, args: dict[str, Any], window: Window
     return values._broadcast(args["self"], window).expand(_lengths(window))
 
 
-def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
-    """View-like ops that only add or remove dimensions of size 1; others need the whole source."""
+def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
+    """View-like ops that only add or remove dimensions of size 1."""
     source = values.shape(args["self"])
     kept = [(n, r) for n, r in zip(values.shape(node), window, strict=True) if n != 1]
-    if [n for n in source if n != 1] != [n for n, _ in kept]:
-        return values.whole(node)[tuple(slice(*r) for r in window)]
+    if "dtype" in args or [n for n in source if n != 1] != [n for n, _ in kept]:
+        return None
     ranges = iter(r for _, r in kept)
     part = values.window(args["self"], tuple((0, 1) if n == 1 else next(ranges) for n in source))
     return part.reshape(_lengths(window))
@@ -166,10 +203,10 @@ def _permute(values: RealValues, node: Node, args: dict[str, Any], window: Windo
     return values.window(args["self"], tuple(source[d] for d in range(len(order)))).permute(order)
 
 
-def _slice(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+def _slice(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
     dim, step = args["dim"] % len(window), args.get("step", 1)
     if step != 1:
-        return values.whole(node)[tuple(slice(*r) for r in window)]
+        return None
     start, end = (None if args.get(k) is None else values.size(args[k]) for k in ("start", "end"))
     first, _, _ = slice(start, end).indices(values.shape(args["self"])[dim])
     moved = tuple((a + first, b + first) if d == dim else (a, b) for d, (a, b) in enumerate(window))
@@ -196,11 +233,44 @@ def _triangle(values: RealValues, node: Node, args: dict[str, Any], window: Wind
     return cast(torch.Tensor, cast(Any, node.target)(values.window(args["self"], window), moved))
 
 
-def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
-    if any(t is None for t in args["indices"]) or len(args["indices"]) != len(values.shape(args["self"])):
-        return values.whole(node)[tuple(slice(*r) for r in window)]
+def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
+    """Of the source, what lies between the least and the greatest index is evaluated."""
+    shape = values.shape(args["self"])
+    plain = all(t is not None and meta_of(t).dtype.itemsize > 1 for t in args["indices"])
+    if not plain or len(args["indices"]) != len(shape) or 0 in _lengths(window):
+        return None
     indices = [values._broadcast(t, window) for t in args["indices"]]
-    return cast(torch.Tensor, cast(Any, node.target)(values.whole(args["self"]), indices))
+    indices = [torch.where(i < 0, i + n, i) for i, n in zip(indices, shape, strict=True)]
+    ranges = tuple((int(i.min()), int(i.max()) + 1) for i in indices)
+    if any(start < 0 or stop > n for (start, stop), n in zip(ranges, shape, strict=True)):
+        raise IndexError(f"{node.name} reads {ranges} of {shape}")
+    source = values.window(args["self"], ranges)
+    moved = [i - start for i, (start, _) in zip(indices, ranges, strict=True)]
+    return cast(torch.Tensor, cast(Any, node.target)(source, moved))
+
+
+def _cat(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
+    dim = args.get("dim", 0) % len(window)
+    start, stop = window[dim]
+    parts, before = [], 0
+    for tensor in args["tensors"]:
+        shape = values.shape(tensor)
+        if len(shape) != len(window):
+            return None
+        inner = max(start - before, 0), min(stop - before, shape[dim])
+        if inner[0] < inner[1]:
+            part = values.window(tensor, (*window[:dim], inner, *window[dim + 1 :]))
+            parts.append(part.to(meta_of(node).dtype))
+        before += shape[dim]
+    return cast(torch.Tensor, cast(Any, node.target)(parts, dim)) if parts else None
+
+
+def _cumsum(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor:
+    dim = args["dim"] % len(window)
+    start, stop = window[dim]
+    source = values.window(args["self"], (*window[:dim], (0, stop), *window[dim + 1 :]))
+    sums: torch.Tensor = cast(Any, node.target)(source, dim, dtype=args.get("dtype"))
+    return sums.narrow(dim, start, stop - start)
 
 
 _WINDOWED: dict[str, _Rule] = {
@@ -214,6 +284,8 @@ _WINDOWED: dict[str, _Rule] = {
         ("constant_pad_nd", _pad),
         ("tril triu", _triangle),
         ("index", _index),
+        ("cat", _cat),
+        ("cumsum", _cumsum),
     )
     for name in names.split()
 }

@@ -1,0 +1,389 @@
+"""Random mask programs, and whether what `recognise` says of them is true of the masks that they compute.
+
+``python -m tests.support.mask_programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly
+as Python source; `tests/test_matching_mask_fuzz.py` runs a few hundred.
+
+A program is a function of query and key, written from what mask code is written from: positions (arange, cumsum, cat,
+slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms.  Most steps keep what a band needs,
+some break it.  It is traced, with static or with dynamic lengths, read, and then run eagerly at many lengths: the band
+must be the mask at every one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, cast
+from unittest import mock
+
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dash_inductor.matching import constants, masks
+from dash_inductor.matching.masks import MaskResult
+from dash_inductor.schedule.problem import Band
+
+from .mask_graphs import read_graph, trace_mask
+
+LENGTHS = ((12, 20), (20, 12), (16, 16), (5, 9), (9, 5), (24, 23), (3, 17), (1, 14), (13, 1))
+"""Lengths (query, key) at which programs are traced."""
+
+OTHER_LENGTHS = (2, 3, 5, 8, 11, 19, 31, 64, 130, 300)
+"""Lengths, of query and of key, at which dynamic programs are run."""
+
+DTYPES = ("torch.int64", "torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8", "torch.float32")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A mask program.
+
+    Args:
+        source: Python source of ``make(q, k)``; q is [B, H, q_len, D], k is [B, H, kv_len, D].
+        q_len, kv_len: the lengths at which it is traced.
+        dynamic: whether lengths are traced as symbols.
+    """
+
+    source: str
+    q_len: int
+    kv_len: int
+    dynamic: bool
+
+    def __str__(self) -> str:
+        return f"# q_len={self.q_len}, kv_len={self.kv_len}, dynamic={self.dynamic}\n{self.source}"
+
+    def make(self, q: Tensor, k: Tensor) -> Tensor:
+        scope: dict[str, Any] = {"torch": torch, "F": F}
+        exec(self.source, scope)
+        return cast(Tensor, scope["make"](q, k))
+
+    def mask(self, q_len: int, kv_len: int) -> Tensor:
+        """The mask that the program computes at these lengths."""
+        q, k = (torch.zeros(2, 2, n, 4) for n in (q_len, kv_len))
+        return self.make(q, k)
+
+
+class Writer:
+    """Writes one random program."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.lines: list[str] = []
+
+    def keep(self, prefix: str, expression: str) -> str:
+        """A variable of this value."""
+        name = f"{prefix}{len(self.lines)}"
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def pick(self, *options: str) -> str:
+        return self.rng.choice(options)
+
+    def number(self) -> int:
+        return self.rng.choice((0, 1, 1, 2, 3, 5, 7, 9, 30, -1, -1, -2, -4, -12))
+
+    def size(self) -> str:
+        """A number that may depend on the lengths."""
+        c = str(abs(self.number()))
+        return self.pick(c, c, c, "(K - Q)", "(K - Q)", f"(K - Q - {c})", "(Q - K)", "Q", "K", f"K // {abs(self.number()) + 1}")
+
+    def ramp(self, n: str) -> str:
+        """0, 1, ..., n - 1, in one of the ways in which this is written."""
+        c = self.rng.randint(1, 4)
+        return self.keep(
+            "p",
+            self.pick(
+                f"torch.arange({n})",
+                f"torch.arange({n})",
+                f"torch.arange({n}, dtype={self.pick(*DTYPES)})",
+                f"torch.ones({n}, dtype={self.pick(*DTYPES[:6])}).cumsum(0) - 1",
+                f"torch.arange({n} + {c})[:{n}]",
+                f"torch.arange({n} + {c})[{c}:] - {c}",
+                f"torch.arange({n} + {c})[-{n}:] - {c}",
+                f"torch.arange({n} + {c})[:-{c}]",
+                f"torch.cat([torch.arange({c}), torch.arange({c}, {n} + {c})])[:{n}]",
+                f"torch.arange({n}).repeat({c})[:{n}]",
+                f"torch.arange({n}).flip(0).flip(0)",
+                f"{n} - 1 - torch.arange({n}).flip(0)",
+                f"torch.arange(0, {c} * {n}, {c}) // {c}",
+                f"torch.arange({c} * {n})[::{c}] // {c}",
+                f"torch.arange({n})[torch.arange({n})]",
+                f"torch.arange({n})[torch.arange({n}) - {n}]",
+                f"torch.arange({n}).expand(2, {n})[{self.pick('0', '1', '-1', '-2')}]",
+                f"torch.arange(2 * {n}).view(2, {n})[0]",
+                f"torch.arange({n}).unfold(0, 1, 1).sum(-1)",
+                f"torch.arange({n}).roll(0)",
+                f"torch.arange({n}).clamp({self.pick('min=0', f'max={n}', f'min=0, max={n} - 1', '0, 500')})",
+                f"torch.where(torch.arange({n}) >= {c}, torch.arange({n}), torch.arange({n}))",
+                f"F.pad(torch.arange({n}), ({c}, {c}))[{c}:-{c}]",
+            ),
+        )
+
+    def bent(self, p: str, n: str) -> str:
+        """Something else than positions, or the same in another type."""
+        c = self.number()
+        return self.keep(
+            "p",
+            self.pick(
+                f"{p}.roll({c})",
+                f"{p}.flip(0)",
+                f"{p} * {self.pick('2', '3', '-1', '100', '0', '20_000_000', 'K', '(K - Q)')}",
+                f"{p} // {self.pick('2', '3', '-2', '64', 'Q', '(K - Q)')}",
+                f"{p} % {self.pick('2', '7', '-3', '500', 'K')}",
+                f"torch.div({p} + {c}, {self.pick('2', '4', '-2')}, rounding_mode={self.pick(repr('trunc'), repr('floor'))})",
+                f"{p} / {self.pick('2', '1', '-1')}",
+                f"{p}.clamp({c}, {c + self.number()})",
+                f"{p}.clamp(max={self.size()})",
+                f"torch.where({p} > {c}, {p}, {p} + {self.number()})",
+                f"torch.where({p} >= {self.size()}, {p}, {self.number()})",
+                f"{p}.abs()",
+                f"-{p}",
+                f"{p}.to({self.pick(*DTYPES, 'torch.float16', 'torch.bfloat16', 'torch.bool')})",
+                f"torch.maximum({p}, torch.full_like({p}, {c}))",
+                f"{p}.cumsum(0)",
+                f"torch.cat([{p}[{abs(c)}:], {p}[:{abs(c)}]])",
+                f"torch.cat([{p}[:{abs(c)}], {p}[{abs(c)}:] + 1])",
+                f"torch.full(({n},), {self.size()})",
+                f"{p} + torch.full(({n},), {self.size()})",
+                f"torch.add({p}, {p}, alpha={c})",
+                f"{p}[:1].repeat({n})",
+                f"{p} - {p}[-1]",
+                f"{p} - torch.scalar_tensor({self.size()}, dtype=torch.int64)",
+                f"{p}.to(torch.uint8) - {abs(c)}",
+                f"{p}.bool()",
+            ),
+        )
+
+    def positions(self, n: str) -> str:
+        p = self.ramp(n)
+        if self.rng.random() < 0.35:
+            p = self.keep("p", f"{p} {self.pick('+', '-')} {self.size()}")
+        if self.rng.random() < 0.2:
+            p = self.keep("p", f"{p}.to({self.pick(*DTYPES)})")
+        if self.rng.random() < 0.18:
+            p = self.bent(p, n)
+        return p
+
+    def plane(self) -> str:
+        """A bool tensor of query and key positions."""
+        c, size, kind = self.number(), self.size(), self.rng.random()
+        if kind < 0.6:
+            rows, columns = f"{self.positions('Q')}[:, None]", f"{self.positions('K')}[None, :]"
+            return self.keep(
+                "m",
+                self.pick(
+                    f"{columns} {self.pick('<=', '<=', '<', '>=', '>', '==', '!=')} {rows}",
+                    f"{columns} <= {rows} + {size}",
+                    f"{columns} > {rows} - {size}",
+                    f"{rows} - {columns} >= {c}",
+                    f"({rows} - {columns}).abs() <= {abs(c)}",
+                    f"{rows} - {columns} < {size}",
+                    f"{rows} // {abs(c) + 1} >= {columns} // {abs(c) + 1}",
+                    f"({rows} + {columns} >= {c})",
+                ),
+            )
+        triangle = f"{self.pick('tril', 'triu')}({self.pick('', str(c), 'K - Q', size)})"
+        return self.keep(
+            "m",
+            self.pick(
+                f"torch.ones(Q, K, dtype=torch.bool).{triangle}",
+                f"torch.ones(Q, K).{triangle} != 0",
+                "torch.ones(K, K, dtype=torch.bool).tril()[-Q:]",
+                "torch.ones(K, K).bool().tril()[K - Q:]",
+                "torch.ones(Q + K, K).bool().tril()[K:]",
+                "torch.ones(Q + K, Q + K).bool().tril()[:Q, :K]",
+                "torch.ones(64, 64).bool().tril()[-Q:, -K:]",
+                f"torch.ones(Q, K + {abs(c)}).bool().{triangle}[:, :K]",
+                f"torch.ones(Q, K, dtype={self.pick(*DTYPES)}).{triangle} > 0",
+                f"torch.ones(Q, 1, 2).sum(-1).{self.pick('gt(0)', 'ge(2)', 'gt(2)')}.expand(Q, K)",
+                f"torch.{self.pick('ones', 'zeros')}(Q, K, dtype=torch.bool)",
+                f"torch.full((), {self.pick('True', 'False', '1')}, dtype=torch.bool).expand(Q, K)",
+                f"torch.ones(Q, K).cumsum(1) <= torch.ones(Q, K).cumsum(0) + {c}",
+            ),
+        )
+
+    def changed(self, m: str) -> str:
+        c, i, j = self.number(), self.rng.randrange(6), self.rng.randrange(6)
+        here = f"((torch.arange(Q)[:, None] == {i}) & (torch.arange(K)[None, :] == {j}))"
+        return self.keep(
+            "m",
+            self.pick(
+                f"~{m}",
+                f"{m} ^ {here}",
+                f"{m} | {here}",
+                f"torch.where({here}, ~{m}, {m})",
+                f"{m}.roll({c}, {self.pick('0', '1')})",
+                f"{m}.flip({self.pick('0', '1')})",
+                f"{m}.flip(0).flip(0)",
+                f"F.pad({m}, (0, {abs(c)}))[:, :{m}.shape[1]]",
+                f"F.pad({m}, ({c}, {-c}), value={self.pick('True', 'False')})",
+                f"torch.cat([{m}[:{abs(c)}], {m}[{abs(c)}:]])",
+                f"torch.cat([{m}[:, :{abs(c)}], {m}[:, {abs(c)}:]], 1)",
+                f"torch.cat([{m}[{abs(c)}:], {m}[:{abs(c)}]])",
+                f"{m}.to({self.pick(*DTYPES)}) {self.pick('> 0', '!= 0', '>= 1', '== 1')}",
+                f"{m}.to(torch.uint8) - 1 != 0",
+                f"{m}.to(torch.int8).cumsum(0) > 0",
+                f"{m}.logical_not().logical_not()",
+                f"{m}.repeat(2, 1)[:{m}.shape[0]]",
+                f"{m}.reshape(-1).view({m}.shape)",
+                f"{m}.T.T",
+                f"{m} > torch.zeros((), dtype=torch.bool)",
+            ),
+        )
+
+    def combined(self, a: str, b: str) -> str:
+        return self.keep(
+            "m",
+            self.pick(
+                *[f"{a} & {b}"] * 6,
+                f"{a} | {b}",
+                f"{a} | ~{b}",
+                f"{a} ^ {b}",
+                f"{a} + {b}",
+                f"{a} * {b}",
+                f"{a} {self.pick('<', '<=', '>', '>=', '==', '!=')} {b}",
+                f"torch.logical_and({a}, {b})",
+                f"torch.minimum({a}, {b})",
+                f"torch.where({a}, {b}, {self.pick(a, 'False', '~' + b)})",
+                f"({a}.long() + {b}.long()) {self.pick('== 2', '>= 1', '> 1')}",
+                f"{a}.float() * {b} > 0.5",
+            ),
+        )
+
+    def final(self, m: str) -> str:
+        dtype = self.pick("torch.float32", "torch.float32", "torch.bfloat16", "torch.float16")
+        lowest = self.pick("-torch.inf", "-torch.inf", f"torch.finfo({dtype}).min")
+        mask = self.keep(
+            "mask",
+            self.pick(
+                *[m] * 3,
+                f"torch.where({m}, 0.0, {lowest}).to({dtype})",
+                f"torch.zeros(Q, K, dtype={dtype}).masked_fill(~{m}, {lowest})",
+                f"torch.zeros(Q, K, dtype={dtype}).masked_fill({m}.logical_not(), {lowest})",
+                f"(1.0 - {m}.to({dtype})) * torch.finfo({dtype}).min",
+                f"torch.full((Q, K), {lowest}, dtype={dtype}).masked_fill({m}, 0)",
+                f"torch.where({m}, 0.0, {lowest}) + torch.zeros(Q, K)",
+            ),
+        )
+        return self.pick(mask, mask, f"{mask}[None, None]", f"{mask}[None, None].expand(q.shape[0], 1, -1, -1)")
+
+    def program(self) -> Program:
+        q_len, kv_len = self.rng.choice(LENGTHS)
+        mask = self.plane()
+        for _ in range(self.rng.choice((0, 0, 1, 1, 2))):
+            mask = self.combined(mask, self.plane())
+        for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
+            mask = self.changed(mask)
+        self.lines.append(f"return {self.final(mask)}")
+        lines = ["def make(q, k):", "    Q, K = q.shape[2], k.shape[2]", *(f"    {line}" for line in self.lines)]
+        return Program("\n".join(lines) + "\n", q_len, kv_len, self.rng.random() < 0.6)
+
+
+def programs(seed: int, count: int) -> Iterator[Program]:
+    """The first `count` programs of a seed; each depends on the seed and its number alone."""
+    for number in range(count):
+        yield Writer(random.Random(f"{seed}/{number}")).program()
+
+
+def outcome(program: Program) -> str:
+    """Read and check a program: "recognised", "kept", or "invalid" where it fails eagerly or cannot be traced.
+
+    Raises:
+        AssertionError: the band is not the mask at some length; the reader without its check of real values, and that
+        check, disagree.
+    """
+    try:
+        program.mask(program.q_len, program.kv_len)
+        lengths = {"q_len": program.q_len, "kv_len": program.kv_len, "dynamic": program.dynamic}
+        module = trace_mask(lambda q, k: program.make(q, k), batch=2, **lengths)
+    except Exception:
+        return "invalid"
+    with mock.patch.object(constants, "verify"):
+        found = read_graph(module)
+    if found.band is None:
+        return "kept"
+    for q_len, kv_len in _lengths(program, module):
+        _check(program, found.band, q_len, kv_len)
+    masks._known.pop(module.graph)
+    verified = read_graph(module)
+    assert verified == found or "cannot be evaluated" in verified.detail, f"{found}, but with real values {verified}"
+    return "recognised"
+
+
+def _lengths(program: Program, module: GraphModule) -> Iterator[tuple[int, int]]:
+    """The lengths of the trace, and for a dynamic program others that its guards allow."""
+    yield program.q_len, program.kv_len
+    if not program.dynamic:
+        return
+    query, key, *_ = (node.meta["val"] for node in module.graph.nodes if node.op == "placeholder" and "val" in node.meta)
+    sizes = [query.shape[2], key.shape[2]]
+    shape_env = next((n.node.shape_env for n in sizes if isinstance(n, torch.SymInt)), None)
+    if shape_env is None:
+        return
+    expressions = [n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in sizes]
+    guards = [shape_env.replace(guard.expr) for guard in shape_env.guards]
+    for lengths in product(*((int(e),) if e.is_Integer else OTHER_LENGTHS for e in expressions)):
+        chosen = {e: sympy.Integer(n) for e, n in zip(expressions, lengths, strict=True) if e.is_Symbol}
+        possible = all(e.xreplace(chosen) == n for e, n in zip(expressions, lengths, strict=True))
+        if possible and all(guard.xreplace(chosen) == sympy.true for guard in guards):
+            yield lengths
+
+
+def _check(program: Program, band: Band, q_len: int, kv_len: int) -> None:
+    try:
+        mask = program.mask(q_len, kv_len)
+    except Exception:
+        return  # no mask, nothing to be wrong about
+    mask = mask.expand(2, 2, q_len, kv_len)
+    d = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
+    d = d + (kv_len - q_len if band.anchor == "bottom_right" else 0)
+    expected = torch.ones(q_len, kv_len, dtype=torch.bool)
+    if band.lo is not None:
+        expected &= d >= band.lo
+    if band.hi is not None:
+        expected &= d <= band.hi
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    where = f"{band} is not the mask of {q_len} x {kv_len}"
+    assert torch.equal(visible, expected.expand_as(visible)), where
+    if mask.dtype != torch.bool:
+        assert (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), f"{where}: soft values"
+        assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{where}: empty rows"
+
+
+def run(seed: int, count: int) -> tuple[Counter[str], list[tuple[Program, Exception]]]:
+    """Outcomes of the programs of a seed, and those that were read wrongly, with what is wrong."""
+    outcomes: Counter[str] = Counter()
+    wrong = []
+    for program in programs(seed, count):
+        try:
+            outcomes[outcome(program)] += 1
+        except Exception as error:
+            outcomes["wrong"] += 1
+            wrong.append((program, error))
+    return outcomes, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000, help="how many (default: 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
+    options = parser.parse_args()
+    began = time.monotonic()
+    outcomes, wrong = run(options.seed, options.programs)
+    for program, error in wrong:
+        print(f"{program}# {type(error).__name__}: {error}\n")
+    print(dict(outcomes), f"in {time.monotonic() - began:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
