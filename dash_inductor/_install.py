@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 
 import torch
@@ -51,6 +52,13 @@ def install() -> None:
         )
     compat.joint_passes().append(JointPass())
     _cache_key.install(active)
+    if "dash_inductor.ops" in sys.modules:
+        lower_operators()
+
+
+def lower_operators() -> None:
+    """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
+    _loaded()
 
 
 def active() -> bool:
