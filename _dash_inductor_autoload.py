@@ -113,6 +113,8 @@ def _offer_operators() -> None:
     torch_ops: Any = sys.modules[_OPERATORS]
 
     class Operators(torch_ops._OpNamespace):  # type: ignore[misc]  # torch is not imported here
+        __module__ = torch_ops._OpNamespace.__module__  # generated code names operators by it
+
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("_") and "dash_inductor.ops" not in sys.modules:
                 importlib.import_module("dash_inductor.ops")

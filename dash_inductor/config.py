@@ -75,8 +75,10 @@ class Config:
             keeps dash_inductor from its work (DASH_INDUCTOR_STRICT).
         cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU
             kernel is deterministic (DASH_INDUCTOR_CPU).
-        schedule: "auto" lets the planner choose; a name forces that schedule at every site for which it is valid
-            (DASH_INDUCTOR_SCHEDULE).
+        schedule: "auto" lets the planner choose; a name forces that schedule at every site.  Where the planner cannot
+            follow, because of the mask or the head dimensions, it chooses as with "auto", and the detail of the site's
+            record says so (DASH_INDUCTOR_SCHEDULE).  Whether a schedule that needs all its CTAs resident has room for
+            them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" uses the fastest deterministic forward whose log-sum-exp the backward reads, "keep" leaves the
             forward as PyTorch chose it (DASH_INDUCTOR_FORWARD).
 

@@ -83,7 +83,7 @@ class _Reading:
         try:
             self.match = analyse(self.node, self.facts)
             self.forward = find_forward(self.match)
-            self.detail = self.match.operands.detail
+            self.detail = self.match.detail
         except Kept as kept:
             self.keep(kept.reason, kept.detail)
         except Exception as error:

@@ -33,7 +33,10 @@ class Reason(Enum):
         "The head dimension of value must be that of query and key; 16-bit on sm_90 has 192 with 128 too.",
     )
     SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
-    DYNAMIC_DIMS = "dynamic_dims", "Heads, head dimension and scale must be known when the graph is compiled."
+    DYNAMIC_DIMS = (
+        "dynamic_dims",
+        "Heads, head dimension and scale depend on data: no guard can fix them when the graph is compiled.",
+    )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
     MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "The mask is computed from model inputs."
