@@ -19,6 +19,7 @@ from ..observe.report import publish
 from ..schedule.problem import Plan
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
+from .math_path import OP, MathCall, math_calls
 from .replace import replace
 from .sites import Facts, Kept, Match, analyse
 from .source import source_line
@@ -32,19 +33,20 @@ def rewrite_graph(graph: Graph) -> bool:
     """Replace what can be replaced, in place, and publish a record per site (see `observe`).
 
     Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
-    attention backward.  Running it again changes nothing.
+    attention backward.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
 
     Returns:
         Whether the graph was changed.
 
     Raises:
         SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
-            count: PyTorch's CPU kernel is deterministic, and leaving it alone was asked for.
+            count: PyTorch's CPU kernels are deterministic, and leaving them alone was asked for.
     """
     if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
         return False
     readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
-    if not readings:
+    calls = [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
+    if not readings and not calls:
         return False
     for reading in readings:
         reading.read()
@@ -53,14 +55,26 @@ def rewrite_graph(graph: Graph) -> bool:
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
-    records = [reading.record() for reading in readings]
+    for call in calls:
+        call.softmax[0].meta[_RECORDED] = True
+    records = [*(reading.record() for reading in readings), *map(_math_record, calls)]
     publish(records)
-    kept = [record for record in records if record.status == "kept" and record.reason is not Reason.CPU_OFF]
+    left_alone = {call.softmax[0].name for call in calls if call.device.type == "cpu" and config.cpu == "off"}
+    kept = [
+        record
+        for record in records
+        if record.status == "kept" and record.reason is not Reason.CPU_OFF and record.name not in left_alone
+    ]
     if config.strict and kept:
         raise SiteKeptError(
             "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
         )
     return any(record.status == "replaced" for record in records)
+
+
+def _math_record(call: MathCall) -> SiteRecord:
+    name, source = call.softmax[0].name, source_line(call.softmax)
+    return SiteRecord(name, OP, "kept", Reason.MATH_PATH, call.detail, None, None, "kept", "", source)
 
 
 @dataclass

@@ -23,6 +23,7 @@ class Reason(Enum):
     CPU_OFF = "cpu_off", "PyTorch's CPU kernel is deterministic already; cpu='reference' replaces it."
     DEVICE = "device", "Only CUDA devices (not ROCm) and the CPU are supported."
     UNSUPPORTED_OP = "unsupported_op", "This attention operator is not one that is replaced."
+    MATH_PATH = "math_path", "PyTorch computes this call by its math implementation, without a fused operator."
     VARLEN = "varlen", "Packed (variable length) attention operators are not replaced."
     FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
     DROPOUT = "dropout", "Attention dropout would need PyTorch's random numbers bit for bit."
