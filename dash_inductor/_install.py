@@ -1,4 +1,4 @@
-"""Installation into Inductor: one joint-graph pass and our part of the cache keys.
+"""Installation into Inductor: one joint-graph pass and our part of the caches.
 
 Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
 anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
@@ -15,7 +15,7 @@ import torch
 
 import _dash_inductor_autoload as _autoload
 
-from . import _cache_key, _switch, compat
+from . import _cache_key, _precompile, _switch, compat
 from .config import config
 from .errors import UnsupportedVersionError
 
@@ -52,6 +52,7 @@ def install() -> None:
         )
     compat.joint_passes().append(JointPass())
     _cache_key.install(active)
+    _precompile.install()
     if "dash_inductor.ops" in sys.modules:
         lower_operators()
 
