@@ -121,6 +121,8 @@ def _offer_operators() -> None:
                 installed: Any = sys.modules.get("dash_inductor._install")
                 if installed is not None:
                     installed.lower_operators()
+                if name in vars(self):  # that import asked for it too, and every operator must remain one object
+                    return vars(self)[name]
             return super().__getattr__(name)
 
     torch_ops.ops.dash = Operators("dash")
