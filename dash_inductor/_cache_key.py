@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import __version__
+from . import __version__, toolchain
 from .config import config
 from .errors import DashError
 
@@ -29,8 +29,8 @@ _SUFFIXES = (".py", ".json", ".jinja")
 
 
 def entry() -> str:
-    """Our part of a cache key: version, every source of the package, every setting."""
-    return f"dash_inductor {__version__} {sources_digest()} {config.cache_key()!r}"
+    """Our part of a cache key: version, every source of the package, every setting of it and of the compiler."""
+    return f"dash_inductor {__version__} {sources_digest()} {config.cache_key()!r} {toolchain.settings()}".rstrip()
 
 
 @functools.cache

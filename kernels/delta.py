@@ -8,14 +8,15 @@ from .tiles import head_start, load_tile
 
 @triton.jit
 def delta_tile(
-    OUT, DO, out_strides, do_strides, b, hq, q_rows, q_len,
+    OUT, DO, out_strides, do_strides, b, hq, q_rows, q_first, q_end,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN_Q: tl.constexpr,
 ):  # fmt: skip
     """(delta, do): fp32 [len(q_rows)] and the loaded [len(q_rows), BLOCK_D] rows of DO.
 
-    OUT, DO: [batch, q heads, q_len, HEAD_DIM], any strides (b, h, row, column).
+    OUT, DO: [batch, q heads, q_len, HEAD_DIM], any strides (b, h, row, column); both are zeros to it outside the rows
+    q_first .. q_end-1.
     """
     do_head, out_head = head_start(DO, b, hq, do_strides), head_start(OUT, b, hq, out_strides)
-    do = load_tile(do_head, q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-    out = load_tile(out_head, q_rows, q_len, out_strides[2], out_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    out = load_tile(out_head, q_rows, q_first, q_end, out_strides[2], out_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
     return tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), do

@@ -4,7 +4,14 @@ import triton
 import triton.language as tl
 
 from .ordering import pass_turn_on, wait_for_turn
-from .schedule_functions import dash_num_steps, dash_q_range, dash_q_tile, dash_rank
+from .schedule_functions import (
+    dash_num_steps,
+    dash_q_range,
+    dash_q_tile,
+    dash_rank,
+    dash_seen_keys,
+    dash_seen_rows,
+)
 from .tiles import head_start, load_rows, load_tile, visible
 
 
@@ -22,12 +29,15 @@ def dkdv_tile(
     LSE: natural log, fp32 [batch, heads * GROUP, >= q_len], any strides; DELTA: fp32 [batch, heads * GROUP, q_len].
     DQ: fp32 [batch, heads * GROUP, q_len, HEAD_DIM], unscaled; SEM: int32 [batch, heads * GROUP, q tiles]; both zeroed,
     and only used when ORDERED (see Note [Ordered accumulation]).  The query heads of a group are walked in ascending
-    order, so dk and dv of grouped heads have a fixed order too.
+    order, so dk and dv of grouped heads have a fixed order too.  Rows that see no key and keys that no row sees may
+    hold anything: they are not read.
     """
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
+    q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-    k = load_tile(k_head, kv_rows, kv_len, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
-    v = load_tile(v_head, kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    k = load_tile(k_head, kv_rows, kv_first, kv_end, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    v = load_tile(v_head, kv_rows, kv_first, kv_end, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     _first, full_first, full_end, _end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
@@ -42,12 +52,12 @@ def dkdv_tile(
         for step in tl.range(0, steps, num_stages=STAGES):
             q_tile = dash_q_tile(step, kv, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-            q = load_tile(q_head, q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-            lse = load_rows(lse_head, q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
+            q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+            lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
             # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            do = load_tile(do_head, q_rows, q_len, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-            delta = load_rows(DELTA + row * q_len, q_rows, q_len, 1, 0.0, EVEN_Q)
+            do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+            delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
             masked = (q_tile < full_first) | (q_tile >= full_end)
@@ -57,7 +67,7 @@ def dkdv_tile(
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
             if HAS_LO or HAS_HI or not EVEN_KV:
-                if masked:  # a row that sees no key may have an infinite or undefined delta
+                if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)
             ds = ds.to(q.dtype)
             dk = tl.dot(ds, q, dk, input_precision=PRECISION)

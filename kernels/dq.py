@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .delta import delta_tile
-from .schedule_functions import dash_kv_range
+from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import head_start, load_rows, load_tile, visible
 
 
@@ -23,21 +23,23 @@ def dq_tile(
     """
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    delta, do = delta_tile(OUT, DO, out_strides, do_strides, b, hq, q_rows, q_len, HEAD_DIM, BLOCK_D, EVEN_Q)
+    q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    delta, do = delta_tile(OUT, DO, out_strides, do_strides, b, hq, q_rows, q_first, q_end, HEAD_DIM, BLOCK_D, EVEN_Q)
     row = (b * q_heads + hq).to(tl.int64)
     tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
-    q = load_tile(q_head, q_rows, q_len, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
     log2e = 1.4426950408889634
-    lse = load_rows(lse_head, q_rows, q_len, lse_strides[2], float("inf"), EVEN_Q) * log2e
+    lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        k = load_tile(k_head, kv_rows, kv_len, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+        k = load_tile(k_head, kv_rows, kv_first, kv_end, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_tile(v_head, kv_rows, kv_len, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+        v = load_tile(v_head, kv_rows, kv_first, kv_end, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
         ds = p * (dp - delta[:, None])

@@ -39,16 +39,34 @@ def _cudnn(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) 
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2: query i sees keys from ``i + offset - left`` to ``i + offset + right``; -1 is unbounded."""
-    offset = key.shape[2] - query.shape[2]
+    """FlashAttention-2 through its entry for packed sequences, which never splits the kv range.
+
+    Its other entry splits the kv range of small problems by batch size and number of SMs, so that a batch element would
+    have other bits in another batch.  Query i sees keys from ``i + offset - left`` to ``i + offset + right``; -1 is
+    unbounded on both sides, beside a bound it counts as kv_len, and so does whatever is larger than kv_len.
+    """
+    batch, q_heads, q_len, _ = query.shape
+    kv_len = key.shape[2]
+    offset = kv_len - q_len
     left, right = (-1 if band.hi is None else band.hi + offset), (-1 if band.lo is None else -band.lo - offset)
     if (band.hi is not None and left < 0) or (band.lo is not None and right < 0):
         raise ArgumentError("mask", str(band), "for the flash forward: a band that contains the bottom-right diagonal")
+    if not band.is_full and kv_len < q_len - 1 and (right < 0 or kv_len <= right < q_len - 1):
+        raise ArgumentError("mask", str(band), f"for the flash forward with {q_len} queries and {kv_len} keys: causal")
+    # Query heads of a group would be packed together, and the kv range split, for a longest query of one row.
+    longest = max(q_len, 2)
+    starts = [torch.arange(batch + 1, dtype=torch.int32, device=query.device) * n for n in (q_len, kv_len)]
     out, lse, *_ = aten._flash_attention_forward(
-        *(x.transpose(1, 2) for x in (query, key, value)), None, None, query.shape[2], key.shape[2], 0.0, False, False,
+        *map(_packed, (query, key, value)), *starts, longest, kv_len, 0.0, False, False,
         scale=scale, window_size_left=left, window_size_right=right,
     )  # fmt: skip
-    return out.transpose(1, 2), lse
+    return out.unflatten(0, (batch, q_len)).transpose(1, 2), lse.view(q_heads, batch, q_len).transpose(0, 1)
+
+
+def _packed(x: Tensor) -> Tensor:
+    """[batch * length, heads, head dim] of [batch, heads, length, head dim], with unit stride in the last dimension."""
+    packed = x.transpose(1, 2).flatten(0, 1)
+    return packed if packed.stride(-1) == 1 else packed.contiguous()
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:

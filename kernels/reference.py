@@ -1,17 +1,22 @@
-"""Reference executor: a plan in plain ATen, tile by tile, in the plan's accumulation order.
+"""Reference executor: a plan in plain ATen, tile by tile, by the tables of its schedule.
 
 Slow and obvious on purpose.  It is the CPU path, the eager kernel of `dash::attention_backward`, and the tests' oracle.
-Like the kernels it keeps scores and sums in fp32 and rounds p and ds to the input's dtype before they enter a matmul.
+Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input's dtype before they enter a matmul, and
+reads neither rows that see no key nor keys that no row sees.
+
+Every matmul is one of two contiguous matrices, never a batched one: what a CPU makes of a matrix in a batch depends on
+how many there are.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..schedule.jobs import Column, Problem, functions, tables
+from ..schedule.jobs import Problem, functions, tables, walked_query_heads
 from ..schedule.problem import Band, Plan, Tiles
 
 
@@ -27,18 +32,15 @@ def backward(
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.ops`."""
-    parsed = Plan.parse(plan)
-    site = _Site.of(grad_out, query, key, value, out, logsumexp, Band.parse(mask), scale)
-    if parsed.dq is not None:
-        dq = site.dq_pass(parsed.dq)
-        _, dk, dv = site.kv_pass(parsed.schedule, parsed.dkdv, accumulate=False)
-    else:
-        dq, dk, dv = site.kv_pass(parsed.schedule, parsed.dkdv, accumulate=True)
-    return (
-        (dq * scale).to(query.dtype).reshape(query.shape),
-        (dk * scale).to(key.dtype).reshape(key.shape),
-        dv.to(value.dtype).reshape(value.shape),
-    )
+    parsed, band = Plan.parse(plan), Band.parse(mask)
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    for b in range(query.shape[0]):
+        element = _Element.of(grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], band, scale)
+        dq_sums, dk_sums, dv_sums = element.kv_pass(parsed)
+        if parsed.dq is not None:
+            dq_sums = element.dq_pass(parsed.dq)
+        dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
+    return dq, dk, dv
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -58,8 +60,13 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Site:
-    """Operands as [batch, kv heads, group, rows, head dim] (keys and values without group), and the mask."""
+class _Element:
+    """Operands of one batch element and the mask; gradients by query head and kv head.
+
+    q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, delta: [q heads, q_len]; all fp32 and
+    contiguous.  Rows that see no key and keys that no row sees are zero, whatever the tensors hold there, and the
+    log-sum-exp of such a row is infinite.
+    """
 
     q: Tensor
     k: Tensor
@@ -69,79 +76,95 @@ class _Site:
     delta: Tensor
     band: Band
     scale: float
+    dtype: torch.dtype
 
     @staticmethod
     def of(
         grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, band: Band, scale: float
-    ) -> _Site:
-        b, hq, sq, d = query.shape
-        hk = key.shape[1]
-        grouped = (b, hk, hq // hk, sq)
-        delta = (out.float() * grad_out.float()).sum(-1)
-        return _Site(
-            query.reshape(*grouped, d),
-            key,
-            value,
-            grad_out.reshape(*grouped, d),
-            lse[..., :sq].reshape(grouped),
-            delta.reshape(grouped),
-            band,
-            scale,
-        )
+    ) -> _Element:
+        q_len, kv_len = query.shape[1], key.shape[1]
+        everything = Problem(band, q_len, kv_len, q_len, kv_len)
+        f, tail = functions("two_pass", everything), everything.tail()
+        rows, keys = _interval(*f.dash_seen_rows(*tail)), _interval(*f.dash_seen_keys(*tail))
 
-    def problem(self, tiles: Tiles) -> Problem:
-        return Problem(
-            self.band, self.q.shape[3], self.k.shape[2], tiles.block_q, tiles.block_kv, heads=min(self.k.shape[1], 2)
-        )
+        def seen(tensor: Tensor, part: slice, elsewhere: float = 0.0) -> Tensor:
+            whole = torch.full(tensor.shape, elsewhere, dtype=torch.float32, device=tensor.device)
+            whole[:, part] = tensor[:, part].float()
+            return whole
 
-    def pair(self, heads: slice, g: int, q_rows: Tensor, kv_rows: Tensor, band: Band) -> tuple[Tensor, Tensor]:
-        """p and ds of one tile pair, rounded to the input's dtype."""
-        q, do = self.q[:, heads, g, q_rows], self.do[:, heads, g, q_rows]
-        keep = visible(band, q_rows, kv_rows)
-        s = logits(q, self.k[:, heads, kv_rows], self.scale)
-        p = torch.where(keep, torch.exp(s - self.lse[:, heads, g, q_rows, None].float()), 0.0)
-        dp = do.float() @ self.v[:, heads, kv_rows].float().transpose(-1, -2)
-        ds = torch.where(keep, p * (dp - self.delta[:, heads, g, q_rows, None]), 0.0)
-        return p.to(q.dtype).float(), ds.to(q.dtype).float()
+        q, do, o = (seen(t, rows) for t in (query, grad_out, out))
+        k, v = (seen(t, keys) for t in (key, value))
+        sums = seen(lse[:, :q_len], rows, float("inf"))
+        return _Element(q, k, v, do, sums, (o * do).sum(-1), everything.resolved.band, scale, query.dtype)
 
-    def rows(self, tile: int, block: int, length: int) -> Tensor:
-        return torch.arange(tile * block, min((tile + 1) * block, length), device=self.q.device)
+    def problem(self, tiles: Tiles, heads: int) -> Problem:
+        return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
 
-    def kv_pass(self, schedule: str, tiles: Tiles, *, accumulate: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """dk, dv (unscaled) kv tile by kv tile and, if asked for, dq (unscaled) accumulated by rank."""
-        problem = self.problem(tiles)
-        dq, dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (self.q, self.k, self.v))
-        for heads, columns in _head_classes(schedule, problem):
-            turns = _Turns(dq[:, heads])
-            for column in columns:
-                kv_rows = self.rows(column.kv, tiles.block_kv, problem.kv_len)
-                k = self.k[:, heads, kv_rows].float()
-                for g in range(self.q.shape[2]):
+    def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """p and ds of one tile pair of a query head, rounded to the input's dtype."""
+        kv_head, device = self.kv_head(q_head), self.q.device
+        keep = visible(
+            self.band, torch.arange(rows.start, rows.stop, device=device),
+            torch.arange(keys.start, keys.stop, device=device),
+        )  # fmt: skip
+        s = logits(self.q[q_head, rows], self.k[kv_head, keys], self.scale)
+        p = torch.where(keep, torch.exp(s - self.lse[q_head, rows, None]), 0.0)
+        dp = self.do[q_head, rows] @ self.v[kv_head, keys].T
+        ds = torch.where(keep, p * (dp - self.delta[q_head, rows, None]), 0.0)
+        return p.to(self.dtype).float(), ds.to(self.dtype).float()
+
+    def kv_head(self, q_head: int) -> int:
+        return q_head // (self.q.shape[0] // self.k.shape[0])
+
+    def kv_pass(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """dk, dv (unscaled) kv tile by kv tile and, in one pass, dq (unscaled) accumulated by rank."""
+        walked = walked_query_heads(plan.kernel, self.q.shape[0], self.k.shape[0])
+        problem = self.problem(plan.dkdv, len(walked))
+        dq = torch.zeros_like(self.q)
+        dk, dv = (t.new_zeros(len(walked), *t.shape[1:]) for t in (self.k, self.v))
+        turns = _Turns(dq)
+        for job in tables(plan.schedule, problem):
+            for column in job.columns:
+                keys = _tile(column.kv, problem.block_kv, problem.kv_len)
+                for q_head in walked[job.head]:
+                    k = self.k[self.kv_head(q_head), keys]
                     for q_tile, rank in column.steps:
-                        q_rows = self.rows(q_tile, tiles.block_q, problem.q_len)
-                        p, ds = self.pair(heads, g, q_rows, kv_rows, problem.resolved.band)
-                        dv[:, heads, kv_rows] += p.transpose(-1, -2) @ self.do[:, heads, g, q_rows].float()
-                        dk[:, heads, kv_rows] += ds.transpose(-1, -2) @ self.q[:, heads, g, q_rows].float()
-                        if accumulate:
-                            turns.add(g, q_tile, q_rows, rank, ds @ k)
-            turns.check()
-        return dq, dk, dv
+                        rows = _tile(q_tile, problem.block_q, problem.q_len)
+                        p, ds = self.pair(q_head, rows, keys)
+                        dv[job.head, keys] += p.T @ self.do[q_head, rows]
+                        dk[job.head, keys] += ds.T @ self.q[q_head, rows]
+                        if plan.dq is None:
+                            turns.add(q_head, rows, rank, ds @ k)
+        turns.check()
+        return dq, self.by_kv_head(dk), self.by_kv_head(dv)
+
+    def by_kv_head(self, sums: Tensor) -> Tensor:
+        """[kv heads, ...] from one sum per head of the schedule: those of a group are added in their order."""
+        members: tuple[Tensor, ...] = sums.split(self.k.shape[0])
+        return functools.reduce(torch.add, members)
 
     def dq_pass(self, tiles: Tiles) -> Tensor:
         """dq (unscaled), q tile by q tile, kv tiles ascending."""
-        problem = self.problem(tiles)
+        problem = self.problem(tiles, heads=1)
         tail, kv_range = problem.tail(), functions("two_pass", problem).dash_kv_range
-        dq = torch.zeros_like(self.q, dtype=torch.float32)
-        everyone = slice(None)
-        for q_tile in range(problem.n_q):
-            q_rows = self.rows(q_tile, tiles.block_q, problem.q_len)
-            first, _, _, end = kv_range(q_tile, *tail)
-            for kv in range(first, end):
-                kv_rows = self.rows(kv, tiles.block_kv, problem.kv_len)
-                for g in range(self.q.shape[2]):
-                    _, ds = self.pair(everyone, g, q_rows, kv_rows, problem.resolved.band)
-                    dq[:, :, g, q_rows] += ds @ self.k[:, :, kv_rows].float()
+        dq = torch.zeros_like(self.q)
+        for q_head in range(self.q.shape[0]):
+            for q_tile in range(problem.n_q):
+                rows = _tile(q_tile, problem.block_q, problem.q_len)
+                first, _, _, end = kv_range(q_tile, *tail)
+                for kv in range(first, end):
+                    keys = _tile(kv, problem.block_kv, problem.kv_len)
+                    _, ds = self.pair(q_head, rows, keys)
+                    dq[q_head, rows] += ds @ self.k[self.kv_head(q_head), keys]
         return dq
+
+
+def _interval(first: int, end: int) -> slice:
+    return slice(first, max(first, end))
+
+
+def _tile(tile: int, block: int, length: int) -> slice:
+    return slice(tile * block, min((tile + 1) * block, length))
 
 
 class _Turns:
@@ -150,25 +173,16 @@ class _Turns:
     def __init__(self, dq: Tensor) -> None:
         self.dq = dq
         self.next: dict[tuple[int, int], int] = {}
-        self.early: dict[tuple[int, int, int], Tensor] = {}
+        self.early: dict[tuple[tuple[int, int], int], Tensor] = {}
 
-    def add(self, g: int, q_tile: int, q_rows: Tensor, rank: int, contribution: Tensor) -> None:
-        self.early[g, q_tile, rank] = contribution
-        turn = self.next.get((g, q_tile), 0)
-        while (g, q_tile, turn) in self.early:
-            self.dq[:, :, g, q_rows] += self.early.pop((g, q_tile, turn))
+    def add(self, q_head: int, rows: slice, rank: int, contribution: Tensor) -> None:
+        tile = q_head, rows.start
+        self.early[tile, rank] = contribution
+        turn = self.next.get(tile, 0)
+        while (tile, turn) in self.early:
+            self.dq[q_head, rows] += self.early.pop((tile, turn))
             turn += 1
-        self.next[g, q_tile] = turn
+        self.next[tile] = turn
 
     def check(self) -> None:
         assert not self.early, f"ranks with holes: {sorted(self.early)}"
-
-
-def _head_classes(schedule: str, problem: Problem) -> list[tuple[slice, list[Column]]]:
-    """Heads that share walks and ranks (at most by parity), with their columns in launch order."""
-    columns: list[list[Column]] = [[] for _ in range(problem.heads)]
-    for job in tables(schedule, problem):
-        columns[job.head].extend(job.columns)
-    if all(c == columns[0] for c in columns):
-        return [(slice(None), columns[0])]
-    return [(slice(parity, None, 2), c) for parity, c in enumerate(columns)]

@@ -40,3 +40,13 @@ def dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
 @triton.jit
 def dash_kv_range(q, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
     """(first, full_first, full_end, end): kv tiles of a q tile; [full_first, full_end) need no mask."""
+
+
+@triton.jit
+def dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
+    """(first, end) of the queries that see a key; ``end <= first``, maybe negative, where none does."""
+
+
+@triton.jit
+def dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV):
+    """(first, end) of the keys that a query sees; ``end <= first``, maybe negative, where there is none."""

@@ -11,7 +11,7 @@ import functools
 from importlib import resources
 from typing import Any
 
-from ..schedule import codegen
+from ..schedule import codegen, geometry
 from ..schedule.problem import Band, Plan, Tiles
 
 _COMMON = """
@@ -110,7 +110,8 @@ _DQ_TAIL = """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
 _DELTA = """{{def_kernel("DO", "OUT")}}
-    # DO, OUT: [batch, q_heads, q_len, HEAD_DIM]; the output is delta: [batch, q_heads, q_len]
+    # DO, OUT: [batch, q_heads, q_len, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the dk/dv kernel
+    # does not read in rows that see no key
     q_heads = {{size("DO", 1)}}
     q_len = {{size("DO", 2)}}
     do_strides = ({{stride("DO")}},)
@@ -120,7 +121,7 @@ _DELTA = """{{def_kernel("DO", "OUT")}}
     b = pid // n_q // q_heads
     hq = pid // n_q % q_heads
     idx_m = pid % n_q * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
-    delta, _ = delta_tile(OUT, DO, out_strides, do_strides, b, hq, idx_m, q_len, HEAD_DIM, BLOCK_D, EVEN_Q)
+    delta, _ = delta_tile(OUT, DO, out_strides, do_strides, b, hq, idx_m, 0, q_len, HEAD_DIM, BLOCK_D, EVEN_Q)
     inside = idx_m < q_len
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
@@ -174,12 +175,19 @@ def constants(
     scale: float,
     head_dim: int,
     group: int,
+    lengths: tuple[Any, Any],
     *,
     even_q: bool,
     even_kv: bool,
     interpret: bool,
 ) -> dict[str, Any]:
-    """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top)."""
+    """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
+
+    Args:
+        lengths: q_len and kv_len, integers or sympy's.
+        even_q, even_kv: no tile reaches past q_len, past kv_len.
+    """
+    every_row, every_key = geometry.all_seen(mask, *lengths)
     return {
         "BLOCK_Q": tiles.block_q,
         "BLOCK_KV": tiles.block_kv,
@@ -193,8 +201,8 @@ def constants(
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",
-        "EVEN_Q": even_q,
-        "EVEN_KV": even_kv,
+        "EVEN_Q": even_q and every_row,
+        "EVEN_KV": even_kv and every_key,
         "SECTION": plan.section,
         "PRECISION": "'tf32'" if plan.tf32 else "'ieee'",
         "INTERPRET": interpret,

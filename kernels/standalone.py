@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2
 
+from .. import toolchain
 from ..errors import ArgumentError
 from ..schedule import schedules
 from ..schedule.problem import Plan, Site, Tiles
@@ -114,7 +115,8 @@ def _render(
     assert site.q_len is not None
     assert site.kv_len is not None
     constants = {"INDEX_DTYPE": "tl.int32"} | extra | source.constants(
-        plan, tiles, site.mask, site.scale, site.head_dim, site.group, even_q=site.q_len % tiles.block_q == 0,
+        plan, tiles, site.mask, site.scale, site.head_dim, site.group, (site.q_len, site.kv_len),
+        even_q=site.q_len % tiles.block_q == 0,
         even_kv=site.kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=False,
     )  # fmt: skip
     arguments: list[str] = []
@@ -163,7 +165,7 @@ def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
     function = kernel.load()
     signature = dict(zip(kernel.names, kernel.types, strict=True))
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.names))}
-    options = {"num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
+    options = {**toolchain.OPTIONS, "num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
     compiled = triton.compile(
         ASTSource(fn=function, signature=signature, constexprs={}, attrs=aligned),
         target=GPUTarget("cuda", capability, 32),

@@ -15,28 +15,32 @@ def head_start(ptr, b, h, strides):
 
 @triton.jit
 def load_tile(
-    ptr, rows, n_rows, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr
+    ptr, rows, first, end, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Rows `rows` of a [n_rows, HEAD_DIM] matrix as a [len(rows), BLOCK_D] tile, zeros outside (EVEN: no row is)."""
+    """Rows `rows` of a matrix with HEAD_DIM columns as a [len(rows), BLOCK_D] tile.
+
+    Zeros stand for rows outside first .. end-1, which are not read (EVEN: there are none), and for further columns.
+    """
     cols = tl.arange(0, BLOCK_D)
+    inside = (rows >= first) & (rows < end)
     ptrs = ptr + rows[:, None] * row_stride + cols[None, :] * col_stride
     if EVEN and HEAD_DIM == BLOCK_D:
         return tl.load(ptrs)
     elif EVEN:
         return tl.load(ptrs, mask=cols[None, :] < HEAD_DIM, other=0.0)
     elif HEAD_DIM == BLOCK_D:
-        return tl.load(ptrs, mask=rows[:, None] < n_rows, other=0.0)
+        return tl.load(ptrs, mask=inside[:, None], other=0.0)
     else:
-        return tl.load(ptrs, mask=(rows[:, None] < n_rows) & (cols[None, :] < HEAD_DIM), other=0.0)
+        return tl.load(ptrs, mask=inside[:, None] & (cols[None, :] < HEAD_DIM), other=0.0)
 
 
 @triton.jit
-def load_rows(ptr, rows, n_rows, stride, other, EVEN: tl.constexpr):
-    """One fp32 value per row; `other` outside."""
+def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
+    """One fp32 value per row; `other` outside first .. end-1, where nothing is read."""
     if EVEN:
         return tl.load(ptr + rows * stride)
     else:
-        return tl.load(ptr + rows * stride, mask=rows < n_rows, other=other)
+        return tl.load(ptr + rows * stride, mask=(rows >= first) & (rows < end), other=other)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
-from .. import compat, ops
+from .. import compat, ops, toolchain
 from ..errors import ArgumentError
 from ..kernels import source
 from ..kernels.strides import dense_strides
@@ -183,7 +183,7 @@ class _Call:
                 dtype=torch.uint8,
             )
             if schedule.resident is not None:
-                extra["triton_meta"] = {"launch_cooperative_grid": True}
+                extra["cooperative"] = True
         dk = _template(
             f"dash_dkdv_{self.plan.schedule}_{self._bounds()}",
             source.dkdv_template(self.plan.schedule, self.mask.lo is not None, self.mask.hi is not None),
@@ -208,6 +208,7 @@ class _Call:
             self.scale,
             self.head_dim,
             self.group,
+            (self.q_len, self.kv_len),
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
@@ -252,9 +253,10 @@ def _template(
     call_sizes: list[Any],
     tiles: Tiles,
     constants: dict[str, Any],
+    cooperative: bool = False,
     **extra: Any,
 ) -> TensorBox:
-    """One kernel of the graph: the template as the only choice."""
+    """One kernel of the graph: the template as the only choice; `cooperative` launches all CTAs at once or fails."""
     choices: list[Any] = []
     error = _compiled_template(name, text, grid).maybe_append_choice(
         choices,
@@ -264,6 +266,7 @@ def _template(
         call_sizes=call_sizes,
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
+        triton_meta={**toolchain.OPTIONS, **({"launch_cooperative_grid": True} if cooperative else {})},
         **constants,
         **extra,
     )

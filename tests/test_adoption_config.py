@@ -8,6 +8,7 @@ import pytest
 
 import dash_inductor
 from _dash_inductor_autoload import BOOLEANS
+from dash_inductor import toolchain
 from dash_inductor.config import SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.schedule import schedules
@@ -58,7 +59,7 @@ def test_numbers_are_booleans_and_leave_one_cache_key(value: int) -> None:
 
 def test_help_does_not_show_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASH_TEST_TOKEN", "a-secret-of-the-notebook")
-    for thing in (dash_inductor.config, Config, config):
+    for thing in (dash_inductor.config, Config, config, toolchain):
         assert "a-secret-of-the-notebook" not in pydoc.render_doc(thing)
 
 

@@ -45,6 +45,21 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert max(map(float, results[case].split())) < TOLERANCE[case.split()[5]], results[case]
 
 
+def test_what_nobody_sees_may_hold_anything() -> None:
+    """NaN and infinities past the lengths, in rows that see no key, in keys that no row sees, behind the mask."""
+    cases = [
+        "two_pass causal 20 48 2 float32 poison",
+        "two_pass band(0,9) 64 33 1 float32 poison",
+        "fold causal:bottom_right 48 20 1 float32 poison",
+        "spt band(-30,-20) 20 70 2 float32 poison",
+        "ascending band(none,-5) 32 64 1 float32 poison",
+        "ascending full 20 40 1 float16 poison",
+        "two_pass causal 40 40 1 float32 overflow",
+        "spt causal 40 40 2 float32 overflow",
+    ]
+    assert interpret(cases) == ["unharmed"] * len(cases)
+
+
 def test_a_schedule_that_waits_for_later_programs_is_caught() -> None:
     """Programs run one after the other there: in a ring the first one would wait for the last one, for ever."""
     assert interpret(["shift full 70 70 1 float32 static"]) == ["accumulation out of order"]

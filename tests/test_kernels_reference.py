@@ -9,7 +9,8 @@ from dash_inductor import ops
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.schedule import NAMES, Band, Plan, Tiles, supports
 
-from .support.attention import BSHD, Problem, errors
+from .support import poison
+from .support.attention import BSHD, Gradients, Problem, errors
 
 MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 20), Band(-9, 9), Band(3, 5)]
 # fp32 against fp64: sums of at most 70 products of magnitude 1 to 10 lose a few units in the last place
@@ -39,6 +40,30 @@ def test_gradients(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
     assert [g.stride() for g in gradients] == [problem.q.stride(), dense.stride(), problem.v.stride()]
     again = ops.attention_backward(*arguments, BSHD, [0, 1, 2, 3], BSHD, plan, "test")
     assert all(map(torch.equal, gradients, again))
+
+
+@pytest.mark.parametrize(("mask", "q_len", "kv_len"), poison.MASKS, ids=str)
+def test_what_nobody_sees_may_hold_anything(mask: Band, q_len: int, kv_len: int) -> None:
+    for schedule in ("two_pass", "fold"):
+        p = Problem.random(q_len, kv_len, 16, mask, batch=1, group=2, device="cpu", dtype=torch.float32)
+        poison.check_poison(p, executed(schedule))
+
+
+@pytest.mark.parametrize("schedule", ["two_pass", "spt"])
+def test_overflow_behind_the_mask(schedule: str) -> None:
+    p = Problem.random(70, 70, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
+    poison.check_overflow(p, executed(schedule))
+
+
+def executed(schedule: str) -> poison.Backward:
+    """The executor through the operator."""
+
+    def backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
+        arguments = p.do, p.q, p.k, p.v, out, lse, str(p.mask), p.scale, BSHD, BSHD, BSHD
+        gradients: Gradients = ops.attention_backward(*arguments, str(reference_plan(schedule)), "test")
+        return gradients
+
+    return backward
 
 
 def test_accumulation_order_changes_the_bits() -> None:

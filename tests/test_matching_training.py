@@ -116,3 +116,28 @@ def test_training_repeats_bit_for_bit() -> None:
         second = train()
     assert graphs.count(BACKWARD) == 2 * LAYERS
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 0.4])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_scales_that_are_not_positive(scale: float, causal: bool) -> None:
+    """An explicit causal mask must not become `is_causal`, for which PyTorch's CPU kernel gives NaN at such scales."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.ones(50, 50, dtype=torch.bool).tril() if causal else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+    def train(attend: object, dtype: torch.dtype) -> list[Tensor]:
+        assert callable(attend)
+        torch.manual_seed(0)
+        leaves = [torch.randn(2, 3, 50, 16, dtype=torch.float32).to(dtype).requires_grad_() for _ in range(3)]
+        out = attend(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+    with capture() as graphs:
+        ours = train(graphs.compile(attend), torch.float32)
+    assert graphs.count(BACKWARD) == 1
+    (record,) = sites()
+    assert record.forward == ("cpu" if scale > 0 else "reference")
+    for a, b in zip(ours, train(attend, torch.float64), strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-4)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import sympy
 from hypothesis import given, settings
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule.geometry import all_seen
 from dash_inductor.schedule.jobs import Problem, functions
 from dash_inductor.schedule.problem import Band
 from tests.support.schedules import problems
@@ -42,10 +46,32 @@ def _assert_exact(p: Problem) -> None:
         assert list(range(full_first, full_end)) == sorted(k for x, k in full if x == q)
 
 
+def _assert_seen(p: Problem) -> None:
+    f, tail = functions("two_pass", p), p.tail()
+    pairs = [
+        (i, j) for i in range(p.q_len) for j in range(p.kv_len) if p.band.visible(i, j, p.q_len, p.kv_len)
+    ]  # fmt: skip
+    assert list(range(*f.dash_seen_rows(*tail))) == sorted({i for i, _ in pairs})
+    assert list(range(*f.dash_seen_keys(*tail))) == sorted({j for _, j in pairs})
+    everything = len({i for i, _ in pairs}) == p.q_len, len({j for _, j in pairs}) == p.kv_len
+    assert all_seen(p.band, p.q_len, p.kv_len) == everything
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(max_tiles=12))
 def test_visible_and_full_tiles_are_exact(p: Problem) -> None:
     _assert_exact(p)
+    _assert_seen(p)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 9), (9, 1), (7, 7), (5, 9), (9, 5)])
+def test_rows_and_keys_that_take_part(q_len: int, kv_len: int) -> None:
+    """Every band there is at these lengths, those that let nothing through included."""
+    bounds = [None, *range(-11, 12)]
+    for lo, hi in itertools.product(bounds, bounds):
+        if lo is None or hi is None or lo <= hi:
+            for anchor in ("top_left", "bottom_right"):
+                _assert_seen(Problem(Band(lo, hi, anchor), q_len, kv_len, 2, 4))  # type: ignore[arg-type]  # a name
 
 
 @pytest.mark.parametrize(
@@ -55,6 +81,16 @@ def test_visible_and_full_tiles_are_exact(p: Problem) -> None:
 def test_visible_and_full_tiles_of_kernel_shapes(band: Band, q_len: int, kv_len: int) -> None:
     for block_q, block_kv in ((32, 16), (16, 32), (16, 16)):
         _assert_exact(Problem(band, q_len, kv_len, block_q, block_kv))
+
+
+def test_what_is_seen_at_unknown_lengths() -> None:
+    """Only what holds at all lengths: `s` and `t` may be any."""
+    s, t = sympy.symbols("s t", integer=True, positive=True)
+    assert all_seen(Band(), s, t) == (True, True)
+    assert all_seen(Band(0), s, s) == all_seen(Band(0, None, "bottom_right"), s, s) == (True, True)
+    assert all_seen(Band(0), s, t) == (True, False)
+    assert all_seen(Band(0, None, "bottom_right"), s, t) == (False, True)
+    assert all_seen(Band(0, 9), s, t)[0] is False
 
 
 def test_bounds_that_exclude_nothing_change_nothing() -> None:

@@ -47,6 +47,22 @@ def test_closed_formulas(n: int, r: float) -> None:
     assert pairs.makespan == m * (n + 1) * step  # n/2 workers
 
 
+@pytest.mark.parametrize("n", [4, 8, 16])
+def test_where_the_formula_of_descending_holds(n: int) -> None:
+    """For an even number of heads if an add takes no longer than the compute, and for two heads always."""
+    for m in (1, 2, 3, 4, 6, 8):
+        for r in (0.25, 0.5, 1.0, 1.5, 2.0, 4.0):
+            formula = m * (n + 1) * (1 + r) / 2 + (n - 1) * r
+            found = _makespan("descending", CAUSAL, n, m, r, mirror=True)
+            if m % 2 == 0 and (r <= 1.0 or m == 2):
+                assert found == formula
+            elif m % 2 == 0:
+                assert found > formula
+    if n == 16:
+        assert _makespan("descending", CAUSAL, n, 8, 4.0, mirror=True) == 535
+        assert 8 * (n + 1) * 5 / 2 + (n - 1) * 4 == 400
+
+
 @pytest.mark.parametrize(("n_q", "n_kv"), [(8, 5), (9, 9), (40, 7), (12, 8), (3, 1)])
 def test_shift_meets_the_work_bound_for_any_counts(n_q: int, n_kv: int) -> None:
     jobs = tables("shift", Problem(FULL, n_q, n_kv, 1, 1, heads=3))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from .. import toolchain
 from ..config import config
 from ..errors import ArgumentError, DashError
 from ..observe.reasons import Reason
@@ -120,6 +121,8 @@ def analyse(node: Node, facts: Facts) -> Match:
         scale=scale,
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
         square=layout.same(query.shape[2], key.shape[2]),
+        q_within_kv=layout.at_most(query.shape[2], key.shape[2]),
+        least_q_len=layout.least(query.shape[2]),
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
@@ -229,15 +232,14 @@ def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
 
 def _plan(site: Site, device: torch.device) -> tuple[Plan, str]:
     """The plan of a site; where it cannot have the schedule of the setting, the planner's own choice and a note."""
-    architecture = arch.arch_of(device)
-    note = ""
+    architecture, compiler, note = arch.arch_of(device), toolchain.settings(), ""
     try:
         _check_dims(site, architecture)
         if config.schedule != "auto":
             try:
-                return plan(site, architecture, schedule=config.schedule), ""
+                return plan(site, architecture, schedule=config.schedule, compiler=compiler), ""
             except ArgumentError as error:
                 note = f"the setting schedule={config.schedule!r} cannot be followed here: {error}"
-        return plan(site, architecture), note
+        return plan(site, architecture, compiler=compiler), note
     except DashError as error:
         raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error

@@ -25,6 +25,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_rank": ("q", "kv", "head", "heads", *_TAIL),
     "dash_q_range": ("kv", *_TAIL),
     "dash_kv_range": ("q", *_TAIL),
+    "dash_seen_rows": _TAIL,
+    "dash_seen_keys": _TAIL,
 }
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_slots": _TAIL,
@@ -34,7 +36,7 @@ HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
 
 def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
     """Function name -> the expressions it returns, for `SIGNATURES` and `HOST_SIGNATURES`."""
-    q, kv = s.q_tiles, s.kv_tiles
+    q, kv = s.visible.q, s.visible.kv
     return {
         "dash_launch": s.launch,
         "dash_kv_tile": (s.kv_tile,),
@@ -43,6 +45,8 @@ def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
         "dash_rank": (s.rank,),
         "dash_q_range": (q.first, q.full_first, q.full_end, q.end),
         "dash_kv_range": (kv.first, kv.full_first, kv.full_end, kv.end),
+        "dash_seen_rows": s.visible.rows,
+        "dash_seen_keys": s.visible.keys,
         "dash_slots": (s.slots,),
         "dash_resident": (s.resident if s.resident is not None else sympy.Integer(1),),
     }

@@ -9,6 +9,9 @@ A visible pair is *full* iff a kernel may skip the mask there: every existing ro
 is complete. A ragged q tile may be full: kernels load ``lse = +inf`` for rows that do not exist, so their
 probabilities are zero.
 
+Rows that see no key, and keys that no row sees, exist too (a window with unequal lengths has them).  The others are an
+interval: row i sees a key iff some j has ``max(0, i - hi) <= j <= min(kv_len - 1, i - lo)``.
+
 The bounds are anchored top left (``lo <= i - j <= hi``); None means unbounded, and then no expression contains the
 symbol. Bounds and lengths must stay below 2**30 in magnitude, so that int32 arithmetic cannot overflow.
 """
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from .problem import Band
 from .symbols import (
     BLOCK_KV,
     BLOCK_Q,
@@ -39,6 +43,10 @@ from .symbols import (
 
 N_Q = ceil_div(Q_LEN, BLOCK_Q)
 N_KV = ceil_div(KV_LEN, BLOCK_KV)
+
+
+Interval = tuple[Expr, Expr]
+"""First and end of consecutive rows or keys.  An empty one has ``end <= first``, and its end may be negative."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +97,26 @@ def kv_range(has_lo: bool, has_hi: bool, q: Expr = Q) -> Range:
         first = Where(key < KV_LEN, FloorDiv(at_least_zero(key), BLOCK_KV), end)
         full_first = ceil_div(at_least_zero(end_row - 1 - HI), BLOCK_KV)
     return _range(first, full_first, full_end, end)
+
+
+def seen_rows(has_lo: bool, has_hi: bool) -> Interval:
+    """The rows that see a key; in terms of lengths and bounds alone."""
+    return at_least_zero(LO) if has_lo else sympy.Integer(0), Minimum(Q_LEN, KV_LEN + HI) if has_hi else Q_LEN
+
+
+def seen_keys(has_lo: bool, has_hi: bool) -> Interval:
+    """The keys that a row sees; in terms of lengths and bounds alone."""
+    return at_least_zero(-HI) if has_hi else sympy.Integer(0), Minimum(KV_LEN, Q_LEN - LO) if has_lo else KV_LEN
+
+
+def all_seen(band: Band, q_len: Expr, kv_len: Expr) -> tuple[bool, bool]:
+    """Whether every row is known to see a key, and every key to be seen by a row; lengths are integers or sympy's."""
+    offset = kv_len - q_len if band.anchor == "bottom_right" else 0
+    bounds = {symbol: bound - offset for symbol, bound in ((LO, band.lo), (HI, band.hi)) if bound is not None}
+    values = {symbol: sympy.sympify(x) for symbol, x in ({Q_LEN: q_len, KV_LEN: kv_len} | bounds).items()}
+
+    def all_of(seen: Interval, length: Expr) -> bool:
+        return tuple(x.xreplace(values) for x in seen) == (0, length)
+
+    kind = band.lo is not None, band.hi is not None
+    return all_of(seen_rows(*kind), q_len), all_of(seen_keys(*kind), kv_len)

@@ -27,8 +27,8 @@ class Problem:
         q_len, kv_len: lengths in tokens, >= 1.
         block_q, block_kv: tile shape in tokens.
         batch: batch elements.
-        heads: kv heads per batch element.
-        group: query heads per kv head; a CTA runs through them in ascending order.
+        heads: heads of the schedule per batch element, see `walked_query_heads`.
+        group: query heads that a CTA runs through, in ascending order.
         section: heads that are launched together.
     """
 
@@ -88,6 +88,24 @@ class Job:
     ticket: int
     head: int
     columns: tuple[Column, ...]
+
+
+def walked_query_heads(kernel: str, q_heads: int, kv_heads: int) -> tuple[tuple[int, ...], ...]:
+    """For each head of the schedule, in its order, the query heads that its CTAs walk for, one after the other.
+
+    The Hopper kernel has CTAs of its own for every query head: they are the heads, first member 0 of all groups, then
+    member 1, and so on.  In every other kernel a kv head is a head, and its CTAs walk for the whole group.  Either way
+    head `h` belongs to kv head ``h % kv_heads``.
+
+    Args:
+        kernel: as in `Plan`.
+        q_heads, kv_heads: per batch element.
+    """
+    group = q_heads // kv_heads
+    members = [[kv_head * group + member for kv_head in range(kv_heads)] for member in range(group)]
+    if kernel == "hopper":
+        return tuple((head,) for heads in members for head in heads)
+    return tuple(zip(*members, strict=True))
 
 
 def functions(name: str, problem: Problem) -> SimpleNamespace:

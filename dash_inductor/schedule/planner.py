@@ -7,8 +7,8 @@ each candidate of `costs.candidates` is run through the simulator with its costs
 DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
 to the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named.
 
-Lengths decide two things.  `section`, the launch grouping, never changes bits.  `forward` asks whether the lengths are
-known to be equal (`Site.square`), because then both anchors mean the same mask; the numerics key shows the outcome.
+Lengths decide two things.  `section`, the launch grouping, never changes bits.  The forward (`forwards`) depends on how
+the lengths compare as far as that is known; the numerics key shows the outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 from functools import lru_cache
 
 from ..errors import ArgumentError
-from . import costs
+from . import costs, forwards
 from .costs import Candidate
 from .jobs import Problem, functions, resident, tables
 from .problem import Band, Plan, Site, Tiles
@@ -28,11 +28,12 @@ from .simulator import Costs, simulate
 _BITS = {"float16": 16, "bfloat16": 16, "float32": 32}
 
 
-def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
+def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
     """What runs at `site` on architecture `arch` ("sm_80", "sm_89", "sm_90", "sm_100" or "cpu").
 
     Args:
         schedule: take this schedule instead of choosing one; it must support the mask.
+        compiler: settings of the compiler that may change bits (`toolchain.settings`); part of the numerics key.
 
     An architecture of `costs.SAME_AS` gets the plan of its relative, under a numerics key of its own.
 
@@ -45,10 +46,11 @@ def plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
     name, candidate, length = _choose(tables_of, _candidates(site, arch), site.mask, schedule)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     kernel = candidate.kernel if site.device == "cuda" else "reference"
-    forward = _forward(site, tables_of)
+    forward, why = forwards.choose(site, tables_of)
     section = _section(name, site, tables_of, candidate)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
-    return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key)
+    key += f"/{compiler}" if compiler else ""
+    return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key, why)
 
 
 def _check(site: Site, arch: str, schedule: str | None) -> None:
@@ -195,31 +197,6 @@ def _fits_l2(site: Site, length: int) -> int:
     if site.batch is not None:
         heads = min(heads, site.batch * site.q_heads)
     return 1 << (int(heads).bit_length() - 1)
-
-
-def _forward(site: Site, arch: str) -> str:
-    """The fastest deterministic forward that computes this mask and whose log-sum-exp the backward can read.
-
-    FlashAttention-2 and the memory-efficient kernel align windows bottom right, the operators' is_causal is top left;
-    with equal lengths that is the same.  The memory-efficient kernel is wrong where a row sees no key (q_len > kv_len,
-    bottom right), so it needs equal lengths there.  docs/notes.md has the measurements.
-    """
-    lo, hi, bottom_right = site.mask.lo, site.mask.hi, site.mask.anchor == "bottom_right"
-    full = site.mask.is_full
-    is_causal = (lo, hi) == (0, None) and (site.square or not bottom_right)
-    aligned = full or site.square or bottom_right
-    sees_diagonal = (lo is None or lo <= 0) and (hi is None or hi >= 0)
-    if site.device == "cpu":
-        return "cpu" if full or is_causal else "reference"
-    if site.head_dim > 128 or site.value_dim != site.head_dim:  # cuDNN: not known for all of them
-        return "flash" if site.head_dim == site.value_dim and aligned and sees_diagonal else "keep"
-    if site.dtype == "float32":
-        return "efficient" if full or is_causal or (site.square and lo == 0) else "keep"
-    if arch in ("sm_90", "sm_100") and (full or is_causal):
-        return "cudnn"
-    if aligned and sees_diagonal:
-        return "flash"
-    return "cudnn" if is_causal else "keep"
 
 
 def _numerics_key(site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: str, tf32: bool) -> str:

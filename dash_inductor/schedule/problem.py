@@ -85,8 +85,9 @@ class Band:
 class Site:
     """Facts of one attention backward, as the planner needs them.
 
-    Lengths and batch are None when they are dynamic; `square` says that q_len equals kv_len, which may be known of
-    dynamic lengths too.  `head_dim` is the dimension of q and k, `value_dim` that of v.
+    Lengths and batch are None when they are dynamic; `head_dim` is the dimension of q and k, `value_dim` that of v.
+    Of dynamic lengths may be known: `square`, that q_len equals kv_len; `q_within_kv`, that it is at most kv_len;
+    `least_q_len`, a lower bound of q_len.  For static lengths all three follow from the lengths.
     """
 
     device: Literal["cuda", "cpu"]
@@ -102,10 +103,17 @@ class Site:
     scale: float
     allow_tf32: bool = False
     square: bool = False
+    q_within_kv: bool = False
+    least_q_len: int = 1
 
     def __post_init__(self) -> None:
+        if self.q_len is not None:
+            object.__setattr__(self, "least_q_len", self.q_len)
         if self.q_len is not None and self.kv_len is not None:
             object.__setattr__(self, "square", self.q_len == self.kv_len)
+            object.__setattr__(self, "q_within_kv", self.q_len <= self.kv_len)
+        elif self.square:
+            object.__setattr__(self, "q_within_kv", True)
 
     @property
     def group(self) -> int:
@@ -147,6 +155,7 @@ class Plan:
         tf32: fp32 matmuls may use tf32.
         critical_path: predicted time in the schedule's DAG model (units: one tile's compute); not part of ``str``.
         numerics_key: changes whenever the bits of the gradients could; not part of ``str``.
+        forward_note: where `forward` is "keep", why; not part of ``str``.
     """
 
     kernel: str
@@ -158,6 +167,7 @@ class Plan:
     tf32: bool = False
     critical_path: float = 0.0
     numerics_key: str = ""
+    forward_note: str = ""
 
     def __str__(self) -> str:
         dq = f"/dq={self.dq}" if self.dq else ""

@@ -24,7 +24,7 @@ from functools import cache
 import sympy
 
 from ..errors import ArgumentError
-from .geometry import N_KV, N_Q, Range, kv_range, q_range
+from .geometry import N_KV, N_Q, Interval, Range, kv_range, q_range, seen_keys, seen_rows
 from .problem import Band
 from .symbols import (
     BATCH,
@@ -56,46 +56,13 @@ def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """One schedule for one kind of band (which of lo and hi exist).
-
-    Args:
-        name: the name used in plans.
-        parts: kv tiles that one CTA processes, one after the other.
-        slots: CTAs per head.
-        launch: ticket -> (head index ``b * heads + h``, slot), see `_grouped`.
-        kv_tile: (slot, part, head within its batch element, heads) -> kv tile, or the number of kv tiles for "no tile".
-        num_steps: kv -> q tiles to walk.
-        q_tile: (step, kv, head, heads) -> q tile.
-        rank: (q, kv, head, heads) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for
-            visible pairs.
-        q_tiles, kv_tiles: the visible q tiles of a kv tile, and the visible kv tiles of a q tile.
-        shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
-            which the owner of the q tile walks over the kv tiles.
-        resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
-            Else the least number of simultaneously resident CTAs for which the launch cannot hang: an exact bound.
-    """
-
-    name: str
-    parts: int
-    slots: Expr
-    launch: tuple[Expr, Expr]
-    kv_tile: Expr
-    num_steps: Expr
-    q_tile: Expr
-    rank: Expr
-    q_tiles: Range
-    kv_tiles: Range
-    shared_accumulator: bool = True
-    resident: Expr | None = None
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """What the schedules of whole kv columns are made of."""
+class Visible:
+    """The visible q tiles of kv tile KV and kv tiles of q tile Q, the rows that see a key, the keys that a row sees."""
 
     q: Range
     kv: Range
+    rows: Interval
+    keys: Interval
 
     @property
     def steps(self) -> Expr:
@@ -118,27 +85,61 @@ class _Columns:
         return self.kv.end - 1 - KV
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """One schedule for one kind of band (which of lo and hi exist).
+
+    Args:
+        name: the name used in plans.
+        parts: kv tiles that one CTA processes, one after the other.
+        slots: CTAs per head.
+        launch: ticket -> (head index ``b * heads + h``, slot), see `_grouped`.
+        kv_tile: (slot, part, head within its batch element, heads) -> kv tile, or the number of kv tiles for "no tile".
+        num_steps: kv -> q tiles to walk.
+        q_tile: (step, kv, head, heads) -> q tile.
+        rank: (q, kv, head, heads) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for
+            visible pairs.
+        visible: what the band lets through, whatever the schedule.
+        shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
+            which the owner of the q tile walks over the kv tiles.
+        resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
+            Else the least number of simultaneously resident CTAs for which the launch cannot hang: an exact bound.
+    """
+
+    name: str
+    parts: int
+    slots: Expr
+    launch: tuple[Expr, Expr]
+    kv_tile: Expr
+    num_steps: Expr
+    q_tile: Expr
+    rank: Expr
+    visible: Visible
+    shared_accumulator: bool = True
+    resident: Expr | None = None
+
+
 LAST_FIRST = N_KV - 1 - SLOT
 _LAUNCH = _grouped(TICKET, N_KV, BATCH * HEADS)
 
 
-def _column(name: str, c: _Columns, kv_tile: Expr, q_tile: Expr, rank: Expr, *, shared: bool = True) -> Schedule:
-    return Schedule(name, 1, N_KV, _LAUNCH, kv_tile, c.steps, q_tile, rank, c.q, c.kv, shared_accumulator=shared)
+def _column(name: str, c: Visible, kv_tile: Expr, q_tile: Expr, rank: Expr, *, shared: bool = True) -> Schedule:
+    return Schedule(name, 1, N_KV, _LAUNCH, kv_tile, c.steps, q_tile, rank, c, shared_accumulator=shared)
 
 
-def _ascending(c: _Columns) -> Schedule:
+def _ascending(c: Visible) -> Schedule:
     return _column("ascending", c, SLOT, c.up, c.rank_up)
 
 
-def _descending(c: _Columns) -> Schedule:
+def _descending(c: Visible) -> Schedule:
     return _column("descending", c, SLOT, c.down, c.rank_up)
 
 
-def _spt(c: _Columns) -> Schedule:
+def _spt(c: Visible) -> Schedule:
     return _column("spt", c, LAST_FIRST, c.up, c.rank_down)
 
 
-def _two_pass(c: _Columns) -> Schedule:
+def _two_pass(c: Visible) -> Schedule:
     """The dk/dv kernel walks as in ascending; the dq kernel owns q tiles and walks over kv tiles upwards."""
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
@@ -156,7 +157,7 @@ def first_mirrored(heads: Expr) -> Expr:
     return heads - Minimum(MIRRORED, FloorDiv(heads, 2))
 
 
-def _fold(c: _Columns) -> Schedule:
+def _fold(c: Visible) -> Schedule:
     """SPT; the last two heads of a batch element run descending, longest walk first, and are launched last.
 
     SPT alone ends with its longest jobs, while other workers have nothing left to do.  Which heads are mirrored depends
@@ -184,8 +185,7 @@ def _fold(c: _Columns) -> Schedule:
         c.steps,
         Where(mirrored, c.down, c.up),
         Where(mirrored, c.rank_up, c.rank_down),
-        c.q,
-        c.kv,
+        c,
     )
 
 
@@ -216,7 +216,7 @@ def _resident(contributing_slots: Expr) -> Expr:
     return at_least_zero(contributing_slots - 1) * Minimum(SECTION, BATCH * HEADS) + 1
 
 
-def _shift(c: _Columns) -> Schedule:
+def _shift(c: Visible) -> Schedule:
     """Full mask: cyclic walks with evenly spread starts, for any numbers of tiles."""
     return Schedule(
         "shift",
@@ -227,13 +227,12 @@ def _shift(c: _Columns) -> Schedule:
         c.steps,
         Rem(_ring_start(KV, N_KV, N_Q) + STEP, N_Q),
         _ring_rank(KV, Q, N_KV, N_Q),
-        c.q,
-        c.kv,
+        c,
         resident=_resident(N_KV),
     )
 
 
-def _symmetric_shift(c: _Columns, has_lo: bool) -> Schedule:
+def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
     """Bands without upper bound: a CTA does kv tile p, then kv tile n-1-p.
 
     Let ``pairs = ceil(n / 2)``.  The *big* tiles ``kv < pairs`` all see the q tiles from ``top = first_q(pairs - 1)``
@@ -263,13 +262,12 @@ def _symmetric_shift(c: _Columns, has_lo: bool) -> Schedule:
         Where(N_KV > KV, c.steps, 0),
         Where(big, walk_big, N_Q - 1 - STEP),
         Where(big, rank_big, KV),
-        c.q,
-        c.kv,
+        c,
         resident=_resident(contributing),
     )
 
 
-_COLUMNS: dict[str, Callable[[_Columns], Schedule]] = {
+_COLUMNS: dict[str, Callable[[Visible], Schedule]] = {
     "ascending": _ascending,
     "descending": _descending,
     "shift": _shift,
@@ -302,8 +300,9 @@ def supports(name: str, band: Band) -> str | None:
 
 @cache
 def _build(name: str, has_lo: bool, has_hi: bool) -> Schedule:
-    columns = _Columns(q_range(has_lo, has_hi), kv_range(has_lo, has_hi))
-    return _symmetric_shift(columns, has_lo) if name == "symmetric_shift" else _COLUMNS[name](columns)
+    bounds = has_lo, has_hi
+    visible = Visible(q_range(*bounds), kv_range(*bounds), seen_rows(*bounds), seen_keys(*bounds))
+    return _symmetric_shift(visible, has_lo) if name == "symmetric_shift" else _COLUMNS[name](visible)
 
 
 def schedule(name: str, band: Band) -> Schedule:

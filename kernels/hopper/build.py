@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from ... import toolchain
 from ...errors import ArgumentError
 from ...schedule import codegen, schedules
 from ...schedule.problem import Band, Plan, Site, Tiles
@@ -155,6 +156,7 @@ class Kernels:
         constants = {
             "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "NUM_STEPS": f.dash_num_steps,
             "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
+            "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
             "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
             "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": q, "BLOCK_KV": kv, "BLOCK_D": d,
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
@@ -241,7 +243,7 @@ def _compile(
     return triton.compile(
         source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
         target=TARGET,
-        options=options,
+        options={**toolchain.OPTIONS, **options},
     )
 
 

@@ -44,6 +44,7 @@ def consume(
     zero = gl.zeros([BLOCK_KV, work.BLOCK_Q // shared.HALVES], gl.float32, layout_s)
     first_q_it = 0  # of the Q ring, counted on
     done = 0
+    walks = 0  # with steps: K and V are loaded for those only
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         steps = work.steps(kv)
@@ -60,7 +61,7 @@ def consume(
             k = gl.zeros([BLOCK_KV, BLOCK_D], DTYPE, left_operand(layout_s))
             v = gl.zeros([BLOCK_KV, BLOCK_DV], DTYPE, left_operand(layout_s))
         if steps > 0:
-            mbarrier.wait(shared.k_full.index(0), part & 1)
+            mbarrier.wait(shared.k_full.index(0), walks & 1)
             if LEFT_IN_REGISTERS:
                 k = shared.k.load(left_operand(layout_s))
             if STEP == "overlapped":
@@ -70,7 +71,7 @@ def consume(
             if AHEAD:
                 slot = wait_for_q(shared, first_q_it)
                 s = warpgroup_mma_wait(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
-            mbarrier.wait(shared.v_full.index(0), part & 1)
+            mbarrier.wait(shared.v_full.index(0), walks & 1)
             if LEFT_IN_REGISTERS:
                 v = shared.v.load(left_operand(layout_s))
         for step in range(steps):
@@ -87,6 +88,7 @@ def consume(
             else:
                 dk, dv = shared_step(shared, mask, scale_log2, q_tile, q_it, done + step, dk, dv, zero, WARPS)
         first_q_it += steps
+        walks += gl.where(steps > 0, 1, 0)
         if AHEAD:
             if steps > 0:
                 if STEP == "overlapped":

@@ -16,19 +16,21 @@ def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, NUM_STEPS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
-    Q_RANGE: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr,
-    EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr,
-    TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
+    Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
+    HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
+    BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
     ROLE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
-    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  dq: fp32 [batch * q_heads * n_q *
-    BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32 [batch *
-    q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows past q_len. semaphores: int32 [batch *
-    q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see `group.add_to_group`.
+    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  Those of q and do hold only the
+    rows that see a key, those of k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
+    q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32
+    [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
+    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see
+    `group.add_to_group`.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -39,7 +41,7 @@ def hopper_backward(
     place = position % q_heads
     work = Work(
         position // q_heads, place % heads, place // heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
     shared = allocate_shared(
         q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP

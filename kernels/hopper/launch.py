@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ... import compat
 from ...errors import ArgumentError
-from ...schedule import codegen
-from ...schedule.problem import Band, Plan, Site, Tiles
+from ...schedule.jobs import Problem, functions
+from ...schedule.problem import Band, Plan, Site
 from ..strides import dense_strides
 from .build import FINISH_ROWS, kernels, problem_of
 
@@ -88,34 +88,45 @@ class _State:
         )  # fmt: skip
         problem, tiles = problem_of(site, parsed), parsed.dkdv
         self.kernels = kernels(problem, device)
-        offset = self.kv_len - self.q_len if band.anchor == "bottom_right" else 0
-        self.lo, self.hi = (0 if x is None else x - offset for x in (band.lo, band.hi))
+        work = Problem(
+            band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
+            section=parsed.section,
+        )  # fmt: skip
+        schedule, tail = functions(parsed.schedule, work), work.tail()
+        lo, hi = tail[2:4]
+        first_row, end_row = schedule.dash_seen_rows(*tail)
+        first_key, end_key = schedule.dash_seen_keys(*tail)
         self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
         self.outputs = [(shape, stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)]
         built = self.kernels
-        n_q, n_kv = -(-self.q_len // tiles.block_q), -(-self.kv_len // tiles.block_kv)
-        q_tiles = self.batch * self.q_heads * n_q
+        q_tiles = self.batch * self.q_heads * work.n_q
         rows = q_tiles * tiles.block_q
-        kv_tiles = self.batch * self.kv_heads * n_kv if problem.group > 1 else 0
+        kv_tiles = self.batch * self.kv_heads * work.n_kv if problem.group > 1 else 0
         counters = q_tiles + kv_tiles + 1
         accumulator = rows * built.columns
         sums = kv_tiles * tiles.block_kv * (built.columns + built.value_columns)
         self._lay_out_workspace(accumulator, rows, rows, sums, counters)
         self.after_semaphores = 4 * q_tiles, 4 * (q_tiles + kv_tiles)
+        operands = [
+            _Operand.of(q_shape, q, first_row, end_row), _Operand.of(k_shape, k, first_key, end_key),
+            _Operand.of(v_shape, v, first_key, end_key),
+            _Operand.of((*q_shape[:3], value_dim), do, first_row, end_row),
+        ]  # fmt: skip
+        self.skipped = [operand.skipped for operand in operands]
         descriptors = [
-            _descriptor(q_shape, q), _descriptor(k_shape, k), _descriptor(v_shape, v),
-            _descriptor((*q_shape[:3], value_dim), do), _descriptor(k_shape, self.strides[1]),
+            *(operand.descriptor for operand in operands), _descriptor(k_shape, self.strides[1]),
             _descriptor(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
         ]  # fmt: skip
-        sizes = (self.q_heads, self.q_len)
-        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], *sizes, n_q)
-        self.main_sizes = (self.batch, *sizes, self.kv_len, self.lo, self.hi, parsed.section, scale, scale * LOG2E)
-        self.finish_sizes = (*self.strides[0][:3], *sizes, self.kv_len, self.lo, self.hi, n_q, scale)
+        sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
+        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, first_row, end_row, work.n_q)
+        self.main_sizes = (self.batch, *sizes, parsed.section, scale, scale * LOG2E)
+        self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
+        ctas = self._checked(work.batch * work.heads * schedule.dash_slots(*tail))
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constants(built.prepare))
-        self.main = compat.KernelLauncher(built.main, self._ctas(tiles), descriptors, built.constants(built.main))
+        self.main = compat.KernelLauncher(built.main, ctas, descriptors, built.constants(built.main))
         self.finish = compat.KernelLauncher(built.finish, finish_programs, (), built.constants(built.finish))
 
     def _lay_out_workspace(self, *elements: int) -> None:
@@ -126,16 +137,13 @@ class _State:
             end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
         self.workspace_bytes = end
 
-    def _ctas(self, tiles: Tiles) -> int:
-        problem = self.kernels.problem
-        host = codegen.python_functions(problem.schedule, problem.band)
-        slots = host.dash_slots(self.q_len, self.kv_len, self.lo, self.hi, tiles.block_q, tiles.block_kv)
-        ctas = int(self.batch * self.q_heads * slots)
+    def _checked(self, ctas: int) -> int:
+        """The number of CTAs, if they fit where the schedule needs all of them at once."""
         if self.kernels.schedule.resident is not None:
             available = torch.cuda.get_device_properties(self.device).multi_processor_count
             if ctas > available:
                 raise ArgumentError(
-                    "schedule", problem.schedule,
+                    "schedule", self.kernels.problem.schedule,
                     f"one that needs no co-residency: {ctas} CTAs do not fit {available} SMs at once",
                 )  # fmt: skip
         return ctas
@@ -151,12 +159,31 @@ class _State:
         do = grad_out.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         self.prepare(stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes)
-        tiles = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do, dk.data_ptr(), dv.data_ptr())
-        self.main(
-            stream, (*tiles, accumulator, lse2, delta), semaphores, ticket, sums, group_semaphores, *self.main_sizes
-        )
+        starts = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do)
+        operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
+        tiles = (*operands, dk.data_ptr(), dv.data_ptr(), accumulator, lse2, delta)
+        self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes)
         self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes)
         return dq, dk, dv
+
+
+class _Operand(NamedTuple):
+    """The rows of q, do, k or v that take part, as TMA sees them; what it reads outside a descriptor is zero.
+
+    Args:
+        descriptor: shape and strides.
+        skipped: bytes of a head before the first of them.
+    """
+
+    descriptor: tuple[list[int], list[int]]
+    skipped: int
+
+    @staticmethod
+    def of(shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> _Operand:
+        """Rows ``first .. end - 1``; where there are none nothing is walked, but a descriptor has at least one."""
+        if end <= first:
+            first, end = 0, 1
+        return _Operand(_descriptor((*shape[:2], end - first, shape[3]), strides), 2 * first * strides[2])
 
 
 def _descriptor(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ def wait_for_room(shared, it):
 
 @gluon.jit
 def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD: gl.constexpr):
-    """Fill the rings.  Rows and columns outside a tensor arrive as zeros.
+    """Fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
     With AHEAD the consumers wait for one Q tile past the last; it is announced without data.
     """
@@ -35,9 +35,11 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
     done = 0  # steps of the parts before this one
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
-        kv_row = kv * work.BLOCK_KV
+        kv_row = kv * work.BLOCK_KV - work.first_key()
         steps = work.steps(kv)
         if steps > 0:
+            # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
+            gl.static_assert(part < 2)  # of three, the parity would not tell none from two
             mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
             full = shared.k_full.index(0)
             mbarrier.expect(full, K_BYTES)
@@ -46,7 +48,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                 load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
         for step in range(steps):
             q = work.q_tile(step, kv)
-            q_row = q * work.BLOCK_Q
+            q_row = q * work.BLOCK_Q - work.first_row()
             row = work.tile_index(q) * work.BLOCK_Q
             it = done + step
             wait_for_room(shared, it)

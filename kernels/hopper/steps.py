@@ -69,7 +69,7 @@ class Mask:
         columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
         p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
         if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
-            if (q_tile < self.first) | (q_tile >= self.end):
+            if self._cuts(q_tile):
                 q_row = q_tile * self.work.BLOCK_Q + PIECE * s.shape[1]
                 q_rows = gl.expand_dims(q_row + gl.arange(0, s.shape[1], columns), 0)
                 rows = gl.expand_dims(self.rows, 1)
@@ -80,6 +80,20 @@ class Mask:
                     keep = keep & (q_rows - rows <= self.work.hi)
                 p = gl.where(keep, p, 0.0)
         return p
+
+    @gluon.jit
+    def gradient_of_scores(self, p, dp, delta, q_tile):
+        """dS = P (dP - delta); zero where P is, whatever dP is of a pair that the mask keeps apart."""
+        ds = p * (dp - gl.expand_dims(delta.load(gl.SliceLayout(0, p.type.layout)), 0))
+        if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
+            if self._cuts(q_tile):
+                ds = gl.where(p == 0.0, 0.0, ds)
+        return ds
+
+    @gluon.jit
+    def _cuts(self, q_tile):
+        """Whether some query of `q_tile` may not see some key."""
+        return (q_tile < self.first) | (q_tile >= self.end)
 
 
 @gluon.jit
@@ -163,13 +177,6 @@ def add_product(a, right, accumulator, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def gradient_of_scores(shared, p, dp, tile):
-    """dS = P (dP - delta), rounded."""
-    delta = shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout))
-    return (p * (dp - gl.expand_dims(delta, 0))).to(shared.k.dtype)
-
-
-@gluon.jit
 def hand_over(shared, it, dq, dq_tail):
     """Put a dq tile into its buffer and tell producer and reducers that the step is done."""
     slot = it % shared.DQ_STAGES
@@ -202,7 +209,7 @@ def overlapped_step(shared, mask, scale_log2, q_tile, q_it, it, first_q_it, s, d
     p = mask.probabilities(s, scale_log2, shared.lse.index(slot), q_tile, 0)
     dv = add_product(p, do, dv, WARPS)
     dp = warpgroup_mma_wait(2, deps=(dp,))
-    ds = gradient_of_scores(shared, p, dp, do_slot)
+    ds = mask.gradient_of_scores(p, dp, shared.delta.index(do_slot), q_tile).to(shared.k.dtype)
     dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
     share_ds(shared, ds)
     dq, dq_tail = matmul_dq(shared, WARPS)
@@ -241,7 +248,7 @@ def halved_step(
     p = mask.probabilities(s0, scale_log2, shared.lse.index(tile), q_tile, 0)
     dv = add_product(p, do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
-    ds0 = gradient_of_scores(shared, p, dp0, do_tile)
+    ds0 = mask.gradient_of_scores(p, dp0, shared.delta.index(do_tile), q_tile).to(shared.k.dtype)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds0, shared.q_tail.index(tile), dk_tail, WARPS)
@@ -253,7 +260,7 @@ def halved_step(
     p = mask.probabilities(s1, scale_log2, shared.lse.index(tile + 1), q_tile, 1)
     dv = add_product(p, do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
-    ds1 = gradient_of_scores(shared, p, dp1, do_tile + 1)
+    ds1 = mask.gradient_of_scores(p, dp1, shared.delta.index(do_tile + 1), q_tile).to(shared.k.dtype)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds1, shared.q_tail.index(tile + 1), dk_tail, WARPS)
@@ -286,7 +293,7 @@ def shared_step(shared, mask, scale_log2, q_tile, q_it, it, dk, dv, zero, WARPS:
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    share_ds(shared, gradient_of_scores(shared, p, dp, do_slot))
+    share_ds(shared, mask.gradient_of_scores(p, dp, shared.delta.index(do_slot), q_tile).to(shared.k.dtype))
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
     dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))

@@ -30,6 +30,8 @@ class Work:
     Q_TILE: gl.constexpr
     RANK: gl.constexpr
     Q_RANGE: gl.constexpr
+    SEEN_ROWS: gl.constexpr
+    SEEN_KEYS: gl.constexpr
     PARTS: gl.constexpr
     GROUP: gl.constexpr
     BLOCK_Q: gl.constexpr
@@ -38,7 +40,7 @@ class Work:
     @gluon.constexpr_function
     def __init__(
         self, batch, head, member, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     ):  # fmt: skip
         self.batch = batch
         self.head = head
@@ -55,6 +57,8 @@ class Work:
         self.Q_TILE = gl.constexpr(Q_TILE)
         self.RANK = gl.constexpr(RANK)
         self.Q_RANGE = gl.constexpr(Q_RANGE)
+        self.SEEN_ROWS = gl.constexpr(SEEN_ROWS)
+        self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
         self.PARTS = gl.constexpr(PARTS)
         self.GROUP = gl.constexpr(GROUP)
         self.BLOCK_Q = gl.constexpr(BLOCK_Q)
@@ -95,6 +99,18 @@ class Work:
             kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
         )
         return full_first, full_end
+
+    @gluon.jit
+    def first_row(self):
+        """The first query that sees a key: row 0 of the descriptors of Q and dO."""
+        first, _end = self.SEEN_ROWS(self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        return first
+
+    @gluon.jit
+    def first_key(self):
+        """The first key that a query sees: row 0 of the descriptors of K and V."""
+        first, _end = self.SEEN_KEYS(self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        return first
 
     @gluon.jit
     def _place(self):

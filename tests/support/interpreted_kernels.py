@@ -1,8 +1,9 @@
 """Run the portable kernels in Triton's interpreter, through Inductor: a program of its own, as it claims a GPU.
 
-    python -m tests.support.interpreted_kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE STATIC|DYNAMIC ...
+    python -m tests.support.interpreted_kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE MODE ...
 
-Seven words per case; one line per case: the largest errors of dq, dk, dv against fp64, or the failed assertion.
+MODE: static, dynamic, poison or overflow.  Seven words per case; one line per case: the largest errors of dq, dk, dv
+against fp64, or that programs were out of order; with poison and overflow "unharmed", if the checks of `poison` hold.
 """
 
 from __future__ import annotations
@@ -21,18 +22,29 @@ import torch._inductor.config as inductor_config  # noqa: E402
 
 from dash_inductor.schedule import Band, Plan, Tiles  # noqa: E402
 
-from .attention import Problem, compiled_backward, errors  # noqa: E402
+from .attention import Gradients, Problem, compiled_backward, errors  # noqa: E402
+from .poison import check_overflow, check_poison  # noqa: E402
 
 
-def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: torch.dtype, dynamic: bool) -> str:
+def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: torch.dtype, mode: str) -> str:
     torch._dynamo.reset()
-    batch = 1 if group > 1 else 2  # programs run one after the other
-    problem = Problem.random(q_len, kv_len, 24, mask, batch=batch, group=group, dtype=dtype, device="cpu")
-    _, _, exact = problem.exact()
-    out, lse = problem.rounded_forward()
+    harm = {"poison": check_poison, "overflow": check_overflow}.get(mode)
+    batch = 1 if group > 1 or harm else 2  # programs run one after the other
+    problem = Problem.random(
+        q_len, kv_len, 24, mask, batch=batch, kv_heads=1 if harm else 2, group=group, dtype=dtype, device="cpu"
+    )
     dq = Tiles(32, 16, 4, 1) if schedule == "two_pass" else None
     plan = Plan("portable", schedule, "reference", Tiles(16, 32, 4, 1), dq, section=3)
-    backward = compiled_backward(mask, problem.scale, plan, dynamic=dynamic)
+    backward = compiled_backward(mask, problem.scale, plan, dynamic=mode == "dynamic")
+    if harm is not None:
+
+        def of(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
+            return backward(p.do, p.q, p.k, p.v, out, lse)
+
+        harm(problem, of)
+        return "unharmed"
+    _, _, exact = problem.exact()
+    out, lse = problem.rounded_forward()
     try:
         gradients = backward(problem.do, problem.q, problem.k, problem.v, out, lse)
     except Exception as error:
@@ -46,10 +58,8 @@ def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: t
 def main(words: list[str]) -> None:
     inductor_config.cpu_backend = "triton"
     for i in range(0, len(words), 7):
-        schedule, mask, q_len, kv_len, group, dtype, lengths = words[i : i + 7]
-        result = run(
-            schedule, Band.parse(mask), int(q_len), int(kv_len), int(group), getattr(torch, dtype), lengths == "dynamic"
-        )
+        schedule, mask, q_len, kv_len, group, dtype, mode = words[i : i + 7]
+        result = run(schedule, Band.parse(mask), int(q_len), int(kv_len), int(group), getattr(torch, dtype), mode)
         print("RESULT", result, flush=True)
 
 

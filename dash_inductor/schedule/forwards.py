@@ -1,0 +1,93 @@
+"""Which forward runs at a site: the fastest one whose bits are known to be the same on every call and in every batch.
+
+All are borrowed, so each has its own limits, written down here and nowhere else:
+
+* "cudnn" computes full masks and causal ones anchored top left.  It comes with a proof by experiment only, so it is
+  planned on the architecture on which `benchmarks/forwards.py` was run, and not for a single query that sees all keys:
+  there its log-sum-exp differs from call to call.
+* "flash", FlashAttention-2 through its entry for packed sequences, computes bands that contain the bottom-right
+  diagonal.  To it, no right bound beside a left one is one of kv_len, and one of kv_len or more is none: both are wrong
+  where there are more queries than keys.
+* "efficient", the memory-efficient kernel, computes fp32; its windows are aligned bottom right, and wrong where a row
+  sees no key, so it needs equal lengths there.
+* "cpu" is PyTorch's CPU kernel, "reference" plain ATen.
+
+"cudnn", "flash" and "cpu" are wrong for a scale that is not positive: they look for the largest score before they scale
+it, and a hidden score of -inf becomes inf.  Where none fits, "keep" leaves the graph's own
+forward, whose bits are PyTorch's matter: deterministic, but not always the same in another batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from .problem import Site
+
+CUDNN_ARCH = "sm_90"
+"""Where cuDNN's forward has been compared with itself."""
+
+
+def choose(site: Site, arch: str) -> tuple[str, str]:
+    """(forward, why) for a site on an architecture: `why` says what rules the others out where PyTorch's is kept."""
+    if site.device == "cpu":
+        return ("reference", "") if _cpu(site) else ("cpu", "")
+    causes = []
+    for name in _ORDER.get(arch, ("flash", "efficient")):
+        cause = _RULES[name](site)
+        if not cause:
+            return name, ""
+        causes.append(f"{name}: {cause}")
+    return "keep", "; ".join(causes)
+
+
+def _cpu(site: Site) -> str:
+    return _scale(site) or ("" if site.mask.is_full or _is_causal(site) else "not full or causal")
+
+
+def _cudnn(site: Site) -> str:
+    if site.dtype == "float32" or site.head_dim > 128 or site.value_dim != site.head_dim:
+        return "16-bit and equal head dims up to 128 only"
+    if not (site.mask.is_full or _is_causal(site)):
+        return f"full and causal masks only, not {site.mask}"
+    if site.mask.is_full and site.least_q_len < 2:
+        return "not the same bits on every call for a single query"
+    return _scale(site)
+
+
+def _flash(site: Site) -> str:
+    if site.dtype == "float32" or site.value_dim != site.head_dim:
+        return "16-bit and equal head dims only"
+    if site.q_len is not None and site.kv_len is not None:
+        band = site.mask.resolve(site.q_len, site.kv_len)
+        offset = site.kv_len - site.q_len
+    elif site.mask.is_full or site.square or site.mask.anchor == "bottom_right":
+        band, offset = site.mask, 0
+    else:
+        return "aligns masks bottom right"
+    if (band.lo is not None and band.lo + offset > 0) or (band.hi is not None and band.hi + offset < 0):
+        return f"{site.mask} does not contain the bottom-right diagonal"
+    if not band.is_full and (band.lo is None or band.lo + offset < 0) and not site.q_within_kv:
+        return "look-ahead is wrong where there are more queries than keys"
+    return _scale(site)
+
+
+def _efficient(site: Site) -> str:
+    if site.dtype != "float32" or site.value_dim != site.head_dim or site.head_dim > 128:
+        return "planned for fp32 and equal head dims up to 128 only"
+    if not (site.mask.is_full or _is_causal(site) or (site.square and site.mask.lo == 0)):
+        return f"cannot compute {site.mask} for these lengths"
+    return "" if math.isfinite(site.scale) else f"wrong for scale={site.scale}"
+
+
+def _is_causal(site: Site) -> bool:
+    """What PyTorch's operators mean by ``is_causal``: anchored top left."""
+    return (site.mask.lo, site.mask.hi) == (0, None) and (site.square or site.mask.anchor == "top_left")
+
+
+def _scale(site: Site) -> str:
+    return "" if 0 < site.scale < math.inf else f"wrong for scale={site.scale}"
+
+
+_RULES: dict[str, Callable[[Site], str]] = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}
+_ORDER = {CUDNN_ARCH: ("cudnn", "flash", "efficient")}

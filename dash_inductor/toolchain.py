@@ -1,0 +1,48 @@
+"""Settings of the compiler that could change the bits of a kernel, whoever made them: set by us, or named in the key.
+
+Triton reads environment variables, and settings in `triton.knobs`, which are the same variables, while it compiles.
+What every compile can be told is told explicitly (`OPTIONS`); the others cannot be overruled for one kernel, so
+`settings` names those that are in use, for numerics keys and cache keys.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import quote
+
+OPTIONS: Mapping[str, bool] = {"enable_fp_fusion": True}
+"""Options of every compile of a kernel: fused multiply-adds, whatever TRITON_DEFAULT_FP_FUSION says."""
+
+VARIABLES = (
+    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION",
+    "DISABLE_LLVM_OPT",
+    "DISABLE_MMA_V3",
+    "DISABLE_MMA_V5",
+    "DISABLE_PTXAS_OPT",
+    "LLVM_PASS_PLUGIN_PATH",
+    "PTXAS_OPTIONS",
+    "TRITON_ENABLE_ASAN",
+    "TRITON_ENABLE_EXPERIMENTAL_CONSAN",
+    "TRITON_INSTRUMENTATION_MODE",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_MOCK_PTX_VERSION",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_PLUGIN_PATHS",
+    "TRITON_PREFER_TMEM_16x256_LAYOUT",
+)
+"""What else reaches the machine code.  Not listed are paths of the assembler and of libdevice, which stand for their
+versions (`docs/determinism.md` says that versions change bits), the default precision of fp32 matmuls, which every
+matmul of the kernels is given, and what only prints, dumps or times."""
+
+_OFF = ("", "0", "false", "off", "no", "n")
+
+
+def settings(environ: Mapping[str, str] | None = None) -> str:
+    """The variables of `VARIABLES` that are in use, as ``name=value`` joined by commas; "" where none is.
+
+    They are looked up in `environ`, by default `os.environ`.  Values are quoted as in a URL, so that they hold neither commas nor slashes.
+    """
+    variables = os.environ if environ is None else environ
+    used = ((name, variables.get(name, "")) for name in VARIABLES)
+    return ",".join(f"{name}={quote(value, safe='')}" for name, value in used if value.lower() not in _OFF)
