@@ -1,4 +1,4 @@
-"""What `import torch` runs of dash_inductor: offer the operators, and arm a hook that installs the package into Inductor.
+"""What `import torch` runs of dash_inductor: offer the operators, and arm a hook that installs into Inductor.
 
 torch loads every entry point of the group `torch.backends` at the end of its own import, and any exception there makes
 `import torch` fail for the whole environment.  So this module stands by itself, standard library only.  It imports

@@ -98,9 +98,9 @@ def _loaded() -> Callable[[torch.fx.Graph], bool] | None:
 
 @functools.cache
 def _load() -> Callable[[torch.fx.Graph], bool]:
-    from .lowering import register
+    from .lowering import compile_kernels, register
     from .matching.rewrite import rewrite_graph
 
     register()
     _cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
-    return rewrite_graph
+    return functools.partial(rewrite_graph, compile_kernels=compile_kernels)

@@ -41,7 +41,8 @@ _OFF = ("", "0", "false", "off", "no", "n")
 def settings(environ: Mapping[str, str] | None = None) -> str:
     """The variables of `VARIABLES` that are in use, as ``name=value`` joined by commas; "" where none is.
 
-    They are looked up in `environ`, by default `os.environ`.  Values are quoted as in a URL, so that they hold neither commas nor slashes.
+    They are looked up in `environ`, by default `os.environ`.  Values are quoted as in a URL, so that they hold neither
+    commas nor slashes.
     """
     variables = os.environ if environ is None else environ
     used = ((name, variables.get(name, "")) for name in VARIABLES)

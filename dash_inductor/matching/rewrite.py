@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,7 @@ from ..errors import SiteKeptError
 from ..observe.reasons import Reason
 from ..observe.records import SiteRecord
 from ..observe.report import publish
-from ..schedule.problem import Plan
+from ..schedule.problem import Plan, Site
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
 from .math_path import OP, MathCall, math_calls
@@ -26,14 +27,20 @@ from .source import source_line
 
 log = logging.getLogger("dash_inductor")
 
+CompileKernels = Callable[[Site, Plan, torch.device], None]
+
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
 
 
-def rewrite_graph(graph: Graph) -> bool:
+def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
     """Replace what can be replaced, in place, and publish a record per site (see `observe`).
 
     Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
     attention backward.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
+
+    Args:
+        compile_kernels: called with every site that can be replaced, its plan and its device before the graph is
+            changed; the site is kept where it raises.
 
     Returns:
         Whether the graph was changed.
@@ -50,6 +57,8 @@ def rewrite_graph(graph: Graph) -> bool:
         return False
     for reading in readings:
         reading.read()
+        if compile_kernels is not None:
+            reading.compile(compile_kernels)
     for group in _by_forward(readings):
         _replace_group(graph, group)
     for reading in readings:
@@ -102,6 +111,17 @@ class _Reading:
             self.keep(kept.reason, kept.detail)
         except Exception as error:
             self.fail(error)
+
+    def compile(self, compile_kernels: CompileKernels) -> None:
+        if self.match is None:
+            return
+        try:
+            compile_kernels(self.match.site, self.match.plan, self.match.device)
+        except Exception as error:
+            log.debug("site %s", self.name, exc_info=error)
+            text = " ".join(str(error).split())  # compilers quote whole programs
+            text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
+            self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 
     def keep(self, reason: Reason, detail: str) -> None:
         self.match, self.forward, self.reason, self.detail = None, None, reason, detail

@@ -58,6 +58,11 @@ class Match:
     schedule_note: str = ""
 
     @property
+    def device(self) -> torch.device:
+        """Where the site runs."""
+        return _device(self.node)
+
+    @property
     def detail(self) -> str:
         """What the record says of how the site was matched."""
         return "; ".join(filter(None, (self.operands.detail, self.schedule_note)))

@@ -46,4 +46,5 @@ class Reason(Enum):
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
+    COMPILE_FAILED = "compile_failed", "A kernel of this site does not compile for this device, or does not fit it."
     INTERNAL_ERROR = "internal_error", "Replacing this site failed unexpectedly: please report it."
