@@ -1,91 +1,169 @@
-"""What `import torch` runs of dash_inductor: arm a hook that installs the package once Inductor is imported.
+"""What `import torch` runs of dash_inductor: offer the operators, and arm a hook that installs into Inductor.
 
 torch loads every entry point of the group `torch.backends` at the end of its own import, and any exception there makes
-`import torch` fail for the whole environment.  So this is a module of its own, standard library only.  It imports
-nothing of the package (Python would run `dash_inductor/__init__.py` first, inside `import torch`) until
-`torch._inductor.compile_fx` has been imported, that is, until the user compiles; and whatever goes wrong becomes one
-warning, after which attention is compiled as plain PyTorch compiles it.
+`import torch` fail for the whole environment.  So this module stands by itself, standard library only.  It imports
+nothing of the package (Python would run `dash_inductor/__init__.py` first, inside `import torch`) until an operator is
+asked for or `torch._inductor.compile_fx` has been imported, that is, until the user compiles.
+
+Whatever goes wrong becomes one warning, after which attention is compiled as plain PyTorch compiles it.  Who has set
+DASH_INDUCTOR_STRICT has asked for an error instead: every compile under deterministic algorithms raises it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.machinery
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
-_TARGET = "torch._inductor.compile_fx"
+BOOLEANS: Mapping[str, bool] = {
+    "0": False, "1": True, "false": False, "true": True, "no": False, "yes": True, "off": False, "on": True,
+}  # fmt: skip
+"""The spellings of a boolean in the environment; upper case is allowed too."""
+
+_OPERATORS = "torch._ops"
+_INDUCTOR = "torch._inductor.compile_fx"
 
 failure: str | None = None  # why dash_inductor is inactive for the rest of this process
 _armed = False
 
 
 def off_by_environment() -> bool:
-    """Whether DASH_INDUCTOR=0 is set: nothing is installed then, whatever the program asks for."""
-    return os.environ.get("DASH_INDUCTOR") == "0"
+    """Whether DASH_INDUCTOR=0 (or another spelling of it) is set: Inductor is left alone, whatever the program asks."""
+    return BOOLEANS.get(os.environ.get("DASH_INDUCTOR", "").lower()) is False
 
 
 def autoload() -> None:
-    """Arm the hook, once; install at once where Inductor has already been imported.  Never raises."""
+    """Arm the hooks, once; what has been imported already is served at once.  Never raises."""
     global _armed
-    if _armed or off_by_environment():
+    if _armed:
         return
     _armed = True
-    try:
-        switch = os.environ.get("DASH_INDUCTOR", "")
-        if switch not in ("", "1"):
-            raise ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of '0', '1'")
-        if _TARGET in sys.modules:
-            _install()
-        else:
-            sys.meta_path.insert(0, _InstallAfterImport())
-    except Exception as error:  # an exception would make `import torch` fail
-        give_up(error)
+    _after_import(_OPERATORS, _offer_operators)
+    if off_by_environment():
+        return
+    switch = os.environ.get("DASH_INDUCTOR", "")
+    if switch and switch.lower() not in BOOLEANS:
+        allowed = ", ".join(map(repr, BOOLEANS))
+        give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
+    _after_import(_INDUCTOR, _install)
 
 
 def give_up(error: BaseException) -> None:
-    """Stay inactive for the rest of this process and say why, once."""
+    """Stay inactive for the rest of this process and say why, once: now, or with `strict` at every compile."""
     global failure
     if failure is not None:
         return
     failure = f"{type(error).__name__}: {error}"
-    text = f"dash_inductor is inactive, attention is compiled as plain PyTorch compiles it. {failure}"
     logging.getLogger("dash_inductor").debug("inactive", exc_info=error)
+    if _strict_by_environment():
+        return
+    text = f"dash_inductor is inactive, attention is compiled as plain PyTorch compiles it. {failure}"
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     except Warning:  # warnings are errors in this process, but this one must not break an import
         print(f"warning: {text}", file=sys.stderr)
 
 
-def _install() -> None:
-    try:
-        from dash_inductor import _install
+def _strict_by_environment() -> bool:
+    """Whether DASH_INDUCTOR_STRICT asks for errors; a value that nobody understands may have meant that."""
+    text = os.environ.get("DASH_INDUCTOR_STRICT", "")
+    return BOOLEANS.get(text.lower(), bool(text))
 
-        _install.install()
-    except (Exception, SystemExit) as error:  # a broken package must not break the user's program
+
+def _install() -> None:
+    if failure is None:
+        _guarded(_install_package)
+    if failure is not None and _strict_by_environment():
+        _guarded(_refuse_to_compile)
+
+
+def _install_package() -> None:
+    from dash_inductor import _install
+
+    _install.install()
+
+
+def _refuse_to_compile() -> None:
+    """Let Inductor's entry raise under deterministic algorithms: a program that relies on us must not run without."""
+    inductor: Any = sys.modules[_INDUCTOR]
+    compile_fx = inductor.compile_fx
+
+    @functools.wraps(compile_fx)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if sys.modules["torch"].are_deterministic_algorithms_enabled():
+            strict = os.environ["DASH_INDUCTOR_STRICT"]
+            raise RuntimeError(f"DASH_INDUCTOR_STRICT={strict!r} is set, but dash_inductor is inactive. {failure}")
+        return compile_fx(*args, **kwargs)
+
+    inductor.compile_fx = refuse
+
+
+def _offer_operators() -> None:
+    """Make `torch.ops.dash` define its operators when the first of them is asked for.
+
+    Saved graphs, Inductor's repro files and precompiled code name them in processes that have not compiled anything.
+    """
+    torch_ops: Any = sys.modules[_OPERATORS]
+
+    class Operators(torch_ops._OpNamespace):  # type: ignore[misc]  # torch is not imported here
+        __module__ = torch_ops._OpNamespace.__module__  # generated code names operators by it
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and "dash_inductor.ops" not in sys.modules:
+                importlib.import_module("dash_inductor.ops")
+                installed: Any = sys.modules.get("dash_inductor._install")
+                if installed is not None:
+                    installed.lower_operators()
+                if name in vars(self):  # that import asked for it too, and every operator must remain one object
+                    return vars(self)[name]
+            return super().__getattr__(name)
+
+    torch_ops.ops.dash = Operators("dash")
+
+
+def _after_import(name: str, step: Callable[[], None]) -> None:
+    """Run `step` once the module `name` has been imported, at once if it has been."""
+    if name in sys.modules:
+        _guarded(step)
+    else:
+        sys.meta_path.insert(0, _StepAfterImport(name, step))
+
+
+def _guarded(step: Callable[[], None]) -> None:
+    """Whatever is broken here must break neither `import torch` nor the user's program."""
+    try:
+        step()
+    except (Exception, SystemExit) as error:
         give_up(error)
 
 
-class _InstallAfterImport:
-    """A `sys.meta_path` entry that lets the others find the target, and adds a step after the target's import."""
+class _StepAfterImport:
+    """A `sys.meta_path` entry that lets the others find its target, and adds a step after the target's import."""
+
+    def __init__(self, target: str, step: Callable[[], None]) -> None:
+        self._target, self._step = target, step
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != _TARGET:
+        if name != self._target:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)  # old finders have only find_module
             spec: importlib.machinery.ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                self._install_after(spec)
+                self._step_after(spec)
                 return spec
         return None
 
-    def _install_after(self, spec: importlib.machinery.ModuleSpec) -> None:
+    def _step_after(self, spec: importlib.machinery.ModuleSpec) -> None:
         loader = spec.loader
         if loader is None:
             return
@@ -93,9 +171,9 @@ class _InstallAfterImport:
 
         def exec_module(module: ModuleType) -> None:
             run_module(module)
-            if module.__name__ == _TARGET and self in sys.meta_path:  # some loaders are shared between modules
+            if module.__name__ == self._target and self in sys.meta_path:  # some loaders are shared between modules
                 sys.meta_path.remove(self)
-                _install()
+                _guarded(self._step)
 
         try:
             loader.exec_module = exec_module  # type: ignore[method-assign]  # on this loader object alone

@@ -1,4 +1,4 @@
-"""Installation into Inductor: one joint-graph pass and our part of the cache keys.
+"""Installation into Inductor: one joint-graph pass and our part of the caches.
 
 Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
 anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 
 import torch
 
 import _dash_inductor_autoload as _autoload
 
-from . import _cache_key, _switch, compat
+from . import _cache_key, _precompile, _switch, compat
 from .config import config
 from .errors import UnsupportedVersionError
 
@@ -51,6 +52,14 @@ def install() -> None:
         )
     compat.joint_passes().append(JointPass())
     _cache_key.install(active)
+    _precompile.install()
+    if "dash_inductor.ops" in sys.modules:
+        lower_operators()
+
+
+def lower_operators() -> None:
+    """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
+    _loaded()
 
 
 def active() -> bool:
@@ -89,9 +98,9 @@ def _loaded() -> Callable[[torch.fx.Graph], bool] | None:
 
 @functools.cache
 def _load() -> Callable[[torch.fx.Graph], bool]:
-    from .lowering import register
+    from .lowering import compile_kernels, register
     from .matching.rewrite import rewrite_graph
 
     register()
     _cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
-    return rewrite_graph
+    return functools.partial(rewrite_graph, compile_kernels=compile_kernels)

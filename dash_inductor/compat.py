@@ -5,6 +5,7 @@ Tested: torch 2.11 with triton 3.6, torch 2.13 with triton 3.7.  Imported once I
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import os
@@ -21,6 +22,7 @@ _NAMES = (
     ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
     ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
     ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
+    ("torch._dynamo.package", "CompilePackage SystemInfo", "the entries of the precompile cache"),
     ("torch._inductor.lowering", "register_lowering fallback_handler empty_strided lowerings", "lowerings"),
     ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
     ("torch._inductor.codegen.common", "WorkspaceArg WorkspaceZeroMode", "the semaphores' workspace"),
@@ -60,6 +62,7 @@ def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 def _probe_shapes() -> Iterator[str]:
     """Names that exist, but are not what they were."""
+    from torch._dynamo import package as dynamo_package
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import codecache
     from torch._inductor.fx_passes import joint_graph
@@ -67,6 +70,12 @@ def _probe_shapes() -> Iterator[str]:
     passes = getattr(joint_graph, "pass_patterns", [])
     if not (isinstance(passes, list) and all(callable(getattr(p, "apply", None)) for p in passes)):
         yield "joint_graph.pass_patterns as a list of objects with apply(graph)"
+    package = getattr(dynamo_package, "CompilePackage", None)
+    if package is not None and not (hasattr(package, "initialize") and hasattr(package, "cache_entry")):
+        yield "CompilePackage with initialize and cache_entry"
+    system = getattr(dynamo_package, "SystemInfo", None)
+    if system is not None and not (dataclasses.is_dataclass(system) and hasattr(system, "check_compatibility")):
+        yield "SystemInfo as a dataclass with check_compatibility"
     base = getattr(codecache, "FxGraphHashDetails", None)
     derived = getattr(autograd_cache, "AOTAutogradCacheDetails", None)
     if base is None or derived is None:

@@ -6,8 +6,10 @@
         ...
 
 Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
-`ArgumentError`, which lists the allowed ones.  Settings are read while a graph is compiled and are part of the keys of
-Inductor's caches.  Standard library only: this module may be imported while torch itself is being imported.
+`ArgumentError`, which lists the allowed ones.  Where the import is that of the hook in `import torch`, the package is
+inactive then, with one warning or, if `strict` was asked for or has the bad value, with an error at every compile under
+deterministic algorithms.  Settings are read while a graph is compiled and are part of the keys of Inductor's caches.
+Standard library only: this module may be imported while torch itself is being imported.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
+
+from _dash_inductor_autoload import BOOLEANS
 
 from .errors import ArgumentError
 
@@ -35,13 +39,24 @@ class Setting:
     default: bool | str
     allowed: Mapping[str, bool | str]
 
+    def value_of(self, given: object) -> bool | str | None:
+        """The value that `given` (a value, or its spelling) stands for; None if it is not allowed.
+
+        A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case.
+        """
+        if not isinstance(self.default, bool):
+            return self.allowed.get(given) if isinstance(given, str) else None
+        if isinstance(given, str):
+            return BOOLEANS.get(given.lower())
+        return bool(given) if isinstance(given, int) and given in (0, 1) else None
+
 
 def _words(*names: str) -> dict[str, bool | str]:
     return {name: name for name in names}
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "strict": Setting("DASH_INDUCTOR_STRICT", False, {"0": False, "1": True}),
+    "strict": Setting("DASH_INDUCTOR_STRICT", False, BOOLEANS),
     "cpu": Setting("DASH_INDUCTOR_CPU", "off", _words("off", "reference")),
     "schedule": Setting(
         "DASH_INDUCTOR_SCHEDULE",
@@ -56,16 +71,19 @@ class Config:
     """Settings of dash_inductor.
 
     Attributes:
-        strict: an attention backward that is kept raises `SiteKeptError` at compile time (DASH_INDUCTOR_STRICT=0|1).
+        strict: an attention backward that is kept raises `SiteKeptError` at compile time, and so does whatever else
+            keeps dash_inductor from its work (DASH_INDUCTOR_STRICT).
         cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU
             kernel is deterministic (DASH_INDUCTOR_CPU).
-        schedule: "auto" lets the planner choose; a name forces that schedule at every site for which it is valid
-            (DASH_INDUCTOR_SCHEDULE).
+        schedule: "auto" lets the planner choose; a name forces that schedule at every site.  Where the planner cannot
+            follow, because of the mask or the head dimensions, it chooses as with "auto", and the detail of the site's
+            record says so (DASH_INDUCTOR_SCHEDULE).  Whether a schedule that needs all its CTAs resident has room for
+            them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" uses the fastest deterministic forward whose log-sum-exp the backward reads, "keep" leaves the
             forward as PyTorch chose it (DASH_INDUCTOR_FORWARD).
 
     Args:
-        environ: where the initial values come from; an empty variable counts as not set.
+        environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.
     """
 
     strict: bool
@@ -73,20 +91,21 @@ class Config:
     schedule: Schedule
     forward: Forward
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         for name, setting in SETTINGS.items():
-            text = environ.get(setting.env, "")
-            if text and text not in setting.allowed:
+            text = (os.environ if environ is None else environ).get(setting.env, "")
+            value = setting.value_of(text) if text else setting.default
+            if value is None:
                 raise ArgumentError(setting.env, text, setting.allowed)
-            object.__setattr__(self, name, setting.allowed[text] if text else setting.default)
+            object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in SETTINGS:
             raise ArgumentError("setting", name, SETTINGS)
-        allowed = tuple(SETTINGS[name].allowed.values())
-        if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
-            raise ArgumentError(f"config.{name}", value, allowed)
-        object.__setattr__(self, name, value)
+        known = SETTINGS[name].value_of(value)
+        if known is None:
+            raise ArgumentError(f"config.{name}", value, dict.fromkeys(SETTINGS[name].allowed.values()))
+        object.__setattr__(self, name, known)
 
     def __getattr__(self, name: str) -> object:  # only reached for names that are no setting
         raise AttributeError(f"dash_inductor has no setting {name!r}: the settings are {', '.join(SETTINGS)}")

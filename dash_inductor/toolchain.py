@@ -38,10 +38,12 @@ matmul of the kernels is given, and what only prints, dumps or times."""
 _OFF = ("", "0", "false", "off", "no", "n")
 
 
-def settings(environ: Mapping[str, str] = os.environ) -> str:
+def settings(environ: Mapping[str, str] | None = None) -> str:
     """The variables of `VARIABLES` that are in use, as ``name=value`` joined by commas; "" where none is.
 
-    Values are quoted as in a URL, so that they hold neither commas nor slashes.
+    They are looked up in `environ`, by default `os.environ`.  Values are quoted as in a URL, so that they hold neither
+    commas nor slashes.
     """
-    used = ((name, environ.get(name, "")) for name in VARIABLES)
+    variables = os.environ if environ is None else environ
+    used = ((name, variables.get(name, "")) for name in VARIABLES)
     return ",".join(f"{name}={quote(value, safe='')}" for name, value in used if value.lower() not in _OFF)

@@ -157,6 +157,12 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
     """Compile for "sm_80", "sm_90", ... without a GPU: Triton's compiled kernel and what it takes."""
+    compiled = build(kernel, arch)
+    return compiled, resources(compiled, arch)
+
+
+def build(kernel: Rendered, arch: str) -> Any:
+    """Triton's compiled kernel for "sm_80", "sm_90", ..., without a GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -166,12 +172,11 @@ def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
     signature = dict(zip(kernel.names, kernel.types, strict=True))
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.names))}
     options = {**toolchain.OPTIONS, "num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(fn=function, signature=signature, constexprs={}, attrs=aligned),
         target=GPUTarget("cuda", capability, 32),
         options=options,
     )
-    return compiled, resources(compiled, arch)
 
 
 def resources(compiled: Any, arch: str) -> Resources:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..schedule.problem import Plan, Site
 
 
 @functools.cache
@@ -11,3 +17,10 @@ def register() -> None:
     from . import backward
 
     backward.register()
+
+
+def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
+    """Compile what will run at a site before its graph is rewritten.  Raises whatever keeps a kernel from it."""
+    from . import early
+
+    early.compile_kernels(site, plan, device)

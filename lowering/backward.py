@@ -13,7 +13,6 @@ from typing import Any
 
 import sympy
 import torch
-import torch._inductor.config as inductor_config
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import ExternKernel, FixedLayout, IRNode, TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
@@ -22,11 +21,11 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
 from .. import compat, ops, toolchain
-from ..errors import ArgumentError
 from ..kernels import source
 from ..kernels.strides import dense_strides
 from ..schedule import schedules
-from ..schedule.problem import Band, Plan, Site, Tiles
+from ..schedule.problem import Band, Plan, Tiles
+from . import early
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -53,8 +52,6 @@ def attention_backward(
 ) -> Sequence[TensorBox]:
     """dq, dk, dv of one site; shapes as in `ops`."""
     parsed = Plan.parse(plan)
-    if parsed.kernel == "hopper":
-        _compile_hopper(parsed, Band.parse(mask), scale, query, value)
     if parsed.kernel in ("reference", "hopper"):  # Gluon kernels are no Triton templates: the operator launches them
         args = (grad_out, query, key, value, out, logsumexp, mask, scale, dq_order, dk_order, dv_order, plan, site)
         result: Sequence[TensorBox] = fallback_handler(ops.attention_backward, add_to_fallback_set=False)(*args)
@@ -63,31 +60,6 @@ def attention_backward(
     tensors = [_realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     call = _Call(parsed, Band.parse(mask), scale, *tensors)
     return call.two_pass(dq_order, dk_order, dv_order) if parsed.dq else call.one_pass(dq_order, dk_order, dv_order)
-
-
-def _compile_hopper(plan: Plan, mask: Band, scale: float, query: TensorBox, value: TensorBox) -> None:
-    """Compile what the operator will launch, so that the first step need not wait for it.
-
-    Where kv_len or the heads are dynamic, which kernel it is shows only at run time.
-    """
-    from ..kernels.hopper import build
-
-    device = query.get_device()
-    batch, q_heads, q_len, head_dim = _known(query.get_size())
-    _, kv_heads, kv_len, value_dim = _known(value.get_size())
-    if device is None or q_heads is None or head_dim is None or kv_heads is None or kv_len is None or value_dim is None:
-        return
-    site = Site(
-        "cuda", "bfloat16" if query.get_dtype() == torch.bfloat16 else "float16", batch, q_heads, kv_heads,
-        q_len, kv_len, head_dim, value_dim, mask, scale,
-    )  # fmt: skip
-    kernels = build.kernels(build.problem_of(site, plan), device.index)
-    log.debug("compiled: %s", [k.metadata.name for k in (kernels.prepare, kernels.main, kernels.finish)])
-
-
-def _known(sizes: Sequence[Any]) -> list[int | None]:
-    """Sizes as numbers, None where they are symbols."""
-    return [int(size) if isinstance(size, (int, sympy.Integer)) else None for size in sizes]
 
 
 class _Call:
@@ -141,8 +113,7 @@ class _Call:
         self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
     ) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The delta kernel, the ordered kernel, then dq's scale and cast."""
-        if inductor_config.benchmark_fusion:  # it replays a kernel on semaphores that were zeroed once
-            raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
+        early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
         delta = _template(
             "dash_delta",

@@ -132,8 +132,22 @@ def test_strict_raises_what_is_broken(copied_package: Path) -> None:
 
 def test_a_malformed_switch_is_one_warning() -> None:
     program = "import _dash_inductor_autoload as a; a.autoload(); a.autoload()"
-    result = run_python(program, DASH_INDUCTOR="off")
-    assert_one_warning(result, "DASH_INDUCTOR='off' is not allowed: expected one of '0', '1'")
+    result = run_python(program, DASH_INDUCTOR="maybe")
+    assert_one_warning(result, "DASH_INDUCTOR='maybe' is not allowed: expected one of '0', '1', 'false', 'true', 'no'")
+
+
+def test_the_switch_takes_every_spelling() -> None:
+    program = """
+import os
+import _dash_inductor_autoload as autoload
+for text, on in autoload.BOOLEANS.items():
+    for spelling in (text, text.upper()):
+        os.environ["DASH_INDUCTOR"] = spelling
+        assert autoload.off_by_environment() is not on, spelling
+os.environ["DASH_INDUCTOR"] = ""
+assert not autoload.off_by_environment()
+"""
+    run_python(program)
 
 
 def test_a_malformed_setting_is_one_warning() -> None:
@@ -141,11 +155,45 @@ def test_a_malformed_setting_is_one_warning() -> None:
     assert_one_warning(result, "DASH_INDUCTOR_CPU='yes' is not allowed: expected one of 'off', 'reference'")
 
 
-def test_a_torch_that_lacks_something_is_one_warning() -> None:
-    program = """
+LACKING = """
 import torch._inductor.fx_passes.joint_graph as joint_graph
 joint_graph.pass_patterns = tuple(joint_graph.pass_patterns)
 """
+
+
+# What keeps dash_inductor from its work, and what the error says then.
+INACTIVE: list[tuple[str, dict[str, str], str]] = [
+    ("", {"DASH_INDUCTOR_STRICT": "maybe"}, "ArgumentError: DASH_INDUCTOR_STRICT='maybe' is not allowed: expected one"),
+    ("", {"DASH_INDUCTOR_STRICT": "yes", "DASH_INDUCTOR_CPU": "fast"}, "DASH_INDUCTOR_CPU='fast' is not allowed"),
+    ("", {"DASH_INDUCTOR_STRICT": "on", "DASH_INDUCTOR": "maybe"}, "DASH_INDUCTOR='maybe' is not allowed: expected"),
+    (LACKING, {"DASH_INDUCTOR_STRICT": "TRUE"}, "UnsupportedVersionError: torch 2."),
+]
+
+
+@pytest.mark.parametrize(("program", "env", "reason"), INACTIVE)
+def test_strict_fails_closed_where_dash_inductor_is_inactive(program: str, env: dict[str, str], reason: str) -> None:
+    """The first compile under determinism is an error, and the second one too; without determinism nothing is."""
+    rest = """
+import torch
+function = lambda x: x @ x
+for flag in (True, True, False):
+    torch.use_deterministic_algorithms(flag)
+    torch._dynamo.reset()
+    try:
+        print(torch.compile(function)(torch.ones(2, 2)).sum().item())
+    except Exception as error:
+        print(error)
+"""
+    result = run_python(program + rest, **env)
+    text = f"DASH_INDUCTOR_STRICT={env['DASH_INDUCTOR_STRICT']!r} is set, but dash_inductor is inactive. "
+    assert result.stdout.count(text) == 2, result.stdout
+    assert result.stdout.count(reason) == 2, result.stdout
+    assert result.stdout.splitlines()[-1] == "8.0"
+    assert "dash_inductor is inactive" not in result.stderr
+
+
+def test_a_torch_that_lacks_something_is_one_warning() -> None:
+    program = LACKING
     result = run_python(program + COMPILE)
     assert_one_warning(result, "UnsupportedVersionError: torch 2.")
     assert "joint_graph.pass_patterns as a list" in result.stderr

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pydoc
+
 import pytest
 
 import dash_inductor
+from _dash_inductor_autoload import BOOLEANS
+from dash_inductor import toolchain
 from dash_inductor.config import SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.schedule import schedules
@@ -25,7 +29,7 @@ def test_environment() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "allowed"),
     [
-        ("DASH_INDUCTOR_STRICT", "yes", "one of '0', '1'"),
+        ("DASH_INDUCTOR_STRICT", "maybe", "one of '0', '1', 'false', 'true', 'no', 'yes', 'off', 'on'"),
         ("DASH_INDUCTOR_CPU", "Reference", "one of 'off', 'reference'"),
         ("DASH_INDUCTOR_FORWARD", "fast", "one of 'auto', 'keep'"),
     ],
@@ -36,7 +40,32 @@ def test_bad_environment(variable: str, text: str, allowed: str) -> None:
     assert str(raised.value) == f"{variable}={text!r} is not allowed: expected {allowed}"
 
 
-@pytest.mark.parametrize(("name", "value"), [("strict", 1), ("strict", "1"), ("cpu", True), ("schedule", "best")])
+@pytest.mark.parametrize("spelling", BOOLEANS)
+def test_spellings_of_booleans(spelling: str) -> None:
+    for text in (spelling, spelling.upper(), spelling.capitalize()):
+        assert Config({"DASH_INDUCTOR_STRICT": text}).strict is BOOLEANS[spelling]
+        config.strict = not BOOLEANS[spelling]
+        config.strict = text  # type: ignore[assignment]  # the point of the test
+        assert config.strict is BOOLEANS[spelling]
+
+
+@pytest.mark.parametrize("value", [0, 1, False, True])
+def test_numbers_are_booleans_and_leave_one_cache_key(value: int) -> None:
+    config.strict = not value
+    config.strict = value  # type: ignore[assignment]  # the point of the test
+    assert config.strict is bool(value)
+    assert ("strict", bool(value)) in config.cache_key()
+
+
+def test_help_does_not_show_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASH_TEST_TOKEN", "a-secret-of-the-notebook")
+    for thing in (dash_inductor.config, Config, config, toolchain):
+        assert "a-secret-of-the-notebook" not in pydoc.render_doc(thing)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("strict", 2), ("strict", "maybe"), ("strict", None), ("cpu", True), ("schedule", "best")]
+)
 def test_bad_assignment(name: str, value: object) -> None:
     before = config.cache_key()
     with pytest.raises(ArgumentError, match=rf"config\.{name}=.* is not allowed: expected one of"):
@@ -78,7 +107,7 @@ def test_every_setting_changes_the_cache_key() -> None:
         for value in setting.allowed.values():
             with config.patch(**{name: value}):
                 seen.add(config.cache_key())
-        assert len(seen) == len(setting.allowed), name
+        assert len(seen) == len(set(setting.allowed.values())), name
 
 
 def test_attribute_of_the_package() -> None:

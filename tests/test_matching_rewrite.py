@@ -157,6 +157,49 @@ def test_dynamic_lengths_compile_once() -> None:
     assert (record.site.batch, record.site.q_len, record.site.kv_len) == (None, None, None)
 
 
+def test_dynamic_heads_and_head_dims_are_fixed_by_guards() -> None:
+    """One function, other heads and head dimensions from call to call: each combination compiles once."""
+    shapes = [(8, 8, 16), (4, 4, 16), (16, 16, 16), (4, 2, 16), (4, 2, 32), (8, 8, 16), (4, 2, 32)]
+
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    with capture() as graphs:
+        compiled = graphs.compile(grouped)
+        for heads, kv_heads, dim in shapes:
+            inputs = tensors((2, heads, 24, dim), (2, kv_heads, 24, dim), (2, kv_heads, 24, dim))
+            assert_as_exact(grouped, inputs, step(compiled, inputs))
+    assert [(r.status, r.site and (r.site.q_heads, r.site.kv_heads, r.site.head_dim)) for r in sites()] == [
+        ("replaced", shape) for shape in dict.fromkeys(shapes)
+    ]
+    assert graphs.count(BACKWARD) == len(graphs.after) == len(set(shapes))
+
+
+def test_repeated_heads_that_are_dynamic_are_fixed_by_guards() -> None:
+    def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return causal(q, *(x.repeat_interleave(2, dim=1) for x in (k, v)))
+
+    with capture() as graphs:
+        compiled = graphs.compile(repeated)
+        for kv_heads in (4, 2, 8, 4):
+            inputs = tensors((2, 2 * kv_heads, 24, 16), (2, kv_heads, 24, 16), (2, kv_heads, 24, 16))
+            assert_as_exact(repeated, inputs, step(compiled, inputs))
+    assert [r.site and (r.site.q_heads, r.site.kv_heads) for r in sites()] == [(8, 4), (4, 2), (16, 8)]
+
+
+def test_a_kept_site_adds_no_guard() -> None:
+    def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    mask = torch.zeros(24, 24)
+    with capture() as graphs:
+        compiled = graphs.compile(with_mask)
+        for heads in (4, 8, 16, 2):
+            q, k, v = tensors(*[(2, heads, 24, 16)] * 3)
+            compiled(q, k, v, mask).sum().backward()
+    assert [r.reason and r.reason.value for r in sites()] == ["mask_depends_on_input"] * 2  # static, then dynamic heads
+
+
 def test_nested_compile_region() -> None:
     @torch.compiler.nested_compile_region
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

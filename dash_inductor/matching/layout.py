@@ -1,4 +1,4 @@
-"""Sizes and strides of fake tensors, static or symbolic, compared without adding guards."""
+"""Sizes and strides of fake tensors, static or symbolic: compared without adding guards, or fixed by a guard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 
 Dim = int | torch.SymInt
 
@@ -14,6 +14,20 @@ Dim = int | torch.SymInt
 def static(x: Dim) -> int | None:
     """The value of a size if it is known when the graph is compiled."""
     return x if isinstance(x, int) else x.node.maybe_as_int()
+
+
+def specialised(x: Dim | float | torch.SymFloat) -> int | float | None:
+    """The value of a number, made static by a guard where it is symbolic: another value compiles another graph.
+
+    None if no guard can be added: the number depends on data, or the guards of this graph have been made already.
+    """
+    if isinstance(x, (int, float)):
+        return x
+    if has_free_unbacked_symbols(x):
+        return None
+    if not x.node.expr.is_number and x.node.shape_env.frozen:
+        return None
+    return int(x) if isinstance(x, torch.SymInt) else float(x)
 
 
 def same(a: Dim, b: Dim) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from .attention_ops import op_name
-from .layout import Dim, same, same_all, static
+from .layout import Dim, same, same_all, specialised, static
 
 _VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 _COPIES = ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous")
@@ -134,13 +134,13 @@ def _as_reduction(total: Node, repeat: Repeat) -> Reduction | None:
 
 
 def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
-    """Whether `parts` is `merged` with dimension `head` split in two static ones."""
+    """Whether `parts` is `merged` with dimension `head` split in two, which are fixed by guards where dynamic."""
     if len(merged) != 4 or len(parts) != 5:
         return False
-    heads, kv_heads, group = static(merged[head]), static(parts[head]), static(parts[head + 1])
-    if heads is None or kv_heads is None or group is None or heads != kv_heads * group:
+    if not all(map(same, _without(merged, head), [*parts[:head], *parts[head + 2 :]])):
         return False
-    return all(map(same, _without(merged, head), [*parts[:head], *parts[head + 2 :]]))
+    heads, kv_heads, group = map(specialised, (merged[head], parts[head], parts[head + 1]))
+    return heads is not None and kv_heads is not None and group is not None and heads == kv_heads * group
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from .operands import Gradient, output
 from .repeat_kv import Repeat
 from .sites import Match
 
+log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 
@@ -31,16 +33,24 @@ def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> Non
             logsumexp = _new_forward(emitter, forward, matches[0], swaps)
         for match in matches:
             _new_backward(emitter, match, logsumexp, swaps)
+        for old, new in swaps:
+            old.replace_all_uses_with(new)
     except BaseException:
+        for old, new in swaps:  # nothing else reads a new node of these, so what reads one read the old node before
+            new.replace_all_uses_with(old)
         emitter.discard()
         raise
-    dead = [] if forward is None else [forward, *forward.users]
-    for match in matches:
-        dead += [match.node, *match.node.users]
-    for old, new in swaps:
-        old.replace_all_uses_with(new)
-        dead.append(old)
-    erase_dead(graph, dead, also=frozenset(node for node in (forward, *(m.node for m in matches)) if node is not None))
+    _erase_replaced(graph, forward, matches, [old for old, _ in swaps])
+
+
+def _erase_replaced(graph: Graph, forward: Node | None, matches: Sequence[Match], swapped: list[Node]) -> None:
+    """Erase what the new nodes stand for.  Nothing reads it any more, so an error here leaves a sound graph."""
+    replaced = [*([] if forward is None else [forward]), *(match.node for match in matches)]
+    dead = [*swapped, *(node for old in replaced for node in (old, *old.users))]
+    try:
+        erase_dead(graph, dead, also=frozenset(replaced))
+    except Exception as error:
+        log.warning("nodes that nothing reads stay in the graph: %s", error, exc_info=error)
 
 
 def _new_forward(emitter: Emitter, forward: Node, match: Match, swaps: list[tuple[Node, Node]]) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,51 +17,73 @@ from ..errors import SiteKeptError
 from ..observe.reasons import Reason
 from ..observe.records import SiteRecord
 from ..observe.report import publish
-from ..schedule.problem import Plan
+from ..schedule.problem import Plan, Site
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
+from .math_path import OP, MathCall, math_calls
 from .replace import replace
 from .sites import Facts, Kept, Match, analyse
 from .source import source_line
 
 log = logging.getLogger("dash_inductor")
 
+CompileKernels = Callable[[Site, Plan, torch.device], None]
+
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
 
 
-def rewrite_graph(graph: Graph) -> bool:
+def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
     """Replace what can be replaced, in place, and publish a record per site (see `observe`).
 
     Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
-    attention backward.  Running it again changes nothing.
+    attention backward.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
+
+    Args:
+        compile_kernels: called with every site that can be replaced, its plan and its device before the graph is
+            changed; the site is kept where it raises.
 
     Returns:
         Whether the graph was changed.
 
     Raises:
         SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
-            count: PyTorch's CPU kernel is deterministic, and leaving it alone was asked for.
+            count: PyTorch's CPU kernels are deterministic, and leaving them alone was asked for.
     """
     if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
         return False
     readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
-    if not readings:
+    calls = [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
+    if not readings and not calls:
         return False
     for reading in readings:
         reading.read()
+        if compile_kernels is not None:
+            reading.compile(compile_kernels)
     for group in _by_forward(readings):
         _replace_group(graph, group)
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
-    records = [reading.record() for reading in readings]
+    for call in calls:
+        call.softmax[0].meta[_RECORDED] = True
+    records = [*(reading.record() for reading in readings), *map(_math_record, calls)]
     publish(records)
-    kept = [record for record in records if record.status == "kept" and record.reason is not Reason.CPU_OFF]
+    left_alone = {call.softmax[0].name for call in calls if call.device.type == "cpu" and config.cpu == "off"}
+    kept = [
+        record
+        for record in records
+        if record.status == "kept" and record.reason is not Reason.CPU_OFF and record.name not in left_alone
+    ]
     if config.strict and kept:
         raise SiteKeptError(
             "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
         )
     return any(record.status == "replaced" for record in records)
+
+
+def _math_record(call: MathCall) -> SiteRecord:
+    name, source = call.softmax[0].name, source_line(call.softmax)
+    return SiteRecord(name, OP, "kept", Reason.MATH_PATH, call.detail, None, None, "kept", "", source)
 
 
 @dataclass
@@ -83,11 +106,22 @@ class _Reading:
         try:
             self.match = analyse(self.node, self.facts)
             self.forward = find_forward(self.match)
-            self.detail = self.match.operands.detail
+            self.detail = self.match.detail
         except Kept as kept:
             self.keep(kept.reason, kept.detail)
         except Exception as error:
             self.fail(error)
+
+    def compile(self, compile_kernels: CompileKernels) -> None:
+        if self.match is None:
+            return
+        try:
+            compile_kernels(self.match.site, self.match.plan, self.match.device)
+        except Exception as error:
+            log.debug("site %s", self.name, exc_info=error)
+            text = " ".join(str(error).split())  # compilers quote whole programs
+            text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
+            self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 
     def keep(self, reason: Reason, detail: str) -> None:
         self.match, self.forward, self.reason, self.detail = None, None, reason, detail

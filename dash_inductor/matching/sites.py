@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from .. import toolchain
 from ..config import config
-from ..errors import DashError
+from ..errors import ArgumentError, DashError
 from ..observe.reasons import Reason
-from ..schedule import plan, supports
+from ..schedule import plan
 from ..schedule.planner import covers
 from ..schedule.problem import Band, DType, Plan, Site
 from . import arch, layout
@@ -46,6 +46,7 @@ class Match:
         args: its arguments by schema name.
         site, plan: what the planner was given and what it answered.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
+        schedule_note: why the plan does not have the schedule that a setting asks for; "" where it has.
     """
 
     node: Node
@@ -54,6 +55,17 @@ class Match:
     site: Site
     plan: Plan
     operands: Operands
+    schedule_note: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the site runs."""
+        return _device(self.node)
+
+    @property
+    def detail(self) -> str:
+        """What the record says of how the site was matched."""
+        return "; ".join(filter(None, (self.operands.detail, self.schedule_note)))
 
     def refreshed(self) -> Match:
         """The same match after other sites were replaced: their new nodes may be this site's arguments."""
@@ -93,20 +105,25 @@ def analyse(node: Node, facts: Facts) -> Match:
         raise Kept(Reason.BIAS_GRADIENT)
     mask = _mask(backend, args)
     facts.mask = str(mask)
+    # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
+    q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
+    if not kv_heads or q_heads % kv_heads:
+        raise Kept(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
+    scale = _scale(args["scale"], head_dim)
     operands = find_operands(node, args)
     dtype = DTYPES[query.dtype]
     facts.site = site = Site(
         device="cpu" if device.type == "cpu" else "cuda",
         dtype=dtype,
         batch=layout.static(query.shape[0]),
-        q_heads=_known(query.shape[1]),
+        q_heads=q_heads,
         kv_heads=operands.kv_heads,
         q_len=layout.static(query.shape[2]),
         kv_len=layout.static(key.shape[2]),
-        head_dim=_known(query.shape[3]),
-        value_dim=_known(value.shape[3]),
+        head_dim=head_dim,
+        value_dim=value_dim,
         mask=mask,
-        scale=_scale(args["scale"], _known(query.shape[3])),
+        scale=scale,
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
         square=layout.same(query.shape[2], key.shape[2]),
         q_within_kv=layout.at_most(query.shape[2], key.shape[2]),
@@ -115,7 +132,8 @@ def analyse(node: Node, facts: Facts) -> Match:
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
             raise Kept(Reason.LAYOUT, f"{name} is not dense")
-    return Match(node, backend, args, site, _plan(site, device), operands)
+    chosen, note = _plan(site, device)
+    return Match(node, backend, args, site, chosen, operands, note)
 
 
 def _device(node: Node) -> torch.device:
@@ -127,34 +145,34 @@ def _device(node: Node) -> torch.device:
 
 
 def _known(x: layout.Dim) -> int:
-    value = layout.static(x)
+    """A size that kernels are compiled for: a dynamic one is guarded, so that another value compiles another graph."""
+    value = layout.specialised(x)
     if value is None:
         raise Kept(Reason.DYNAMIC_DIMS, f"a size is {x}")
-    return value
+    return int(value)
 
 
 def _scale(scale: object, head_dim: int) -> float:
     if scale is None:
         return float(head_dim**-0.5)
-    if not isinstance(scale, (int, float)):
-        raise Kept(Reason.DYNAMIC_DIMS, f"scale={scale}")
-    return float(scale)
+    number = scale.meta["val"] if isinstance(scale, Node) else scale
+    value = layout.specialised(number) if isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) else None
+    if value is None:
+        raise Kept(Reason.DYNAMIC_DIMS, f"scale={number}")
+    return float(value)
 
 
 def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.dim() == key.dim() == value.dim() == 4:
         raise Kept(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
     shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
-    heads, kv_heads = map(_known, (query.shape[1], key.shape[1]))
     # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
     pairs = [
         (query.shape[0], key.shape[0]),
         *zip(key.shape[:3], value.shape[:3], strict=True),
         (query.shape[3], key.shape[3]),
     ]
-    if any(layout.differ(a, b) for a, b in pairs) or not kv_heads or heads % kv_heads:
-        raise Kept(Reason.SHAPE, shapes)
-    if 0 in map(layout.static, (*query.shape, *key.shape)):
+    if any(layout.differ(a, b) for a, b in pairs) or 0 in map(layout.static, (*query.shape, *key.shape)):
         raise Kept(Reason.SHAPE, shapes)
 
 
@@ -217,11 +235,16 @@ def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
     return Band(lo, hi, bands[0].anchor if bands else "top_left")
 
 
-def _plan(site: Site, device: torch.device) -> Plan:
-    forced = None if config.schedule == "auto" or supports(config.schedule, site.mask) else config.schedule
-    architecture = arch.arch_of(device)
+def _plan(site: Site, device: torch.device) -> tuple[Plan, str]:
+    """The plan of a site; where it cannot have the schedule of the setting, the planner's own choice and a note."""
+    architecture, compiler, note = arch.arch_of(device), toolchain.settings(), ""
     try:
         _check_dims(site, architecture)
-        return plan(site, architecture, schedule=forced, compiler=toolchain.settings())
+        if config.schedule != "auto":
+            try:
+                return plan(site, architecture, schedule=config.schedule, compiler=compiler), ""
+            except ArgumentError as error:
+                note = f"the setting schedule={config.schedule!r} cannot be followed here: {error}"
+        return plan(site, architecture, compiler=compiler), note
     except DashError as error:
         raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error

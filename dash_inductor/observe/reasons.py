@@ -23,6 +23,7 @@ class Reason(Enum):
     CPU_OFF = "cpu_off", "PyTorch's CPU kernel is deterministic already; cpu='reference' replaces it."
     DEVICE = "device", "Only CUDA devices (not ROCm) and the CPU are supported."
     UNSUPPORTED_OP = "unsupported_op", "This attention operator is not one that is replaced."
+    MATH_PATH = "math_path", "PyTorch computes this call by its math implementation, without a fused operator."
     VARLEN = "varlen", "Packed (variable length) attention operators are not replaced."
     FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
     DROPOUT = "dropout", "Attention dropout would need PyTorch's random numbers bit for bit."
@@ -33,7 +34,10 @@ class Reason(Enum):
         "The head dimension of value must be that of query and key; 16-bit on sm_90 has 192 with 128 too.",
     )
     SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
-    DYNAMIC_DIMS = "dynamic_dims", "Heads, head dimension and scale must be known when the graph is compiled."
+    DYNAMIC_DIMS = (
+        "dynamic_dims",
+        "Heads, head dimension and scale depend on data: no guard can fix them when the graph is compiled.",
+    )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
     MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "The mask is computed from model inputs."
@@ -42,4 +46,5 @@ class Reason(Enum):
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
+    COMPILE_FAILED = "compile_failed", "A kernel of this site does not compile for this device, or does not fit it."
     INTERNAL_ERROR = "internal_error", "Replacing this site failed unexpectedly: please report it."

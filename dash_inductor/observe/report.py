@@ -14,6 +14,7 @@ from .reasons import Reason
 from .records import SiteRecord
 
 log = logging.getLogger("dash_inductor")
+_UNEXPECTED = (Reason.COMPILE_FAILED, Reason.INTERNAL_ERROR)
 
 
 def publish(records: Sequence[SiteRecord]) -> None:
@@ -23,7 +24,7 @@ def publish(records: Sequence[SiteRecord]) -> None:
     """
     _records.add(records)
     for record in records:
-        level = logging.WARNING if record.reason is Reason.INTERNAL_ERROR else logging.INFO
+        level = logging.WARNING if record.reason in _UNEXPECTED else logging.INFO
         log.log(level, "%s", record)
         counters["dash_inductor"][record.status] += 1
         if record.reason is not None:

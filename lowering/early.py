@@ -1,0 +1,96 @@
+"""Compiles the kernels of a site before the graph is rewritten, while a kernel that fails can still keep the site.
+
+A Hopper kernel that is compiled here is the one that the operator will launch.  The templates of a portable plan are
+compiled by Inductor, too late to go back; so their text is compiled here once per class of sites, as `standalone`
+renders it (Triton keeps the result on disk).  What only Inductor's own rendering could break still ends the compile.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor_config
+
+from .. import compat
+from ..errors import ArgumentError, DashError
+from ..schedule.problem import Plan, Site
+
+
+def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
+    """Compile what will run at `site`; nothing for plans without compiled kernels.
+
+    Raises:
+        ArgumentError: a setting of Inductor under which the plan's kernels must not be used.
+        DashError: a kernel needs more shared memory than `device` has.
+        Exception: whatever the compiler raised.
+    """
+    if plan.kernel == "reference" or compat.interpreting():
+        return
+    if plan.kernel == "portable":
+        check_settings(plan)
+    for length in _lengths(site, plan):
+        # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
+        nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=length, kv_len=length)
+        error = _attempt(nominal, plan, device)
+        if error is not None:
+            raise error
+
+
+def check_settings(plan: Plan) -> None:
+    """Ordered templates must not be benchmarked: that replays a kernel on semaphores that were zeroed once."""
+    if plan.dq is None and inductor_config.benchmark_fusion:
+        raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
+
+
+def _lengths(site: Site, plan: Plan) -> tuple[int, ...]:
+    """Lengths that stand for those of the site: multiples of the kv tile, or not; both where they are dynamic."""
+    even, uneven = 8 * plan.dkdv.block_kv, 8 * plan.dkdv.block_kv + 1
+    if plan.kernel == "portable":
+        return (uneven,)  # takes at least as much of everything
+    if site.kv_len is None:
+        return even, uneven
+    return (uneven,) if site.kv_len % plan.dkdv.block_kv else (even,)
+
+
+@functools.cache
+def _attempt(site: Site, plan: Plan, device: torch.device) -> Exception | None:
+    """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds."""
+    try:
+        for kernel in (_hopper if plan.kernel == "hopper" else _portable)(site, plan, device):
+            _check_shared_memory(kernel.metadata, device)
+    except Exception as error:
+        return error
+    return None
+
+
+def _hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    from ..kernels.hopper import build
+
+    kernels = build.kernels(build.problem_of(site, plan), device.index)
+    yield from (kernels.prepare, kernels.main, kernels.finish)
+
+
+def _portable(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    from ..kernels import standalone
+
+    major, minor = torch.cuda.get_device_capability(device)
+    for kernel in standalone.render(plan, site):
+        yield standalone.build(kernel, f"sm_{major}{minor}")
+
+
+def _check_shared_memory(metadata: Any, device: torch.device) -> None:
+    """As Triton checks it when a kernel is loaded."""
+    limit = _shared_memory(device)
+    if metadata.shared > limit:
+        raise DashError(f"{metadata.name} needs {metadata.shared} bytes of shared memory, the device has {limit}")
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a CTA may have."""
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
