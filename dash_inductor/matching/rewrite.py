@@ -41,15 +41,46 @@ def rewrite_graph(graph: Graph) -> bool:
         SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
             count: PyTorch's CPU kernel is deterministic, and leaving it alone was asked for.
     """
-    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
-        return False
-    readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
-    if not readings:
-        return False
-    for reading in readings:
-        reading.read()
+    readings = _read(graph)
     for group in _by_forward(readings):
         _replace_group(graph, group)
+    _publish(readings)
+    return any(reading.reason is None for reading in readings)
+
+
+def record_unseen(graph: Graph, cause: str) -> bool:
+    """Record as kept what no pass has seen, because Inductor's settings let none run; the graph stays as it is.
+
+    Args:
+        cause: the settings, for the records.
+
+    Returns:
+        Whether there was such an attention backward; those that would have been kept anyway have their own reason.
+
+    Raises:
+        SiteKeptError: as `rewrite_graph`.
+    """
+    readings = _read(graph)
+    for reading in readings:
+        if reading.reason is None:
+            reading.keep(Reason.PASSES_OFF, cause)
+    _publish(readings)
+    return any(reading.reason is Reason.PASSES_OFF for reading in readings)
+
+
+def _read(graph: Graph) -> list[_Reading]:
+    """The sites of a graph that are not recorded yet; none where graphs are to be left alone."""
+    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
+        return []
+    readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
+    for reading in readings:
+        reading.read()
+    return readings
+
+
+def _publish(readings: list[_Reading]) -> None:
+    if not readings:
+        return
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
@@ -60,7 +91,6 @@ def rewrite_graph(graph: Graph) -> bool:
         raise SiteKeptError(
             "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
         )
-    return any(record.status == "replaced" for record in records)
 
 
 @dataclass

@@ -42,4 +42,5 @@ class Reason(Enum):
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
+    PASSES_OFF = "passes_off", "Inductor's settings let no joint-graph pass run, so that nothing is replaced."
     INTERNAL_ERROR = "internal_error", "Replacing this site failed unexpectedly: please report it."
