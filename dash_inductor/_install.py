@@ -67,9 +67,9 @@ def _record_what_no_pass_sees() -> None:
         rewrite = rewriter()
         if rewrite is not None:
             off = compat.settings_that_stop_passes()
-            modules = result.modules() if off else [result]  # with passes, this function is called for nested graphs too
+            modules = result.modules() if off else [result]  # with passes on, nested graphs have calls of their own
             graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
-            if any([rewrite.record_unseen(graph, ", ".join(f"{name}=False" for name in off)) for graph in graphs]):
+            if rewrite.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
                 _warn_that_nothing_runs()
         return result
 

@@ -1,7 +1,7 @@
 """The probe: does this torch and triton have everything that the package relies on?
 
-Plans must not depend on luck, so what a kernel needs is asked for at installation, on whatever device: an unknown version
-is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
+Plans must not depend on luck, so what a kernel needs is asked for at installation, on whatever device: an unknown
+version is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
 """
 
 from __future__ import annotations
@@ -52,31 +52,25 @@ TRITON = (
     ("triton.backends.compiler", "GPUTarget", _SM_90),
     ("triton.knobs", "runtime.launch_enter_hook runtime.launch_exit_hook", _SM_90),
     ("triton.backends.nvidia.compiler", "get_ptxas", "registers and spills of a compiled kernel"),
-    (
-        "triton.language",
-        "arange assume atomic_add cdiv constexpr dot float32 full inline_asm_elementwise int32 int64 load math.exp2 "
-        "maximum minimum num_programs permute pointer_type program_id range reshape static_range store sum trans where "
-        "zeros",
-        _PORTABLE,
-    ),
+    ("triton.language", "arange assume atomic_add cdiv constexpr dot float32 full inline_asm_elementwise", _PORTABLE),
+    ("triton.language", "int32 int64 load math.exp2 maximum minimum num_programs permute pointer_type", _PORTABLE),
+    ("triton.language", "program_id range reshape static_range store sum trans where zeros", _PORTABLE),
     ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", _SM_90),
     ("triton.language.core", "_aggregate", _SM_90),
     (_GLUON, "jit constexpr_function", _SM_90),
     (f"{_GLUON}._runtime", "GluonASTSource", _SM_90),
     (f"{_GLUON}.language._core", "builtin", _SM_90),
+    (f"{_GLUON}.language", "DotOperandLayout NVMMADistributedLayout SliceLayout", _SM_90),
     (
         f"{_GLUON}.language",
-        "DotOperandLayout NVMMADistributedLayout NVMMASharedLayout.get_default_for SliceLayout allocate_shared_memory "
-        "arange atomic_add bfloat16 constexpr convert_layout exp2 expand_dims float16 float32 inline_asm_elementwise "
-        "int32 int64 join load maximum num_warps static_assert static_range store tensor warp_specialize where zeros",
+        "NVMMASharedLayout.get_default_for allocate_shared_memory arange atomic_add bfloat16",
         _SM_90,
     ),
-    (
-        f"{_GLUON}.language",
-        "shared_memory_descriptor.index shared_memory_descriptor.load shared_memory_descriptor.permute "
-        "shared_memory_descriptor.store",
-        _SM_90,
-    ),
+    (f"{_GLUON}.language", "constexpr convert_layout exp2 expand_dims float16 float32 inline_asm_elementwise", _SM_90),
+    (f"{_GLUON}.language", "int32 int64 join load maximum num_warps static_assert static_range store tensor", _SM_90),
+    (f"{_GLUON}.language", "shared_memory_descriptor.index shared_memory_descriptor.load", _SM_90),
+    (f"{_GLUON}.language", "shared_memory_descriptor.permute shared_memory_descriptor.store", _SM_90),
+    (f"{_GLUON}.language", "warp_specialize where zeros", _SM_90),
     (_HOPPER, "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait", _SM_90),
     (f"{_HOPPER}.mbarrier", "MBarrierLayout arrive expect init wait", _SM_90),
     (f"{_HOPPER}.tma", "store_wait", _SM_90),
@@ -85,6 +79,9 @@ TRITON = (
     ("triton._C.libtriton", "ir.DESCRIPTOR_REDUCE_KIND.ADD gluon_ir.GluonOpBuilder.create_async_tma_reduce", _SM_90),
     (f"{_GLUON}.language._semantic", "GluonSemantic._convert_to_ir_values", _SM_90),
 )
+
+# only in CUDA builds of torch
+CUDA = (("torch._C", "_cuda_getCurrentRawStream _dynamo.guards._empty_strided_cuda", "launching the Hopper kernel"),)
 
 # operator, and the arguments that we bind by name beside those that all of them have
 _COMMON = "query key value out logsumexp dropout_p is_causal scale"
@@ -98,7 +95,8 @@ _OPERATORS = (
 
 def probe() -> list[str]:
     """What this torch and triton lack of the things we rely on; empty in a version that can be used."""
-    return [*_missing(TORCH), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
+    torch_names = TORCH if torch.version.cuda is None else (*TORCH, *CUDA)
+    return [*_missing(torch_names), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
 
 
 def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:

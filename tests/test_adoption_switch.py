@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 

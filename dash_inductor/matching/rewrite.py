@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,8 +49,8 @@ def rewrite_graph(graph: Graph) -> bool:
     return any(reading.reason is None for reading in readings)
 
 
-def record_unseen(graph: Graph, cause: str) -> bool:
-    """Record as kept what no pass has seen, because Inductor's settings let none run; the graph stays as it is.
+def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
+    """Record as kept what no pass has seen, because Inductor's settings let none run; the graphs stay as they are.
 
     Args:
         cause: the settings, for the records.
@@ -60,7 +61,7 @@ def record_unseen(graph: Graph, cause: str) -> bool:
     Raises:
         SiteKeptError: as `rewrite_graph`.
     """
-    readings = _read(graph)
+    readings = [reading for graph in graphs for reading in _read(graph)]
     for reading in readings:
         if reading.reason is None:
             reading.keep(Reason.PASSES_OFF, cause)
