@@ -1,12 +1,14 @@
 # Every target sets up what it needs: a virtual environment in .venv with requirements-dev.txt and this package.
-# PYTHON=... uses an environment of your own as it is.  TORCH=2.11 uses the older supported torch (in .venv-torch2.11).
+# PYTHON=... uses an environment of your own as it is.  TORCH=2.11, 2.12, 2.14 or 2.15 uses another supported torch (in
+# .venv-torch2.11 and so on).
 
-ifdef TORCH
-VENV := .venv-torch$(TORCH)
-REQUIREMENTS := requirements-dev-torch$(TORCH).txt
-else
+TORCH ?= 2.13
+ifeq ($(TORCH),2.13)
 VENV := .venv
 REQUIREMENTS := requirements-dev.txt
+else
+VENV := .venv-torch$(TORCH)
+REQUIREMENTS := requirements-dev-torch$(TORCH).txt
 endif
 
 # A GPU machine may have its own torch and no registry: there the python at hand and the editable install are enough.
@@ -19,7 +21,7 @@ PYTHON := $(CURDIR)/$(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 
-.PHONY: setup demo test test-gpu lint format bench
+.PHONY: setup demo test test-torch test-gpu lint format bench
 
 setup: $(READY)
 
@@ -32,6 +34,11 @@ demo: $(READY)
 
 test: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not gpu"
+
+# What a version of torch or triton can break.
+test-torch: $(READY)
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not gpu" tests/test_adoption_*.py tests/test_matching_*.py \
+		tests/test_lowering_*.py tests/test_kernels_*.py
 
 test-gpu:
 	$(GPU_PYTHON) -m pytest -m gpu

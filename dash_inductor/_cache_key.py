@@ -1,7 +1,8 @@
 """What dash_inductor adds to the keys of Inductor's caches, so that no cached code is ever stale.
 
 Two caches are concerned, and both hash one object of details:
-* AOTAutogradCache looks its key up before the joint graph is rewritten: it gets our entry when we are active.
+* AOTAutogradCache looks its key up before the joint graph is rewritten: it gets our entry where the graph is
+  looked at, be it only to record that no pass runs.
 * FxGraphCache hashes the final graph: it gets our entry when the graph contains one of our operators.  The backward may
   be compiled later than the forward, in another thread and under another flag, so only its graph tells what it needs.
 
@@ -71,8 +72,8 @@ def has_our_ops(gm: torch.nn.Module | None) -> bool:
     )
 
 
-def install(active: Callable[[], bool]) -> None:
-    """Add our entry to the details that both caches hash.  `active` says whether a graph compiled now is rewritten."""
+def install(looked_at: Callable[[], bool]) -> None:
+    """Add our entry to the details that both caches hash.  `looked_at` says whether a graph compiled now will be."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
     from torch._inductor.codecache import FxGraphHashDetails
 
@@ -81,7 +82,7 @@ def install(active: Callable[[], bool]) -> None:
     @functools.wraps(plain_init)
     def init(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
         plain_init(self, gm, *args, **kwargs)
-        if has_our_ops(gm) or (isinstance(self, AOTAutogradCacheDetails) and active()):
+        if has_our_ops(gm) or (isinstance(self, AOTAutogradCacheDetails) and looked_at()):
             self.dash_inductor = entry()
 
     FxGraphHashDetails.__init__ = init  # type: ignore[method-assign]  # both caches construct this class

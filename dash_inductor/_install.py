@@ -1,4 +1,4 @@
-"""Installation into Inductor: one joint-graph pass and our part of the caches.
+"""Installation into Inductor: one joint-graph pass, a record of what it does not see, and our part of the caches.
 
 Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
 anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 
 import _dash_inductor_autoload as _autoload
 
-from . import _cache_key, _precompile, _switch, compat
+from . import _cache_key, _switch, compat, probe
 from .config import config
 from .errors import UnsupportedVersionError
 
@@ -31,9 +32,13 @@ class JointPass:
     pass_name = "dash_inductor"
 
     def apply(self, graph: torch.fx.Graph) -> int:
-        """Rewrite the graph where we are active; not 0 if it changed: Inductor sorts and recompiles it then."""
-        rewrite = _loaded() if active() else None
-        return int(rewrite is not None and rewrite(graph))
+        """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
+        rewrite = rewriter()
+        if rewrite is None:
+            return 0
+        from .lowering import compile_kernels
+
+        return int(rewrite.rewrite_graph(graph, compile_kernels))
 
 
 @functools.cache
@@ -44,14 +49,17 @@ def install() -> None:
         UnsupportedVersionError: this torch or triton lacks something that we rely on; nothing was changed.
         ArgumentError: an environment variable holds a value that is not allowed; nothing was changed.
     """
-    missing = compat.probe()
+    missing = probe.probe()
     if missing:
         raise UnsupportedVersionError(
             f"torch {torch.__version__} lacks what dash_inductor relies on: {'; '.join(missing)} "
-            f"(tested: torch {' and '.join(compat.TESTED)})"
+            f"(tested: torch {', '.join(compat.TESTED)})"
         )
+    from . import _precompile  # derives from a class that the probe has just found
+
     compat.joint_passes().append(JointPass())
-    _cache_key.install(active)
+    _record_what_no_pass_sees()
+    _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
     if "dash_inductor.ops" in sys.modules:
         lower_operators()
@@ -62,31 +70,51 @@ def lower_operators() -> None:
     _loaded()
 
 
-def active() -> bool:
-    """Whether a graph compiled here and now is rewritten: switched on, under determinism, and everything loads."""
-    if _switch.off_reason() is not None or not torch.are_deterministic_algorithms_enabled():
-        return False
-    if not compat.joint_passes_run():
-        _warn_that_nothing_runs()
-        return False
-    return _loaded() is not None
+def _record_what_no_pass_sees() -> None:
+    """Make what runs the joint-graph passes tell of the attention that our pass never saw: kept, in the records too."""
+    from torch._inductor import compile_fx
+
+    run = compile_fx._recursive_joint_graph_passes  # compile_fx looks it up by this name whenever it calls it
+
+    @functools.wraps(run)
+    def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        result = run(gm, *args, **kwargs)
+        rewrite = rewriter()
+        if rewrite is not None:
+            off = compat.settings_that_stop_passes()
+            modules = result.modules() if off else [result]  # with passes on, nested graphs have calls of their own
+            graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
+            if rewrite.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
+                _warn_that_nothing_runs()
+        return result
+
+    compile_fx._recursive_joint_graph_passes = run_and_look
 
 
 @functools.cache
 def _warn_that_nothing_runs() -> None:
-    """Once: a log line, because a warning that is an error would only be lost where cache keys are computed."""
     log.warning(
         "attention is compiled as plain PyTorch compiles it: torch._inductor.config has pattern_matcher or "
-        "use_joint_graph_passes off, so that no joint-graph pass runs"
+        "use_joint_graph_passes off, as mode='lite' has, so that no joint-graph pass runs"
     )
 
 
-def _loaded() -> Callable[[torch.fx.Graph], bool] | None:
-    """The function that rewrites a graph, with the lowerings it needs; None, after one warning, where they do not load.
+def rewriter() -> ModuleType | None:
+    """What rewrites a graph compiled here and now: the module `matching.rewrite`, or None.
+
+    None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
+    does not load.
 
     Raises:
         Exception: what loading raised, if `strict` is set.
     """
+    if _switch.off_reason() is not None or not torch.are_deterministic_algorithms_enabled():
+        return None
+    return _loaded()
+
+
+def _loaded() -> ModuleType | None:
+    """`matching.rewrite`, with the lowerings that it needs; None, after one warning, where they do not load."""
     try:
         return _load()
     except Exception as error:
@@ -97,10 +125,10 @@ def _loaded() -> Callable[[torch.fx.Graph], bool] | None:
 
 
 @functools.cache
-def _load() -> Callable[[torch.fx.Graph], bool]:
-    from .lowering import compile_kernels, register
-    from .matching.rewrite import rewrite_graph
+def _load() -> ModuleType:
+    from .lowering import register
+    from .matching import rewrite
 
     register()
     _cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
-    return functools.partial(rewrite_graph, compile_kernels=compile_kernels)
+    return rewrite

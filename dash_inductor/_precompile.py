@@ -26,7 +26,7 @@ OFF = "off"
 
 def state() -> str:
     """What decides how a graph is compiled under deterministic algorithms here and now."""
-    on = _switch.off_reason() is None and compat.joint_passes_run()
+    on = _switch.off_reason() is None and not compat.settings_that_stop_passes()
     return _cache_key.entry() if on else OFF
 
 

@@ -1,132 +1,29 @@
-"""Every difference between versions of torch and triton that the package meets, and the probe of unknown versions.
+"""Every difference between versions of torch and triton that the package meets.
 
-Tested: torch 2.11 with triton 3.6, torch 2.13 with triton 3.7.  Imported once Inductor has been imported.
+`probe` says whether an installed version has everything.  Imported once Inductor has been imported.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
+import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-TESTED = ("2.11", "2.13")  # minor versions of torch
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with the triton that it asks for
 
-# module, names in it, and what we need them for
-_NAMES = (
-    ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
-    ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
-    ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
-    ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
-    ("torch._dynamo.package", "CompilePackage SystemInfo", "the entries of the precompile cache"),
-    ("torch._inductor.lowering", "register_lowering fallback_handler empty_strided lowerings", "lowerings"),
-    ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
-    ("torch._inductor.codegen.common", "WorkspaceArg WorkspaceZeroMode", "the semaphores' workspace"),
-    ("torch._inductor.ir", "ExternKernel FixedLayout TensorBox", "lowerings"),
-    ("torch._inductor.virtualized", "V", "lowerings"),
-)
+_GLUON = "triton.experimental.gluon.language"
 
-# operator, and the arguments that we bind by name beside those that all of them have
-_COMMON = "query key value out logsumexp dropout_p is_causal scale"
-_OPERATORS = (
-    ("_scaled_dot_product_flash_attention_backward", "grad_out"),
-    ("_scaled_dot_product_efficient_attention_backward", "grad_out_ attn_bias"),
-    ("_scaled_dot_product_cudnn_attention_backward", "grad_out attn_bias"),
-    ("_scaled_dot_product_flash_attention_for_cpu_backward", "grad_out attn_mask"),
-)
-
-
-def probe() -> list[str]:
-    """What this torch and triton lack of the things we rely on; empty in a version that can be used."""
-    return [*_probe_names(), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
-
-
-def _probe_names() -> Iterator[str]:
-    return _missing(_NAMES)
-
-
-def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    """The (module, names, purpose) that cannot be imported, and the names that a module lacks."""
-    for module, names, purpose in needed:
-        try:
-            found = importlib.import_module(module)
-        except ImportError as error:
-            yield f"{module} ({purpose}): {error}"
-            continue
-        yield from (f"{module}.{name} ({purpose})" for name in names.split() if not hasattr(found, name))
-
-
-def _probe_shapes() -> Iterator[str]:
-    """Names that exist, but are not what they were."""
-    from torch._dynamo import package as dynamo_package
-    from torch._functorch._aot_autograd import autograd_cache
-    from torch._inductor import codecache
-    from torch._inductor.fx_passes import joint_graph
-
-    passes = getattr(joint_graph, "pass_patterns", [])
-    if not (isinstance(passes, list) and all(callable(getattr(p, "apply", None)) for p in passes)):
-        yield "joint_graph.pass_patterns as a list of objects with apply(graph)"
-    package = getattr(dynamo_package, "CompilePackage", None)
-    if package is not None and not (hasattr(package, "initialize") and hasattr(package, "cache_entry")):
-        yield "CompilePackage with initialize and cache_entry"
-    system = getattr(dynamo_package, "SystemInfo", None)
-    if system is not None and not (dataclasses.is_dataclass(system) and hasattr(system, "check_compatibility")):
-        yield "SystemInfo as a dataclass with check_compatibility"
-    base = getattr(codecache, "FxGraphHashDetails", None)
-    derived = getattr(autograd_cache, "AOTAutogradCacheDetails", None)
-    if base is None or derived is None:
-        return
-    if list(inspect.signature(base.__init__).parameters)[:2] != ["self", "gm"]:
-        yield "FxGraphHashDetails(gm, ...)"
-    if not issubclass(derived, base):
-        yield "AOTAutogradCacheDetails as a subclass of FxGraphHashDetails"
-
-
-def _probe_operators() -> Iterator[str]:
-    for name, own in _OPERATORS:
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is None:
-            yield f"aten::{name}"
-            continue
-        found = {argument.name for argument in packet.default._schema.arguments}
-        missing = [argument for argument in f"{_COMMON} {own}".split() if argument not in found]
-        if missing:
-            yield f"aten::{name}({', '.join(missing)})"
-
-
-def _probe_triton() -> Iterator[str]:
-    version = triton_version()
-    if version is None:
-        yield "triton, which is not installed"
-    elif tuple(int(part) for part in version.split(".")[:2]) < (3, 6):
-        yield f"triton >= 3.6, found {version}"
-    else:
-        yield from _probe_gluon()
-
-
-def _probe_gluon() -> Iterator[str]:
-    """What the Hopper kernel needs; on other architectures nothing imports it, but plans must not depend on luck."""
-    gluon, purpose = "triton.experimental.gluon", "the Hopper kernel"
-    return _missing(
-        (
-            (gluon, "jit constexpr_function", purpose),
-            (f"{gluon}.language", "warp_specialize allocate_shared_memory NVMMASharedLayout", purpose),
-            (
-                f"{gluon}.language.nvidia.hopper",
-                "mbarrier tma warpgroup_mma warpgroup_mma_wait fence_async_shared",
-                purpose,
-            ),
-            (f"{gluon}._runtime", "GluonASTSource", purpose),
-            (f"{gluon}.language._core", "builtin", purpose),
-            ("triton.language.core", "_aggregate", purpose),
-            ("triton._C.libtriton.ir", "DESCRIPTOR_REDUCE_KIND", purpose),
-            ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", purpose),
-        )
-    )
+# Names that versions of Triton spell differently: a module, and the spellings from the newest to the oldest.  The first
+# one that exists is the one to use: an old one may stay, and raise when it is called.
+BARRIER = (_GLUON, "barrier|thread_barrier")  # 3.7
+REINTERPRET = (_GLUON, "shared_memory_descriptor.reinterpret|shared_memory_descriptor._reinterpret")  # 3.9
+TMA_LOAD = (f"{_GLUON}.nvidia.hopper.tma", "async_load|async_copy_global_to_shared")  # 3.8
+TMA_STORE = (f"{_GLUON}.nvidia.hopper.tma", "async_store|async_copy_shared_to_global")  # 3.8
 
 
 def triton_version() -> str | None:
@@ -151,11 +48,11 @@ def joint_passes() -> list[Any]:
     return passes
 
 
-def joint_passes_run() -> bool:
-    """Whether Inductor's settings let it run the list of joint-graph passes."""
+def settings_that_stop_passes() -> list[str]:
+    """Inductor's settings, of those without which it does not run the list of joint-graph passes, that are off."""
     from torch._inductor import config
 
-    return bool(config.pattern_matcher and config.use_joint_graph_passes)
+    return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
 
 
 def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:
@@ -182,11 +79,29 @@ def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], la
     return result[0] if isinstance(result, tuple) else result  # 2.13 returns (output, choice), 2.11 the output
 
 
-def gluon_barrier() -> Any:
-    """Gluon's barrier among the warps of a partition."""
-    from triton.experimental.gluon import language
+def resolve(module: str, spellings: str) -> Any:
+    """The object that one of these names of a module stands for, the first that exists.
 
-    return language.barrier if hasattr(language, "barrier") else language.thread_barrier  # 3.7 renamed it
+    Args:
+        spellings: names separated by ``|``; a dotted one is an attribute of an object in the module.
+
+    Raises:
+        AttributeError: there is none of them.
+    """
+    root = importlib.import_module(module)
+    for name in spellings.split("|"):
+        try:
+            return operator.attrgetter(name)(root)
+        except AttributeError:
+            continue
+    raise AttributeError(f"{module} has none of {spellings.split('|')}")
+
+
+def reads_only() -> dict[str, bool]:
+    """The arguments with which Gluon's `tma.store_wait` waits until shared memory has been read, and no longer."""
+    store_wait = resolve(f"{_GLUON}.nvidia.hopper.tma", "store_wait")
+    # Since 3.9 it can wait for the writes as well; before, reads are all that it waits for.
+    return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 
 def empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

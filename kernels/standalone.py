@@ -181,10 +181,10 @@ def build(kernel: Rendered, arch: str) -> Any:
 
 def resources(compiled: Any, arch: str) -> Resources:
     """What Triton's compiled kernel takes on `arch`, by the report of the assembler."""
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
     # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs
-    ptxas = knobs.nvidia.ptxas_blackwell if int(arch.removeprefix("sm_")) >= 100 else knobs.nvidia.ptxas
+    ptxas = get_ptxas(int(arch.removeprefix("sm_")))
     target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
     assert target is not None
     with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:

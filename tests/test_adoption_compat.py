@@ -3,33 +3,153 @@
 from __future__ import annotations
 
 import importlib
+import operator
+import re
+import sys
+import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch._functorch._aot_autograd import autograd_cache
 from torch._inductor import codecache, select_algorithm
 from torch._inductor.fx_passes import joint_graph
 
-from dash_inductor import _install, compat
+import _dash_inductor_autoload
+from dash_inductor import _install, compat, probe
 from dash_inductor.errors import UnsupportedVersionError
+
+from .support.names_used import names_used
+
+TABLES = (*probe.TORCH, *probe.TRITON, *(probe.CUDA if torch.version.cuda else ()))
+NAMES = [(module, name, purpose) for module, names, purpose in TABLES for name in names.split()]
+
+
+class Without:
+    """An object that lacks one attribute."""
+
+    def __init__(self, original: object, lacking: str) -> None:
+        self.original, self.lacking = original, lacking
+
+    def __getattr__(self, name: str) -> object:
+        if name == self.lacking:
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+
+def remove(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    """Take a (dotted) name out of a module, if it is there."""
+    owner = importlib.import_module(module)
+    *path, last = name.split(".")
+    if not path:
+        monkeypatch.delattr(owner, last, raising=False)
+        return
+    *path, parent = path
+    place = operator.attrgetter(".".join(path))(owner) if path else owner
+    if hasattr(place, parent):
+        monkeypatch.setattr(place, parent, Without(getattr(place, parent), last))
+
+
+def joint_passes() -> list[str]:
+    return [type(entry).__name__ for entry in getattr(joint_graph, "pass_patterns", [])]
+
+
+@pytest.fixture
+def uninstalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The hook would install again, as in a new process; nothing may change."""
+    monkeypatch.setattr(_dash_inductor_autoload, "failure", None)
+    monkeypatch.setattr(_install, "install", _install.install.__wrapped__)
+    passes, details = joint_passes(), getattr(codecache, "FxGraphHashDetails", None)
+    init = details and details.__init__
+    yield
+    assert joint_passes() in (passes, [])
+    assert details is None or details.__init__ is init
 
 
 def test_this_version_has_everything() -> None:
-    assert compat.probe() == []
+    assert probe.probe() == []
 
 
-def test_missing_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(select_algorithm, "TritonTemplate")
-    monkeypatch.delattr(codecache, "FxGraphHashDetails")
-    assert compat.probe() == [
-        "torch._inductor.codecache.FxGraphHashDetails (the key of FxGraphCache)",
-        "torch._inductor.select_algorithm.TritonTemplate (templates)",
-    ]
+@pytest.mark.parametrize(("module", "name", "purpose"), NAMES, ids=[f"{m}.{n}" for m, n, _ in NAMES])
+@pytest.mark.usefixtures("uninstalled")
+def test_a_missing_name_is_one_warning(module: str, name: str, purpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever name a version lacks: dash_inductor says which, once, and stays inactive."""
+    for spelling in name.split("|"):
+        remove(monkeypatch, module, spelling)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _dash_inductor_autoload._install()
+        _dash_inductor_autoload._install()
+    (warning,) = [w for w in caught if w.category is RuntimeWarning]
+    assert str(warning.message).startswith("dash_inductor is inactive, attention is compiled as plain PyTorch compiles")
+    assert f"lacks what dash_inductor relies on: {module}.{name} ({purpose})" in str(warning.message)
+    assert _dash_inductor_autoload.failure is not None
+    assert _install.rewriter() is None
 
 
-def test_missing_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_NAMES", (("torch._inductor.gone", "x", "nothing"),))
-    assert compat.probe() == ["torch._inductor.gone (nothing): No module named 'torch._inductor.gone'"]
+@pytest.mark.parametrize("module", sorted({module for module, _, _ in NAMES} - {"torch", "triton"}))
+def test_a_missing_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    tables = [table for table in (probe.TORCH, probe.TRITON, probe.CUDA) if any(row[0] == module for row in table)]
+    found = [line for table in tables for line in probe._missing(table)]
+    assert found
+    assert all(line.startswith(f"{module} (") for line in found)
+
+
+UNPROBED = {
+    "triton.backends.nvidia.driver": "with Triton 3.6 alone",
+    "triton.backends.nvidia.driver.make_tensordesc_arg": "with Triton 3.6 alone",
+    "triton.__version__": "asked for by `triton_version`",
+}
+VALUES = {"torch._inductor.virtualized.V.graph.sizevars": "torch._inductor.sizevars.SizeVarAllocator"}
+"""What names stand for that are bound while a graph is compiled."""
+
+
+def test_every_name_in_use_is_probed() -> None:
+    """A name of torch's internals or of triton that the sources use, and no row of the tables asks for."""
+    tables = (*probe.TORCH, *probe.TRITON, *probe.CUDA)
+    probed = {f"{module}.{spelling}" for module, names, _ in tables for spelling in re.split(r"[ |]", names)}
+    probed |= {row[0] for row in tables}
+    probed |= {".".join(name.split(".")[:end]) for name in probed for end in range(1, name.count(".") + 1)}
+    unprobed = {}
+    for used, files in names_used().items():
+        for bound, stands_for in VALUES.items():
+            used = re.sub(rf"^{re.escape(bound)}(?=\.|$)", stands_for, used)
+        if used not in probed and used not in UNPROBED and not used.startswith("torch._inductor.virtualized.V."):
+            unprobed[used] = sorted(files)
+    assert not unprobed, "add these to the tables of dash_inductor/probe.py"
+
+
+def test_the_reading_of_sources_sees_what_is_used() -> None:
+    used = names_used()
+    assert {
+        "torch._inductor.codecache.PyCodeCache.load",
+        "triton.language.dot",
+        "triton.experimental.gluon.language.warp_specialize",
+        "triton.experimental.gluon.language.nvidia.hopper.mbarrier.wait",
+        "triton.language.pointer_type",
+    } <= set(used)
+    assert "kernels/hopper/steps.py" in used["triton.experimental.gluon.language.nvidia.hopper.warpgroup_mma"]
+
+
+def test_the_newest_spelling_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 kept the names of 3.6 as functions that raise."""
+    module = SimpleNamespace(new="new", old="old", nested=SimpleNamespace(old="nested"))
+    monkeypatch.setitem(sys.modules, "dash_test_module", module)  # type: ignore[arg-type]  # stands for a module
+    assert compat.resolve("dash_test_module", "newest|new|old") == "new"
+    assert compat.resolve("dash_test_module", "nested.new|nested.old") == "nested"
+    with pytest.raises(AttributeError, match=re.escape("dash_test_module has none of ['a', 'b.c']")):
+        compat.resolve("dash_test_module", "a|b.c")
+
+
+def test_reads_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a wait can be for writes too, its default must not decide."""
+    tma = importlib.import_module(compat.TMA_STORE[0])
+    monkeypatch.setattr(tma, "store_wait", lambda pendings, _semantic=None: None)
+    assert compat.reads_only() == {}
+    monkeypatch.setattr(tma, "store_wait", lambda pendings, read_only=False, _semantic=None: None)
+    assert compat.reads_only() == {"read_only": True}
 
 
 def test_changed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +159,7 @@ def test_changed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_graph, "pass_patterns", [object()])
     monkeypatch.setattr(codecache, "FxGraphHashDetails", Details)
     assert autograd_cache.AOTAutogradCacheDetails is not Details
-    assert compat.probe() == [
+    assert probe.probe() == [
         "joint_graph.pass_patterns as a list of objects with apply(graph)",
         "FxGraphHashDetails(gm, ...)",
         "AOTAutogradCacheDetails as a subclass of FxGraphHashDetails",
@@ -47,8 +167,8 @@ def test_changed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_changed_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_OPERATORS", (("relu", "grad_out"), ("no_such_operator", "")))
-    first, second = compat.probe()
+    monkeypatch.setattr(probe, "_OPERATORS", (("relu", "grad_out"), ("no_such_operator", "")))
+    first, second = probe.probe()
     assert first == "aten::relu(query, key, value, out, logsumexp, dropout_p, is_causal, scale, grad_out)"
     assert second == "aten::no_such_operator"
 
@@ -64,17 +184,11 @@ def test_changed_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_triton(version: str | None, missing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "triton_version", lambda: version)
-    assert compat.probe() == missing
-
-
-def test_changed_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
-    hopper = importlib.import_module("triton.experimental.gluon.language.nvidia.hopper")
-    monkeypatch.delattr(hopper, "warpgroup_mma_wait")
-    assert compat.probe() == [f"{hopper.__name__}.warpgroup_mma_wait (the Hopper kernel)"]
+    assert probe.probe() == missing
 
 
 def test_nothing_is_installed_where_the_probe_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "probe", lambda: ["this", "that"])
+    monkeypatch.setattr(probe, "probe", lambda: ["this", "that"])
     passes, init = list(joint_graph.pass_patterns), codecache.FxGraphHashDetails.__init__
     with pytest.raises(
         UnsupportedVersionError, match=r"lacks what dash_inductor relies on: this; that \(tested: torch 2"

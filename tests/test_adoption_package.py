@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from email import message_from_bytes
 from importlib.metadata import entry_points, requires
 from pathlib import Path
 
 import pytest
+import sympy
+import torch
+import triton
+from packaging.specifiers import SpecifierSet
 
 import dash_inductor
+from dash_inductor import compat
 
 from .support.distribution import ROOT, build_wheel, copy_sources, pip
 from .support.processes import run_python
@@ -50,11 +58,50 @@ def test_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
         assert any(name.endswith(("licenses/LICENSE", "dist-info/LICENSE")) for name in archive.namelist())
 
 
-def test_wheel_of_the_sdist_is_the_same(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the source distribution unpacks to."""
+    target = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path)
-    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    assert content(build_wheel(folder, tmp_path)) == content(wheel)
+        archive.extractall(target)
+    (folder,) = target.iterdir()
+    return folder
+
+
+def test_wheel_of_the_sdist_is_the_same(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(unpacked, tmp_path / "source")  # building leaves something there
+    assert content(build_wheel(copy, tmp_path)) == content(wheel)
+
+
+def test_sdist_is_the_source_tree(unpacked: Path, tmp_path: Path) -> None:
+    source = copy_sources(tmp_path / "source")
+    files = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    assert files <= found
+    assert {path.parts[0] for path in found - files} <= {"PKG-INFO", "setup.cfg", "dash_inductor.egg-info"}
+    for script in ("tools/setup.sh", ".ci/run"):
+        assert os.access(unpacked / script, os.X_OK)
+
+
+def test_commands_of_the_readme_work_from_the_sdist(unpacked: Path) -> None:
+    """Make knows both targets and finds all files; the demo and the tests are what they run, found and importable."""
+
+    def run(*command: str) -> str:
+        result = subprocess.run(command, cwd=unpacked, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    for target, runs in (("demo", "-m examples.demo"), ("test", "-m pytest")):
+        commands = run("make", "--dry-run", target)
+        assert commands.startswith("tools/setup.sh .venv requirements-dev.txt\n")
+        assert runs in commands.splitlines()[-1]
+    for version in compat.TESTED:
+        commands = run("make", "--dry-run", "test", f"TORCH={version}")
+        requirements = re.findall(r"requirements\S+\.txt", commands)[0]
+        assert f"\ntorch=={version}." in (unpacked / requirements).read_text()
+    run(sys.executable, "-c", "import examples.demo")
+    collected = run(sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_adoption_package.py")
+    assert "tests/test_adoption_package.py::test_commands_of_the_readme_work_from_the_sdist" in collected
 
 
 def test_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
@@ -63,7 +110,8 @@ def test_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv/bin/python"
     pip("--python", python, "install", "-q", "--no-index", "--no-deps", wheel)
     (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
-    (site / "torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    places = {sysconfig.get_path("purelib"), *(str(Path(m.__file__).parents[1]) for m in (torch, triton, sympy))}
+    (site / "torch.pth").write_text("\n".join(sorted(places)) + "\n")
     program = """
         import sys
         import torch
@@ -107,10 +155,42 @@ def test_entry_points(group: str, name: str) -> None:
 
 
 def test_base_dependencies() -> None:
-    base = [r for r in requires("dash-inductor") or [] if "extra ==" not in r]
-    assert sorted(re.split(r"[<>= ]", r)[0] for r in base) == ["sympy", "torch", "triton"]
+    base = requires("dash-inductor") or []
+    assert sorted(re.split(r"[<>= ]", r)[0] for r in base) == ["numpy", "sympy", "torch", "triton"]
     version = re.compile(r"\d+\.\d+\.\d+")
     assert version.fullmatch(dash_inductor.__version__)
+
+
+def test_dependencies_allow_the_tested_versions_and_no_other() -> None:
+    """Of torch, and of triton what those ask for."""
+    base = {re.split(r"[<>= ]", r)[0]: SpecifierSet(re.sub(r"^[\w-]+", "", r)) for r in requires("dash-inductor") or []}
+    files = [ROOT / "requirements-dev.txt", *ROOT.glob("requirements-dev-torch*.txt")]
+    pinned = [dict(re.findall(r"^(torch|triton)==(\S+)$", file.read_text(), re.MULTILINE)) for file in files]
+    assert sorted(pins["torch"].rpartition(".")[0] for pins in pinned) == sorted(compat.TESTED)
+    for name in ("torch", "triton"):
+        minors = sorted({int(pins[name].split(".")[1]) for pins in pinned})
+        major = pinned[0][name].split(".")[0]
+        allowed = [n for n in range(100) if base[name].contains(f"{major}.{n}.0")]
+        assert allowed == list(range(minors[0], minors[-1] + 1))
+
+
+def test_metadata(wheel: Path, sdist: Path) -> None:
+    """What a package index shows: an SPDX licence, where the project lives, no extra, links that work on its page."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("Provides-Extra") is None
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL") or [])
+    assert urls.keys() == {"Source", "Documentation", "Changelog", "Issues"}
+    assert all(url.startswith(urls["Source"]) for url in urls.values())
+    readme = str(metadata.get_payload())
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert links
+    pages = f"{urls['Source']}/blob/main/"
+    for url in (*links, urls["Documentation"], urls["Changelog"]):
+        assert url.startswith(pages)
+        assert (ROOT / url.removeprefix(pages)).exists(), url
 
 
 @pytest.mark.parametrize("module", ["_dash_inductor_autoload", "dash_inductor._switch", "dash_inductor.config"])

@@ -7,13 +7,15 @@ import warnings
 
 import pytest
 import torch
-import torch._inductor.config as inductor_config
 import torch.nn.functional as F
+from torch._dynamo.exc import BackendCompilerFailed
 
 import _dash_inductor_autoload
 import dash_inductor
 from dash_inductor import _install, _switch
-from dash_inductor._install import active
+from dash_inductor.config import config
+from dash_inductor.errors import SiteKeptError
+from dash_inductor.observe.reasons import Reason
 
 
 def seen(backend: str = "inductor", **options: object) -> int:
@@ -70,20 +72,44 @@ def test_backend_follows_the_flag() -> None:
     assert seen(backend="dash") == 0
 
 
+NO_PASSES = [
+    ("pattern_matcher", {"options": {"pattern_matcher": False}}),
+    ("use_joint_graph_passes", {"options": {"use_joint_graph_passes": False}}),
+    ("use_joint_graph_passes", {"mode": "lite"}),
+]
+"""The setting that stops Inductor's joint-graph passes, and how a program asks for it."""
+
+
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("setting", ["pattern_matcher", "use_joint_graph_passes"])
-def test_settings_under_which_no_pass_runs_are_named_once(
-    setting: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("setting", "asked"), NO_PASSES, ids=["pattern_matcher", "use_joint_graph_passes", "lite"])
+def test_settings_under_which_no_pass_runs(
+    setting: str, asked: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Said once, recorded for every attention backward, and an error with `strict`; no cache needs to be asked."""
     _install._warn_that_nothing_runs.cache_clear()
-    monkeypatch.setattr("torch._functorch.aot_autograd.should_use_local_autograd_cache", lambda: True)
-    with inductor_config.patch({setting: False, "fx_graph_cache": True}):
-        assert seen() == 0
-        assert [r.levelname for r in caplog.records if setting in r.message] == ["WARNING"]
-        assert seen() == 0
-        assert not active()
-    assert len([r for r in caplog.records if setting in r.message]) == 1
-    assert active()
+    with config.patch(cpu="reference"):
+        for found in (1, 2):
+            assert seen(**asked) == 1
+            record = dash_inductor.sites()[-1]
+            assert (record.status, record.reason, record.detail) == ("kept", Reason.PASSES_OFF, f"{setting}=False")
+            assert "test_adoption_switch.py" in record.source or "mode" in asked  # there PyTorch keeps no stack
+            assert len(dash_inductor.sites()) == found
+        assert [r.levelname for r in caplog.records if f"{setting} " in r.message] == ["WARNING"]
+        with config.patch(strict=True), pytest.raises(BackendCompilerFailed, match="passes_off") as error:
+            seen(**asked)
+        assert isinstance(error.value.inner_exception, SiteKeptError)
+        if "mode" not in asked:
+            assert seen() == 1
+            assert dash_inductor.sites()[-1].status == "replaced"
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_settings_under_which_no_pass_runs_where_nothing_would_be_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    _install._warn_that_nothing_runs.cache_clear()
+    with config.patch(strict=True):
+        assert seen(mode="lite") == 1
+    assert dash_inductor.sites()[-1].reason is Reason.CPU_OFF
+    assert not [r for r in caplog.records if r.levelname == "WARNING" and r.name == "dash_inductor"]
 
 
 def test_disabled_holds_for_its_thread_and_ends_with_an_error() -> None:
@@ -108,4 +134,4 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASH_INDUCTOR", "0")
     assert _switch.off_reason() == "DASH_INDUCTOR=0 is set"
     torch.use_deterministic_algorithms(True)
-    assert not active()
+    assert _install.rewriter() is None

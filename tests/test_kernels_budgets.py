@@ -57,7 +57,7 @@ def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> 
     fp32 at head dim 128 has multiply-adds in place of matrix instructions, with operands in registers: more spills.
     """
     arch, dtype, head_dim, _, _ = case
-    limit = 700 if (dtype, head_dim) == ("float32", 128) else 300
+    limit = 700 if (dtype, head_dim) == ("float32", 128) else 320
     for tiles, _, used in compiled(*case):
         assert used.shared_memory <= SHARED_BYTES[arch], (tiles, used)
         assert max(used.spill_stores, used.spill_loads) <= limit, (tiles, used)

@@ -41,8 +41,13 @@ CASES = [
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 
+DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+
 SHARED_BYTES = 227 << 10
 """Shared memory that one CTA may have on sm_90."""
+
+GROUP_ADD = r"(atom|red)\.global\.gpu\.relaxed\.add\.v4\.f32"
+"""An add whose result nobody reads: from Triton 3.9 on it is spelt as such."""
 
 EVENTS = {
     "acquire": r"ld\.acquire\.gpu",
@@ -51,7 +56,7 @@ EVENTS = {
     "reduce": r"cp\.reduce\.async\.bulk\.tensor\S*\.global\.shared::cta\.add",
     "read": r"cp\.async\.bulk\.wait_group\.read 0",
     "buffer free": r"mbarrier\.arrive\.shared",
-    "group": r"(st|ld)\.global\.(cg\.)?v4|atom\.global\.gpu\.relaxed\.add\.v4\.f32",
+    "group": rf"(st|ld)\.global\.(cg\.)?v4|{GROUP_ADD}",
     "warps meet": r"bar\.sync 0, 256",
     "performed": r"cp\.async\.bulk\.wait_group 0",
     "lanes meet": r"bar\.warp\.sync 0xffffffff",
@@ -102,12 +107,24 @@ def spill_bounds(case: Case) -> tuple[int, int]:
     addresses).  A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these
     bounds none is spilled.  symmetric_shift has two walks in one kernel; with head dims of 192 and 128, dk and dv alone
     take 160 of 240 registers.
+
+    Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself and before the loop, where older
+    versions add constants to one of them: 64-bit scalars that live through the loop, about fifty of them where a step
+    has two halves.
     """
-    if case.mask.is_full or case.dims == (256, 256):
+    if case.dims == (256, 256) or (case.mask.is_full and case.dims == (128, 128)):
+        return 0, 0
+    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.dims != (128, 128):
+        if case.mask.is_full:
+            return 120, 30
+        if case.dims == (192, 128):
+            return 360, 60
+        return (1024, 180) if case.schedule == "symmetric_shift" else (512, 90)
+    if case.mask.is_full:
         return 0, 0
     if case.dims == (192, 128):
         return 140, 30
-    return (170, 26) if case.schedule == "symmetric_shift" else (48, 10)
+    return (170, 26) if case.schedule == "symmetric_shift" else (80 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else 56, 10)
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
@@ -149,7 +166,7 @@ def test_kernels_overlap_in_order(case: Case) -> None:
 
 
 def dependent_launches(ptx: str) -> list[str]:
-    return re.findall(r"griddepcontrol\.(\w+);", ptx)
+    return re.findall(r"griddepcontrol\.(\w+) ?;", ptx)
 
 
 @cases
@@ -204,7 +221,7 @@ def test_the_order_of_groups_can_fail() -> None:
     """Members of a group that release before all warps have added are seen."""
     case = next(case for case in CASES if case.group > 1)
     lines = built(case).ptx.splitlines()
-    adds = [i for i, line in enumerate(lines) if "atom.global.gpu.relaxed.add.v4.f32" in line]
+    adds = [i for i, line in enumerate(lines) if re.search(GROUP_ADD, line)]
     barrier = next(i for i in range(adds[-1], len(lines)) if "bar.sync" in lines[i])
     del lines[barrier]
     assert order("\n".join(lines)) != GROUP_ORDER

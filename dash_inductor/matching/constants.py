@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ..schedule.problem import Band
 from .index_expr import NotRecognised
 from .mask_reader import Position, as_expr, is_size, shape_of
-from .real_values import SERIAL, RealValues, Window, pieces
+from .real_values import RealValues, Window, pieces
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""

@@ -204,4 +204,6 @@ def rounded(number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
         value = int(number.p) / int(number.q)
     except OverflowError:
         value = math.copysign(math.inf, number)
-    return as_expr(torch.tensor(value, dtype=torch.float64).to(torch.promote_types(dtype, torch.float32)).to(dtype).item())
+    return as_expr(
+        torch.tensor(value, dtype=torch.float64).to(torch.promote_types(dtype, torch.float32)).to(dtype).item()
+    )

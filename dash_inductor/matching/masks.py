@@ -20,7 +20,17 @@ from ..schedule.problem import Band
 from . import constants, index_ops, mask_ops, reduce_ops
 from .bands import Scores, require_visible_keys, to_band, visibility
 from .index_expr import NotRecognised
-from .mask_reader import MAX_ENTRIES, MAX_LENGTH, MaskReader, Position, is_size, meta_of, producers, shape_env_of, shape_of
+from .mask_reader import (
+    MAX_ENTRIES,
+    MAX_LENGTH,
+    MaskReader,
+    Position,
+    is_size,
+    meta_of,
+    producers,
+    shape_env_of,
+    shape_of,
+)
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 

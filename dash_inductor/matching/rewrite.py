@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,18 +49,53 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
         SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
             count: PyTorch's CPU kernels are deterministic, and leaving them alone was asked for.
     """
-    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
-        return False
-    readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
-    calls = [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
-    if not readings and not calls:
-        return False
-    for reading in readings:
-        reading.read()
-        if compile_kernels is not None:
+    readings, calls = _read(graph)
+    if compile_kernels is not None:
+        for reading in readings:
             reading.compile(compile_kernels)
     for group in _by_forward(readings):
         _replace_group(graph, group)
+    _publish(readings, calls)
+    return any(reading.reason is None for reading in readings)
+
+
+def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
+    """Record as kept what no pass has seen, because Inductor's settings let none run; the graphs stay as they are.
+
+    Args:
+        cause: the settings, for the records.
+
+    Returns:
+        Whether there was such an attention backward; those that would have been kept anyway have their own reason.
+
+    Raises:
+        SiteKeptError: as `rewrite_graph`.
+    """
+    found = [_read(graph) for graph in graphs]
+    readings = [reading for of_graph, _ in found for reading in of_graph]
+    for reading in readings:
+        if reading.reason is None:
+            reading.keep(Reason.PASSES_OFF, cause)
+    _publish(readings, [call for _, of_graph in found for call in of_graph])
+    return any(reading.reason is Reason.PASSES_OFF for reading in readings)
+
+
+def _read(graph: Graph) -> tuple[list[_Reading], list[MathCall]]:
+    """The sites of a graph that are not recorded yet, and the calls that PyTorch decomposed.
+
+    None where graphs are to be left alone.
+    """
+    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
+        return [], []
+    readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
+    for reading in readings:
+        reading.read()
+    return readings, [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
+
+
+def _publish(readings: list[_Reading], calls: list[MathCall]) -> None:
+    if not readings and not calls:
+        return
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
@@ -78,7 +113,6 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
         raise SiteKeptError(
             "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
         )
-    return any(record.status == "replaced" for record in records)
 
 
 def _math_record(call: MathCall) -> SiteRecord:

@@ -47,4 +47,5 @@ class Reason(Enum):
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
     COMPILE_FAILED = "compile_failed", "A kernel of this site does not compile for this device, or does not fit it."
+    PASSES_OFF = "passes_off", "Inductor's settings let no joint-graph pass run, so that nothing is replaced."
     INTERNAL_ERROR = "internal_error", "Replacing this site failed unexpectedly: please report it."

@@ -5,13 +5,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from .group import add_to_group
-from .operations import role_barrier, store_rows
+from .operations import role_barrier, store_rows, wait_until_read
 from .steps import (
     Mask,
     accumulator_layout,
@@ -121,4 +120,4 @@ def store_gradients(work, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale):
     store_rows(dk_desc, work.batch, work.head, row, shared.k)
     if shared.TAIL_D > 0:
         store_rows(dk_desc, work.batch, work.head, row, shared.k_tail, shared.k.shape[1])
-    tma.store_wait(0)
+    wait_until_read()

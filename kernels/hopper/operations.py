@@ -15,7 +15,7 @@ Note [Ordered accumulation on Hopper]
         5. meets the other lanes at ``bar.warp.sync``; then one lane does ``st.release.gpu`` of r + 1.
 
     Hence adds to one element of dq happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the
-    buffer, not the sum.  `tma.store_wait` is the ``.read`` form of step 3, which would be too early for step 5.
+    buffer, not the sum.  `wait_until_read` is step 3, which would be too early for step 5.
 
     dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them: they spin, add with
     ordinary reductions and meet at a barrier; then one thread passes the turn on.  Only one: a warp that fell behind
@@ -43,17 +43,31 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper.tma import store_wait
 
 from ... import compat
 
-role_barrier = compat.gluon_barrier()
-"""Barrier among the warps of a role, whatever Gluon calls it."""
+# Whatever this version of Gluon calls them:
+role_barrier = compat.resolve(*compat.BARRIER)
+"""Barrier among the warps of a role."""
+begin_load = compat.resolve(*compat.TMA_LOAD)
+"""``(desc, coordinates, barrier, tile)``: start to copy a block to shared memory by TMA."""
+begin_store = compat.resolve(*compat.TMA_STORE)
+"""``(desc, coordinates, tile)``: start to copy a block from shared memory by TMA."""
+_reinterpret = compat.resolve(*compat.REINTERPRET)
+
+_READS_ONLY = compat.reads_only()
+
+
+@builtin
+def wait_until_read(_semantic=None):
+    """Wait until the stores and adds that this warp has begun have read shared memory, performed or not."""
+    store_wait(0, _semantic=_semantic, **_READS_ONLY)
 
 
 @builtin
 def async_reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Gluon has no name for it."""
+    """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Triton 3.8 has a name for it."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
@@ -70,7 +84,7 @@ def as_blocks(tile, desc):
     64 columns of 16 bits, or 32 of 32 bits, are one swizzle atom: in shared memory a wider or longer tile is a row of
     such blocks.
     """
-    return tile._reinterpret(desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
+    return _reinterpret(tile, desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
 
 
 @gluon.jit
@@ -79,7 +93,7 @@ def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
-        tma.async_copy_global_to_shared(desc, [b, h, row, column], full, blocks.index(i))
+        begin_load(desc, [b, h, row, column], full, blocks.index(i))
 
 
 @gluon.jit
@@ -88,7 +102,7 @@ def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
-        tma.async_copy_shared_to_global(desc, [b, h, row, column], blocks.index(i))
+        begin_store(desc, [b, h, row, column], blocks.index(i))
 
 
 @gluon.jit

@@ -2,9 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .operations import load_rows
+from .operations import begin_load, load_rows
 
 
 @gluon.jit
@@ -60,7 +60,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                 load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q.index(piece))
                 if TAIL:
                     load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
-                tma.async_copy_global_to_shared(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
+                begin_load(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
             if step == 0:  # V is needed one matmul later than K and the first Q
                 full = shared.v_full.index(0)
                 mbarrier.expect(full, V_BYTES)
@@ -71,7 +71,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             for h in gl.static_range(HALVES):
                 piece = do_slot * HALVES + h
                 load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
-                tma.async_copy_global_to_shared(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
+                begin_load(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
         first_slot += steps
         done += steps
         if AHEAD:

@@ -2,9 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .operations import as_blocks, async_reduce_add, pass_turn_on, wait_for_turn
+from .operations import as_blocks, async_reduce_add, begin_store, pass_turn_on, wait_for_turn, wait_until_read
 
 
 @gluon.jit
@@ -31,7 +31,7 @@ def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.cons
             _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
-            tma.store_wait(0)  # read, not performed
+            wait_until_read()
             mbarrier.arrive(shared.dq_empty.index(slot), count=1)
             pass_turn_on(semaphores + tile, rank)
         done += steps
@@ -44,6 +44,6 @@ def _accumulate(desc, row, tile, rank):
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[0] // ROWS):
         if rank == 0:
-            tma.async_copy_shared_to_global(desc, [row + i * ROWS, 0], blocks.index(i))
+            begin_store(desc, [row + i * ROWS, 0], blocks.index(i))
         else:
             async_reduce_add(desc, [row + i * ROWS, 0], blocks.index(i))

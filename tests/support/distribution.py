@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOT_SOURCES = (".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "docs")
+_NOT_SOURCES = (".[!c]*", "build", "dist", "*.egg-info", "__pycache__", "torch_compile_debug")
 
 
 def copy_sources(target: Path) -> Path:

@@ -125,6 +125,7 @@ def install_torch() -> None:
     }
     seen_in_torch_cuda: dict[str, Callable[..., Any]] = {
         "is_initialized": always(False),
+        "is_current_stream_capturing": always(False),
         "is_tf32_supported": always(True),
         "get_device_capability": always(CAPABILITY),
         "get_device_name": always(PROPERTIES.name),

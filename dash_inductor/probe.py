@@ -1,0 +1,162 @@
+"""The probe: does this torch and triton have everything that the package relies on?
+
+Plans must not depend on luck, so what a kernel needs is asked for at installation, on whatever device: an unknown
+version is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from . import compat
+
+_GLUON = "triton.experimental.gluon"
+_HOPPER = f"{_GLUON}.language.nvidia.hopper"
+_PORTABLE, _SM_90 = "the portable kernels", "the Hopper kernel"
+
+# Module, names in it, and what we need them for.  A dotted name is an attribute of an object in the module; of names
+# separated by | one is enough.  tests/test_adoption_compat.py holds the tables against the sources.
+TORCH = (
+    ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
+    ("torch._inductor.compile_fx", "_recursive_joint_graph_passes", "whether joint-graph passes run"),
+    ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
+    ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
+    ("torch._inductor.codecache", "PyCodeCache.load", "generated index functions"),
+    ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
+    ("torch._dynamo.package", "CompilePackage.initialize CompilePackage.cache_entry", "the precompile cache"),
+    ("torch._dynamo.package", "SystemInfo.check_compatibility", "the precompile cache"),
+    ("torch._inductor.lowering", "register_lowering fallback_handler empty_strided lowerings", "lowerings"),
+    ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
+    ("torch._inductor.codegen.common", "WorkspaceArg.unique_name WorkspaceZeroMode.ZERO_ON_CALL", "semaphores"),
+    ("torch._inductor.config", "benchmark_fusion", "semaphores"),
+    ("torch._inductor.ir", "ExternKernel.require_exact_strides FixedLayout IRNode TensorBox", "lowerings"),
+    ("torch._inductor.virtualized", "V", "lowerings"),
+    ("torch._inductor.sizevars", "SizeVarAllocator.guard_int", "lowerings"),
+    ("torch._inductor.sizevars", "SizeVarAllocator.statically_known_multiple_of", "lowerings"),
+    ("torch._ops", "OpOverload HigherOrderOperator", "reading graphs"),
+    ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
+    ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
+    ("torch.utils._python_dispatch", "_disable_current_modes", "reading masks"),
+    ("torch.utils._pytree", "tree_map_only", "new nodes of a graph"),
+    ("torch.utils._sympy.functions", "CeilDiv FloorDiv Mod", "symbolic sizes"),
+    ("torch._dynamo.utils", "counters", "records"),
+    ("torch._logging._internal", "trace_structured", "records"),
+    ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),
+)
+
+TRITON = (
+    ("triton", "jit compile", _PORTABLE),
+    ("triton.compiler", "ASTSource CompiledKernel.run CompiledKernel.launch_metadata", _SM_90),
+    ("triton.backends.compiler", "GPUTarget", _SM_90),
+    ("triton.knobs", "runtime.launch_enter_hook runtime.launch_exit_hook", _SM_90),
+    ("triton.backends.nvidia.compiler", "get_ptxas", "registers and spills of a compiled kernel"),
+    ("triton.language", "arange assume atomic_add cdiv constexpr dot float32 full inline_asm_elementwise", _PORTABLE),
+    ("triton.language", "int32 int64 load math.exp2 maximum minimum num_programs permute pointer_type", _PORTABLE),
+    ("triton.language", "program_id range reshape static_range store sum trans where zeros", _PORTABLE),
+    ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", _SM_90),
+    ("triton.language.core", "_aggregate", _SM_90),
+    (_GLUON, "jit constexpr_function", _SM_90),
+    (f"{_GLUON}._runtime", "GluonASTSource", _SM_90),
+    (f"{_GLUON}.language._core", "builtin", _SM_90),
+    (f"{_GLUON}.language", "DotOperandLayout NVMMADistributedLayout SliceLayout", _SM_90),
+    (
+        f"{_GLUON}.language",
+        "NVMMASharedLayout.get_default_for allocate_shared_memory arange atomic_add bfloat16",
+        _SM_90,
+    ),
+    (f"{_GLUON}.language", "constexpr convert_layout exp2 expand_dims float16 float32 inline_asm_elementwise", _SM_90),
+    (f"{_GLUON}.language", "int32 int64 join load maximum num_warps static_assert static_range store tensor", _SM_90),
+    (f"{_GLUON}.language", "shared_memory_descriptor.index shared_memory_descriptor.load", _SM_90),
+    (f"{_GLUON}.language", "shared_memory_descriptor.permute shared_memory_descriptor.store", _SM_90),
+    (f"{_GLUON}.language", "warp_specialize where zeros", _SM_90),
+    (_HOPPER, "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait", _SM_90),
+    (f"{_HOPPER}.mbarrier", "MBarrierLayout arrive expect init wait", _SM_90),
+    (f"{_HOPPER}.tma", "store_wait", _SM_90),
+    *((*renamed, _SM_90) for renamed in (compat.BARRIER, compat.REINTERPRET, compat.TMA_LOAD, compat.TMA_STORE)),
+    # what adds a tile in shared memory to global memory: only newer versions of Gluon have a name of their own for it
+    ("triton._C.libtriton", "ir.DESCRIPTOR_REDUCE_KIND.ADD gluon_ir.GluonOpBuilder.create_async_tma_reduce", _SM_90),
+    (f"{_GLUON}.language._semantic", "GluonSemantic._convert_to_ir_values", _SM_90),
+)
+
+# only in CUDA builds of torch
+CUDA = (("torch._C", "_cuda_getCurrentRawStream _dynamo.guards._empty_strided_cuda", "launching the Hopper kernel"),)
+
+# operator, and the arguments that we bind by name beside those that all of them have
+_COMMON = "query key value out logsumexp dropout_p is_causal scale"
+_OPERATORS = (
+    ("_scaled_dot_product_flash_attention_backward", "grad_out"),
+    ("_scaled_dot_product_efficient_attention_backward", "grad_out_ attn_bias"),
+    ("_scaled_dot_product_cudnn_attention_backward", "grad_out attn_bias"),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", "grad_out attn_mask"),
+)
+
+
+def probe() -> list[str]:
+    """What this torch and triton lack of the things we rely on; empty in a version that can be used."""
+    torch_names = TORCH if torch.version.cuda is None else (*TORCH, *CUDA)
+    return [*_missing(torch_names), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
+
+
+def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """The (module, names, purpose) that cannot be imported, and the names that a module lacks."""
+    for module, names, purpose in needed:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            yield f"{module} ({purpose}): {error}"
+            continue
+        for spellings in names.split():
+            try:
+                compat.resolve(module, spellings)
+            except AttributeError:
+                yield f"{module}.{spellings} ({purpose})"
+
+
+def _probe_shapes() -> Iterator[str]:
+    """Names that exist, but are not what they were."""
+    from torch._dynamo import package
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import codecache
+    from torch._inductor.fx_passes import joint_graph
+
+    passes = getattr(joint_graph, "pass_patterns", [])
+    if not (isinstance(passes, list) and all(callable(getattr(p, "apply", None)) for p in passes)):
+        yield "joint_graph.pass_patterns as a list of objects with apply(graph)"
+    system = getattr(package, "SystemInfo", None)
+    if system is not None and not dataclasses.is_dataclass(system):
+        yield "SystemInfo as a dataclass"
+    base = getattr(codecache, "FxGraphHashDetails", None)
+    derived = getattr(autograd_cache, "AOTAutogradCacheDetails", None)
+    if base is None or derived is None:
+        return
+    if list(inspect.signature(base.__init__).parameters)[:2] != ["self", "gm"]:
+        yield "FxGraphHashDetails(gm, ...)"
+    if not issubclass(derived, base):
+        yield "AOTAutogradCacheDetails as a subclass of FxGraphHashDetails"
+
+
+def _probe_operators() -> Iterator[str]:
+    for name, own in _OPERATORS:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is None:
+            yield f"aten::{name}"
+            continue
+        found = {argument.name for argument in packet.default._schema.arguments}
+        missing = [argument for argument in f"{_COMMON} {own}".split() if argument not in found]
+        if missing:
+            yield f"aten::{name}({', '.join(missing)})"
+
+
+def _probe_triton() -> Iterator[str]:
+    version = compat.triton_version()
+    if version is None:
+        yield "triton, which is not installed"
+    elif tuple(int(part) for part in version.split(".")[:2]) < (3, 6):
+        yield f"triton >= 3.6, found {version}"
+    else:
+        yield from _missing(TRITON)
