@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..schedule import codegen
 from ..schedule.problem import Band, Plan
 from .reference import logits, visible
 
@@ -99,10 +100,13 @@ def _cpu(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) ->
 
 
 def _reference(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
-    """Plain softmax attention, 128 query rows at a time."""
+    """Plain softmax attention, 128 query rows at a time; values that no query sees may hold anything."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
     kv_rows = torch.arange(key.shape[2], device=query.device)
+    seen_keys = codegen.python_functions("two_pass", band).dash_seen_keys
+    first, end = seen_keys(query.shape[2], key.shape[2], band.lo or 0, band.hi or 0, 1, 1)
+    value = torch.where(((kv_rows >= first) & (kv_rows < end))[:, None], value, 0.0)
     outs, sums = [], []
     for start in range(0, query.shape[2], 128):
         q = query[:, :, start : start + 128]

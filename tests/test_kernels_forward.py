@@ -51,3 +51,18 @@ def test_flash_refuses_what_it_would_compute_wrongly(mask: Band, q_len: int, kv_
     q, k = torch.randn(1, 1, q_len, 8), torch.randn(1, 1, kv_len, 8)
     with pytest.raises(ArgumentError, match="mask="):
         forward._flash(q, k, k, mask.resolve(q_len, kv_len), 1.0)
+
+
+@pytest.mark.parametrize("mask", [Band(0, None), Band(0, 3), Band(-40, -35), Band(None, -3)], ids=str)
+def test_the_reference_reads_no_value_that_nobody_sees(mask: Band) -> None:
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (20, 50, 50))
+    keep = torch.tensor([[mask.visible(i, j, 20, 50) for j in range(50)] for i in range(20)])
+    poisoned = [
+        torch.where(seen[:, None], t, float("nan"))
+        for t, seen in ((q, keep.any(1)), (k, keep.any(0)), (v, keep.any(0)))
+    ]
+    band = mask.resolve(20, 50)
+    for clean, found in zip(
+        forward._reference(q, k, v, band, 0.3), forward._reference(*poisoned, band, 0.3), strict=True
+    ):
+        assert torch.equal(clean, found)
