@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ..schedule.problem import Band
 from .index_expr import NotRecognised
 from .mask_reader import Position, as_expr, is_size, shape_of
-from .real_values import SERIAL, RealValues, Window, pieces
+from .real_values import RealValues, Window, pieces
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
@@ -138,7 +138,7 @@ def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_
     longer = (*SMALL_LENGTHS, *([width + 1] if width <= WIDEST_SMALL else []), *ALIGNED_LENGTHS)
     for turn, (base, step) in enumerate((base, step) for step in (5, 64) for base in longer):
         others = {s: _inside(shape_env, s, (0, 3, 1)[turn % 3]) for s in symbols if s not in lengths}
-        for order in (lengths, lengths[::-1])[: len(lengths)]:
+        for order in (lengths, lengths[::-1])[: max(1, len(lengths))]:
             yield others | {s: _inside(shape_env, s, base + step * i, i) for i, s in enumerate(order)}
 
 

@@ -79,4 +79,4 @@ def _itself(reader: MaskReader, value: Value, count: sympy.Expr, node: Node) -> 
 
 RULES["aten::cumsum"] = _cumsum
 RULES["aten::sum"] = _reduced(_times)
-RULES.update((f"aten::{name}", _reduced(_itself)) for name in "any all amax amin".split())
+RULES.update((f"aten::{name}", _reduced(_itself)) for name in ["any", "all", "amax", "amin"])
