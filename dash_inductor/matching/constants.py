@@ -114,8 +114,8 @@ def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: Shap
     """Values of the size symbols at which to check: one empty assignment for static shapes."""
     used = {s for n in plane for s in n.free_symbols}
     for node in chain:
-        sizes = (as_expr(node),) if is_size(node) else shape_of(node)
-        used |= {s for n in sizes for s in n.free_symbols}
+        extents = (as_expr(node),) if is_size(node) else shape_of(node)
+        used |= {s for n in extents for s in n.free_symbols}
     symbols = sorted(used, key=str)
     if not symbols or shape_env is None:
         yield {}

@@ -37,7 +37,7 @@ class Reason(Enum):
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
     MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "The mask is computed from model inputs."
-    MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band."
+    MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
     MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
