@@ -36,7 +36,7 @@ class Reason(Enum):
     SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
     DYNAMIC_DIMS = (
         "dynamic_dims",
-        "Heads, head dimension and scale depend on data: no guard can fix them when the graph is compiled.",
+        "Heads, head dimension or scale depend on data or were marked as dynamic: no guard can fix them.",
     )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
