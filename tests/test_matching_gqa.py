@@ -82,6 +82,116 @@ def test_repeats_and_sums_disappear(repeat) -> None:
     assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
 
 
+@pytest.mark.parametrize("repeat", [repeat_heads, repeat_before_transpose, five_dimensions])
+def test_repeats_are_seen_through_the_cast_of_autocast(repeat: Callable[[Tensor], Tensor]) -> None:
+    """After rotary embeddings the key is float32, is repeated, then cast; the value is cast before its repeat."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attention(q * 1.5, repeat(k * 1.5), repeat(v.bfloat16()))
+
+    inputs = tensors(*SHAPES)
+    with capture() as graphs:
+        compiled = graphs.compile(model)
+        results, again = step(compiled, inputs), step(compiled, inputs)
+    (record,) = sites()
+    assert record.site is not None
+    assert (record.site.dtype, record.site.kv_heads, record.site.group) == ("bfloat16", 2, GROUP)
+    assert (graphs.count("aten::expand"), graphs.count("aten::sum")) == (0, 0)
+    assert graphs.count("prims::convert_element_type") == graphs.count_before("prims::convert_element_type")
+    assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+    assert [t.dtype for t in results] == [torch.bfloat16, *[torch.float32] * 3]
+    assert_as_exact_in_low_precision(model, inputs, results)
+
+
+def assert_as_exact_in_low_precision(
+    function: Callable[..., Tensor], inputs: list[Tensor], results: list[Tensor]
+) -> None:
+    """At most twice as far from float32 without autocast as eager is with it."""
+    eager = step(function, inputs)
+    with torch.autocast("cpu", enabled=False):
+        exact = step(lambda q, k, v: attention(q * 1.5, *(repeat_heads(x) for x in (k * 1.5, v))), inputs)
+    for ours, theirs, true in zip(results, eager, exact, strict=True):
+        floor = 2**-7 * true.abs().max()
+        assert (ours - true).abs().max() <= 2 * (theirs - true).abs().max() + floor
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_cast_rounds_the_sum_of_the_group_once(wide: bool) -> None:
+    """The gradient of key as the consumer reads it is the operator's own, cast: `wide` casts up instead of down."""
+    low, high = (torch.bfloat16, torch.float32) if wide else (torch.float32, torch.bfloat16)
+
+    def cast_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q.to(high), repeat_heads(k).to(high), repeat_heads(v).to(high))
+
+    def cast_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q.to(high), repeat_heads(k.to(high)), repeat_heads(v.to(high)))
+
+    inputs = tensors(*SHAPES, dtype=low)
+    results = []
+    for function in (cast_after, cast_before):
+        with capture() as graphs:
+            results.append(step(graphs.compile(function), inputs))
+        assert [r.site and r.site.kv_heads for r in sites()] == [2]
+        assert graphs.count("aten::sum") == 0
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_two_casts_between_repeat_and_attention_are_not_seen_through() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, *(repeat_heads(x).half().float() for x in (k, v)))
+
+    inputs = tensors(*SHAPES)
+    with capture() as graphs:
+        results = step(graphs.compile(model), inputs)
+    assert graphs.count(BACKWARD) == 1
+    assert [r.site and r.site.kv_heads for r in sites()] == [6]
+    for ours, eager in zip(results, step(model, inputs), strict=True):
+        torch.testing.assert_close(ours, eager, atol=1e-3, rtol=1e-2)
+
+
+def test_a_cast_to_float16_is_not_seen_through() -> None:
+    """The gradients of three heads are each in range of float16, their sum is not: the graph sums them in float32."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q.half(), repeat_heads(k).half(), repeat_heads(v).half())
+
+    inputs = tensors(*SHAPES)
+
+    def loss(function: Callable[..., Tensor]) -> Tensor:
+        out = function(*inputs)
+        return torch.autograd.grad(out, inputs, torch.full_like(out, 9000.0))[2]
+
+    with capture() as graphs:
+        gradient = loss(graphs.compile(model))
+    assert graphs.count(BACKWARD) == 1
+    assert [r.detail for r in sites()] == [
+        "key and value repeat heads, but are cast to torch.float16 after that: the repeated tensors are read"
+    ]
+    assert gradient.isfinite().all()
+
+
+def test_a_sum_in_another_dtype_is_the_graphs_own() -> None:
+    """The gradient is summed in float64: more than the operator returns, so the repeated tensors are read."""
+
+    class Repeat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]  # as PyTorch calls it
+            return repeat_heads(x)
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]  # as PyTorch calls it
+            return grad.unflatten(1, (2, GROUP)).sum(2, dtype=torch.float64).float()
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, Repeat.apply(k), Repeat.apply(v))
+
+    with capture() as graphs:
+        step(graphs.compile(model), tensors(*SHAPES))
+    assert graphs.count(BACKWARD) == 1
+    assert [r.site and r.site.kv_heads for r in sites()] == [6]
+
+
 def test_dynamic_lengths() -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return with_repeat(repeat_heads)(q, k, v)

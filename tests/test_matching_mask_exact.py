@@ -147,7 +147,9 @@ def test_the_sign_of_a_size_is_not_assumed(w) -> None:
         return (rows(q) >= columns(k)) & (rows(q) * w >= 0)
 
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(specialize_int=False, automatic_dynamic_shapes=False, assume_static_by_default=False):
+    with torch._dynamo.config.patch(
+        specialize_int=False, automatic_dynamic_shapes=False, assume_static_by_default=False
+    ):
         found = compiled_mask(make, 20, 20, w=w)
     assert found.startswith("not_a_band")
 

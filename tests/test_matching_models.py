@@ -1,4 +1,4 @@
-"""Causal language models of `transformers`, on the CPU and for an H100: no mask and no repeated head remains."""
+"""Models of `transformers`, on the CPU and for an H100: no mask and no repeated head of causal ones remains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dash_inductor.observe.records import sites
 from .support.attention_masks import masks_in_joint_graph
 from .support.fakecuda import compiler
 from .support.graphs import BACKWARD, CPU_BACKWARD, CPU_FORWARD, FORWARD, capture
-from .support.hf_models import BANDS, causal_lm, token_ids
+from .support.hf_models import BANDS, causal_lm, speech_model, token_ids, vision_language_model
 from .support.processes import run_python
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
@@ -70,6 +70,23 @@ def test_masks_of_dynamic_sizes(family: str, dynamic: tuple[int, ...]) -> None:
 def test_masks_that_depend_on_an_input(batch: int, extra: dict[str, torch.Tensor]) -> None:
     found = masks_in_joint_graph(causal_lm("Llama", layers=1), input_ids=token_ids(batch, 24), **extra)
     assert [text.split(":")[0] for _, text in found] == ["depends_on_input"]
+
+
+def test_masks_of_a_speech_model() -> None:
+    """The encoder, the decoder with its repeated position ids, and the decoder's look at the encoder."""
+    ids = token_ids(batch=2, length=24)
+    found = masks_in_joint_graph(
+        speech_model(), input_features=torch.randn(2, 8, 64), decoder_input_ids=ids, labels=ids
+    )
+    assert [mask for _, mask in found] == ["no mask", "causal", "no mask"]
+
+
+@pytest.mark.parametrize("family", ["Idefics3", "SmolVLM"])
+def test_masks_of_a_vision_encoder(family: str) -> None:
+    """A mask of ones for the pixels becomes one of patches by a sum, after a break of the graph."""
+    model = vision_language_model(family)
+    found = masks_in_joint_graph(model.get_image_features, breaks=True, pixel_values=torch.randn(2, 1, 3, 32, 32))
+    assert [mask for _, mask in found] == ["full"]
 
 
 H100 = """

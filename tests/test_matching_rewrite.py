@@ -187,6 +187,17 @@ def test_repeated_heads_that_are_dynamic_are_fixed_by_guards() -> None:
     assert [r.site and (r.site.q_heads, r.site.kv_heads) for r in sites()] == [(8, 4), (4, 2), (16, 8)]
 
 
+def test_heads_that_the_user_marked_as_dynamic_stay_dynamic() -> None:
+    """A guard on them would end the compile: the user promised that no code fixes them."""
+    inputs = tensors(*[(2, 4, 24, 16)] * 3)
+    for tensor in inputs:
+        torch._dynamo.mark_dynamic(tensor, 1)
+    with capture() as graphs:
+        graphs.compile(causal)(*inputs).sum().backward()
+    assert [r.reason and r.reason.value for r in sites()] == ["dynamic_dims"]
+    assert graphs.count(CPU_BACKWARD) == 1
+
+
 def test_a_kept_site_adds_no_guard() -> None:
     def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

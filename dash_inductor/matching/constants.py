@@ -114,8 +114,8 @@ def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: Shap
     """Values of the size symbols at which to check: one empty assignment for static shapes."""
     used = {s for n in plane for s in n.free_symbols}
     for node in chain:
-        sizes = (as_expr(node),) if is_size(node) else shape_of(node)
-        used |= {s for n in sizes for s in n.free_symbols}
+        extents = (as_expr(node),) if is_size(node) else shape_of(node)
+        used |= {s for n in extents for s in n.free_symbols}
     symbols = sorted(used, key=str)
     if not symbols or shape_env is None:
         yield {}
@@ -138,7 +138,7 @@ def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_
     longer = (*SMALL_LENGTHS, *([width + 1] if width <= WIDEST_SMALL else []), *ALIGNED_LENGTHS)
     for turn, (base, step) in enumerate((base, step) for step in (5, 64) for base in longer):
         others = {s: _inside(shape_env, s, (0, 3, 1)[turn % 3]) for s in symbols if s not in lengths}
-        for order in (lengths, lengths[::-1])[: len(lengths)]:
+        for order in (lengths, lengths[::-1])[: max(1, len(lengths))]:
             yield others | {s: _inside(shape_env, s, base + step * i, i) for i, s in enumerate(order)}
 
 

@@ -19,15 +19,28 @@ def static(x: Dim) -> int | None:
 def specialised(x: Dim | float | torch.SymFloat) -> int | float | None:
     """The value of a number, made static by a guard where it is symbolic: another value compiles another graph.
 
-    None if no guard can be added: the number depends on data, or the guards of this graph have been made already.
+    None if no guard can be added: the number depends on data, the user marked it as dynamic, or the guards of this
+    graph have been made already.
     """
     if isinstance(x, (int, float)):
         return x
     if has_free_unbacked_symbols(x):
         return None
-    if not x.node.expr.is_number and x.node.shape_env.frozen:
+    if not x.node.expr.is_number and (x.node.shape_env.frozen or _marked_dynamic(x)):
         return None
     return int(x) if isinstance(x, torch.SymInt) else float(x)
+
+
+def _marked_dynamic(x: torch.SymInt | torch.SymFloat) -> bool:
+    """Whether `x` depends on a size given to `torch._dynamo.mark_dynamic`: to fix that one would be an error."""
+    symbols = x.node.expr.free_symbols
+    for tracked in x.node.shape_env.tracked_fakes or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
+        for size, constraint in zip(sizes, constraints, strict=False):
+            if constraint is not None and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
+                return True
+    return False
 
 
 def same(a: Dim, b: Dim) -> bool:

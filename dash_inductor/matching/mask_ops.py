@@ -1,4 +1,4 @@
-"""Elementwise rules of the mask reader: arithmetic, comparison, logic, selection, conversion."""
+"""Elementwise rules of the mask reader: comparison, logic, selection, conversion."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def _negate(x: Leaf) -> Value:
     return not x
 
 
-def _common_dtype(operands: list[Any]) -> torch.dtype:
+def common_dtype(operands: list[Any]) -> torch.dtype:
     """The type in which an elementwise op meets its operands."""
     metas = [x.meta["val"] if isinstance(x, Node) else x for x in operands]
     found: torch.dtype = elementwise_dtypes(*metas, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
     return found
 
 
-def _elementwise(
+def elementwise(
     names: str,
     compute: Callable[[MaskReader], LeafOp],
     truth: Callable[..., bool] | None = None,
-    meet: Callable[[list[Any], Node], torch.dtype] = lambda operands, _: _common_dtype(operands),
+    meet: Callable[[list[Any], Node], torch.dtype] = lambda operands, _: common_dtype(operands),
 ) -> Rule:
     """Rule of an op on numbers.
 
@@ -96,131 +96,6 @@ def _elementwise(
     return rule
 
 
-# Arithmetic
-
-
-def _scaled(combine: LeafOp, factor_of: int, truth: Callable[..., bool] | None = None) -> Rule:
-    """add, sub and rsub; `factor_of` is the operand that `alpha` multiplies."""
-
-    def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-        alpha, dtype = as_expr(args.get("alpha", 1)), meta_of(node).dtype
-
-        def leaf(*operands: sympy.Expr) -> sympy.Expr:
-            terms = list(operands)
-            if alpha != 1:
-                terms[factor_of] *= alpha
-                if dtype.is_floating_point and reader.exact(terms[factor_of], dtype) != terms[factor_of]:
-                    raise NotRecognised("not_a_band", f"{node.name} rounds a product before it adds")
-            return sympy.expand(combine(*terms))
-
-        return _elementwise("self other", lambda _: leaf, truth if alpha == 1 else None)(reader, node, args, position)
-
-    return rule
-
-
-RULES["aten::add"] = _scaled(lambda a, b: a + b, 1, lambda a, b: a or b)
-RULES["aten::sub"] = _scaled(lambda a, b: a - b, 1)
-RULES["aten::rsub"] = _scaled(lambda a, b: b - a, 0)
-RULES["aten::mul"] = _elementwise("self other", lambda _: lambda a, b: sympy.expand(a * b), lambda a, b: a and b)
-RULES["aten::neg"] = _elementwise("self", lambda _: lambda a: -a)
-
-
-def _extremum(sign: int) -> Callable[[MaskReader], LeafOp]:
-    """The greater (sign 1) or the smaller (sign -1) of two values; NaN wins."""
-
-    def compute(reader: MaskReader) -> LeafOp:
-        def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
-            if a == b or a is sympy.nan:
-                return a
-            if b is sympy.nan:
-                return b
-            return reader.algebra.choose(reader.algebra.at_least_zero(sign * (a - b)), a, b)
-
-        return leaf
-
-    return compute
-
-
-_maximum, _minimum = _extremum(1), _extremum(-1)
-
-RULES["aten::minimum"] = _elementwise("self other", _minimum, lambda a, b: a and b)
-RULES["aten::maximum"] = _elementwise("self other", _maximum, lambda a, b: a or b)
-RULES["aten::clamp_min"] = _elementwise("self min", _maximum)
-RULES["aten::clamp_max"] = _elementwise("self max", _minimum)
-RULES["aten::abs"] = _elementwise(
-    "self", lambda reader: lambda a: reader.algebra.choose(reader.algebra.at_least_zero(a), a, -a)
-)
-
-
-@_register("aten::clamp")
-def _clamp(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    """The greater of `self` and `min`, and then the smaller of that and `max`."""
-
-    def compute(_: MaskReader) -> LeafOp:
-        def leaf(x: sympy.Expr, *bounds: sympy.Expr) -> Value:
-            value: Value = x
-            rest = list(bounds)
-            if args.get("min") is not None:
-                value = reader.algebra.lift(_maximum(reader), value, rest.pop(0))
-            if rest:
-                value = reader.algebra.lift(_minimum(reader), value, rest[0])
-            return value
-
-        return leaf
-
-    return _elementwise("self min max", compute)(reader, node, args, position)
-
-
-def _quotient(reader: MaskReader) -> LeafOp:
-    """Division of floats."""
-
-    def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
-        if not (reader.algebra.nonnegative(b - 1) or reader.algebra.nonnegative(-b - 1)) and not (
-            b.is_Rational and b != 0
-        ):
-            raise NotRecognised("not_a_band", f"division of {a} by {b}, which is not proved to be a number but 0")
-        return sympy.expand(a / b)
-
-    return leaf
-
-
-def _divided(rounding: str, remainder: bool = False) -> Callable[[MaskReader], LeafOp]:
-    """Division of integers, in an integer or a float type."""
-
-    def compute(reader: MaskReader) -> LeafOp:
-        algebra = reader.algebra
-
-        def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
-            if not (a.is_integer and b.is_integer):
-                raise NotRecognised("not_a_band", f"integer division of {a} by {b}")
-            sign = -1 if algebra.nonnegative(-b - 1) else 1
-            quotient, rest = algebra.floor_divide(sign * a, sign * b)
-            if remainder:
-                return sign * rest
-            if rounding == "floor":
-                return quotient
-            mirrored, _ = algebra.floor_divide(-sign * a, sign * b)
-            return algebra.choose(algebra.at_least_zero(sign * a), quotient, -mirrored)
-
-        return leaf
-
-    return compute
-
-
-@_register("aten::div")
-def _div(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    rounding = args.get("rounding_mode")
-    if rounding is None:  # integers become floats first
-        rule = _elementwise("self other", _quotient, meet=lambda _, node: meta_of(node).dtype)
-    else:
-        rule = _elementwise("self other", _divided(rounding))
-    return rule(reader, node, args, position)
-
-
-RULES["aten::floor_divide"] = _elementwise("self other", _divided("floor"))
-RULES["aten::remainder"] = _elementwise("self other", _divided("floor", remainder=True))
-
-
 # Comparison
 
 
@@ -248,12 +123,12 @@ def _not_equal(reader: MaskReader) -> LeafOp:
     return lambda a, b: reader.algebra.lift(_negate, _equal(reader)(a, b))
 
 
-RULES["aten::ge"] = _elementwise("self other", _compared(1, False), lambda a, b: a >= b)
-RULES["aten::gt"] = _elementwise("self other", _compared(1, True), lambda a, b: a > b)
-RULES["aten::le"] = _elementwise("self other", _compared(-1, False), lambda a, b: a <= b)
-RULES["aten::lt"] = _elementwise("self other", _compared(-1, True), lambda a, b: a < b)
-RULES["aten::eq"] = _elementwise("self other", _equal, lambda a, b: a == b)
-RULES["aten::ne"] = _elementwise("self other", _not_equal, lambda a, b: a != b)
+RULES["aten::ge"] = elementwise("self other", _compared(1, False), lambda a, b: a >= b)
+RULES["aten::gt"] = elementwise("self other", _compared(1, True), lambda a, b: a > b)
+RULES["aten::le"] = elementwise("self other", _compared(-1, False), lambda a, b: a <= b)
+RULES["aten::lt"] = elementwise("self other", _compared(-1, True), lambda a, b: a < b)
+RULES["aten::eq"] = elementwise("self other", _equal, lambda a, b: a == b)
+RULES["aten::ne"] = elementwise("self other", _not_equal, lambda a, b: a != b)
 
 
 # Logic (bool tensors; the bitwise ops on integers are not read)
@@ -263,7 +138,7 @@ def _logic(truth: Callable[..., bool]) -> Rule:
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
         given = [args[name] for name in ("self", "other") if name in args]
         logical = "logical" in str(node.target)
-        if not logical and _common_dtype(given) != torch.bool:
+        if not logical and common_dtype(given) != torch.bool:
             raise NotRecognised("unknown_op", f"{node.target} ({node.name}) on integers")
 
         def leaf(*operands: Leaf) -> Value:

@@ -1,9 +1,10 @@
 """Interprets the producers of a mask tensor: the value of one element as a function of its position.
 
 `MaskReader.load(node, position)` asks a node for its element at a symbolic position; the node's rule asks its own
-inputs at the positions they are read from, until constants and index ramps are reached.  Nothing is materialised.  The
-rules live in `mask_ops` (elementwise) and `index_ops` (creation and movement), keyed by operator name; arguments are
-bound by name.
+inputs at the positions they are read from, until constants and index ramps are reached.  Nothing is materialised, and
+nothing assumed: what is not proved to be exact for all positions and sizes raises `NotRecognised`.  The rules live in
+`mask_ops` and `arithmetic_ops` (elementwise), `index_ops` (creation and movement) and `reduce_ops`, keyed by operator
+name; arguments are bound by name.
 """
 
 from __future__ import annotations
@@ -177,9 +178,9 @@ class MaskReader:
         """
         if isinstance(leaf, bool):
             return leaf
-        if leaf.is_number and dtype.is_floating_point:
-            return rounded(leaf, dtype)
         limits = _exact_integers(dtype)
+        if leaf.is_number and dtype.is_floating_point and limits is not None:
+            return _rounded(leaf, dtype)
         if leaf.is_integer and limits is not None:
             low, high = self.algebra.lower(leaf), self.algebra.upper(leaf)
             if low is not None and high is not None and limits[0] <= low and high <= limits[1]:
@@ -196,7 +197,7 @@ def _exact_integers(dtype: torch.dtype) -> tuple[int, int] | None:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
-def rounded(number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
+def _rounded(number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
     """A number in a float type, as PyTorch rounds it: arithmetic in half types is float32's, rounded once more."""
     if not number.is_Rational:
         return number  # infinities and NaN

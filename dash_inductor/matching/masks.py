@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..schedule.problem import Band
-from . import constants, index_ops, mask_ops, reduce_ops
+from . import arithmetic_ops, constants, index_ops, mask_ops, reduce_ops
 from .bands import Scores, require_visible_keys, to_band, visibility
 from .index_expr import NotRecognised
 from .mask_reader import (
@@ -34,7 +34,7 @@ from .mask_reader import (
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
-RULES = index_ops.RULES | mask_ops.RULES | reduce_ops.RULES
+RULES = index_ops.RULES | mask_ops.RULES | arithmetic_ops.RULES | reduce_ops.RULES
 
 
 @dataclass(frozen=True)

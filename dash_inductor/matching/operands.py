@@ -68,6 +68,11 @@ def find_operands(node: Node, args: dict[str, Any]) -> Operands:
             note = "only one of key and value repeats heads: the repeated tensor is read"
         return Operands(query, key, value, None, key.meta["val"].shape[1], (plain[0], plain[1], plain[2]), note)
     repeats = found[0], found[1]
+    if any(repeat.loses_range for repeat in repeats):
+        note = (
+            f"key and value repeat heads, but are cast to {repeats[0].dtype} after that: the repeated tensors are read"
+        )
+        return Operands(query, key, value, None, key.meta["val"].shape[1], (plain[0], plain[1], plain[2]), note)
     summed = [_summed_gradient(node, index, repeat) for index, repeat in zip((1, 2), repeats, strict=True)]
     dk, dv = summed
     if dk is None or dv is None or repeats[0].kv_heads != repeats[1].kv_heads:

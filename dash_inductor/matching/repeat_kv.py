@@ -3,6 +3,13 @@
 A repeat is ``expand`` along a new dimension right after the heads, then a view that merges both; in the backward, the
 gradient is viewed apart again and summed over that dimension.  Both may happen in any order of the other dimensions,
 with permutations between them and the attention operator.
+
+Under autocast the repeated tensor may have another dtype and be cast before attention, once.  A cast and a repeat give
+the same values in either order, so the smaller tensor is cast instead.  The gradient is cast back per query head and
+summed in the dtype of the smaller tensor; ours is summed in fp32, rounded once to the dtype of the attention and then
+cast.  Casting bfloat16 to float32 is exact, so both are sums of fp32 numbers that were rounded to bfloat16: the graph
+rounds every summand, we round the sum, whose error is never larger than the bound of the graph's.  A cast to float16
+is not looked through: a sum over the group may overflow there where the graph's own sum in float32 does not.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from .layout import Dim, same, same_all, specialised, static
 
 _VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 _COPIES = ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous")
+_CAST = "prims::convert_element_type"
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Repeat:
         head: where the heads are in the smaller tensor's own layout.
         perm: dimension d of the attention operand is dimension ``perm[d]`` of the smaller tensor's own layout.
         kv_heads, group: its heads, and how often each is repeated.
+        dtype: of the operand; the smaller tensor may have another one.
     """
 
     base: Node
@@ -38,6 +47,12 @@ class Repeat:
     perm: tuple[int, ...]
     kv_heads: int
     group: int
+    dtype: torch.dtype
+
+    @property
+    def loses_range(self) -> bool:
+        """Whether the operand's dtype has a smaller range of exponents than the smaller tensor's."""
+        return torch.finfo(self.dtype).tiny > torch.finfo(self.base.meta["val"].dtype).tiny
 
 
 @dataclass(frozen=True)
@@ -57,30 +72,36 @@ def find_repeat(operand: Node) -> Repeat | None:
     """Read `operand` (key or value of an attention operator) as a repeat; None if it is something else."""
     perm: tuple[int, ...] = (0, 1, 2, 3)
     node = operand
+    casts = 0
     while op_name(node) not in _VIEWS:
         step = _permutation(node)
         if step is not None:
             perm = tuple(step[d] for d in perm)
-        elif op_name(node) not in _COPIES:
+        elif op_name(node) not in (*_COPIES, _CAST):
             return None
+        casts += op_name(node) == _CAST
         node = _input(node)
     head, merged = perm[1], _shape(node)
     node = _input(node)
     parts = _shape(node)
     if not _splits(merged, parts, head):
         return None
-    while op_name(node) in _COPIES:
+    while op_name(node) in (*_COPIES, _CAST):
+        casts += op_name(node) == _CAST
         node = _input(node)
-    if op_name(node) != "aten::expand":
+    if op_name(node) != "aten::expand" or casts > 1:
         return None
     base = _input(node)
     kv_heads, group = static(parts[head]), static(parts[head + 1])
     narrow = [*parts[: head + 1], 1, *parts[head + 2 :]]
     if kv_heads is None or group is None or not same_all(_shape(base), narrow):
         return None
+    dtype = operand.meta["val"].dtype
+    if not base.meta["val"].dtype.is_floating_point:
+        return None
     if op_name(base) == "aten::unsqueeze" and same_all(_shape(_input(base)), _without(narrow, head + 1)):
-        return Repeat(_input(base), None, head, perm, kv_heads, group)
-    return Repeat(base, head + 1, head, perm, kv_heads, group)
+        return Repeat(_input(base), None, head, perm, kv_heads, group, dtype)
+    return Repeat(base, head + 1, head, perm, kv_heads, group, dtype)
 
 
 def is_padded_repeat(operand: Node) -> bool:
@@ -92,6 +113,7 @@ def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
     """The sum over the group, if it alone uses the repeated operand's `gradient`; else None."""
     perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
     node = gradient
+    casts = 0
     while True:
         if len(node.users) != 1:
             return None
@@ -101,8 +123,9 @@ def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
             perm = tuple(perm[d] for d in step)
         elif op_name(user) in _VIEWS:
             break
-        elif op_name(user) not in _COPIES:
+        elif op_name(user) not in (*_COPIES, _CAST):
             return None
+        casts += op_name(user) == _CAST
         node = user
     if any(perm[repeat.perm[d]] != d for d in range(4)) or not _splits(_shape(node), _shape(user), repeat.head):
         return None
@@ -110,9 +133,10 @@ def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
     while len(node.users) == 1:
         user = next(iter(node.users))
         if op_name(user) == "aten::sum":
-            return _as_reduction(user, repeat)
-        if op_name(user) not in _COPIES:
+            return _as_reduction(user, repeat) if casts <= 1 else None
+        if op_name(user) not in (*_COPIES, _CAST):
             return None
+        casts += op_name(user) == _CAST
         node = user
     return None
 
@@ -124,7 +148,8 @@ def _as_reduction(total: Node, repeat: Repeat) -> Reduction | None:
     keepdim = bool(total.args[2]) if len(total.args) > 2 else bool(total.kwargs.get("keepdim", False))
     if not isinstance(dims, (list, tuple)) or list(dims) not in ([repeat.head + 1], [repeat.head + 1 - 5]):
         return None
-    if total.meta["val"].dtype != summed.meta["val"].dtype or static(_shape(summed)[repeat.head]) != repeat.kv_heads:
+    dtypes = {node.meta["val"].dtype for node in (total, summed, repeat.base)}
+    if len(dtypes) > 1 or static(_shape(summed)[repeat.head]) != repeat.kv_heads:
         return None
     if keepdim and len(total.users) == 1:
         user = next(iter(total.users))

@@ -17,7 +17,7 @@ from .repeat_kv import Repeat
 from .sites import Match
 
 log = logging.getLogger("dash_inductor")
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> None:
@@ -28,11 +28,13 @@ def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> Non
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
-        logsumexp = None
+        operands = logsumexp = None
         if forward is not None:
-            logsumexp = _new_forward(emitter, forward, matches[0], swaps)
+            operands = _operands(emitter, matches[0], before=forward)
+            logsumexp = _new_forward(emitter, forward, matches[0], operands, swaps)
         for match in matches:
-            _new_backward(emitter, match, logsumexp, swaps)
+            own = operands or _operands(emitter, match, before=match.node)
+            _new_backward(emitter, match, own, logsumexp, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
     except BaseException:
@@ -53,9 +55,10 @@ def _erase_replaced(graph: Graph, forward: Node | None, matches: Sequence[Match]
         log.warning("nodes that nothing reads stay in the graph: %s", error, exc_info=error)
 
 
-def _new_forward(emitter: Emitter, forward: Node, match: Match, swaps: list[tuple[Node, Node]]) -> Node:
+def _new_forward(
+    emitter: Emitter, forward: Node, match: Match, operands: tuple[Node, Node, Node], swaps: list[tuple[Node, Node]]
+) -> Node:
     """The new forward; returns its log-sum-exp."""
-    operands = _operands(emitter, match, before=forward)
     site = match.site
     arguments = (*operands, str(site.mask), site.scale, out_order(forward), str(match.plan), match.node.name)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward)
@@ -69,7 +72,13 @@ def _new_forward(emitter: Emitter, forward: Node, match: Match, swaps: list[tupl
     return logsumexp
 
 
-def _new_backward(emitter: Emitter, match: Match, logsumexp: Node | None, swaps: list[tuple[Node, Node]]) -> None:
+def _new_backward(
+    emitter: Emitter,
+    match: Match,
+    operands: tuple[Node, Node, Node],
+    logsumexp: Node | None,
+    swaps: list[tuple[Node, Node]],
+) -> None:
     """The new backward; `logsumexp` is that of the new forward, None if the old forward stays."""
     old, args, site = match.node, match.args, match.site
     if logsumexp is None:
@@ -80,7 +89,7 @@ def _new_backward(emitter: Emitter, match: Match, logsumexp: Node | None, swaps:
     gradients = match.operands.gradients
     arguments = (
         args[match.backend.grad_out],
-        *_operands(emitter, match, before=old),
+        *operands,
         args["out"],
         logsumexp,
         str(site.mask),
@@ -105,6 +114,9 @@ def _consumer(
     if gradient.reduction is None or repeat is None:
         return used, result
     total = gradient.reduction.total
+    dtype = total.meta["val"].dtype
+    if dtype != repeat.dtype:
+        result = emitter.call(prims.convert_element_type.default, (result, dtype), before=before, like=total)
     if repeat.perm != (0, 1, 2, 3):
         inverse = [repeat.perm.index(d) for d in range(4)]
         result = emitter.call(aten.permute.default, (result, inverse), before=before, like=total)
@@ -124,6 +136,8 @@ def _operands(emitter: Emitter, match: Match, before: Node) -> tuple[Node, Node,
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:
     node = repeat.base
+    if node.meta["val"].dtype != repeat.dtype:
+        node = emitter.call(prims.convert_element_type.default, (node, repeat.dtype), before=before, like=repeat.base)
     if repeat.squeeze is not None:
         node = emitter.call(aten.squeeze.dim, (node, repeat.squeeze), before=before, like=repeat.base)
     if repeat.perm != (0, 1, 2, 3):

@@ -36,12 +36,12 @@ class Reason(Enum):
     SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
     DYNAMIC_DIMS = (
         "dynamic_dims",
-        "Heads, head dimension and scale depend on data: no guard can fix them when the graph is compiled.",
+        "Heads, head dimension or scale depend on data or were marked as dynamic: no guard can fix them.",
     )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
     MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "The mask is computed from model inputs."
-    MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band."
+    MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
     MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."

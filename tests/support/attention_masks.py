@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,17 +33,24 @@ def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
         yield name, str(result.band) if result.band else f"{result.reason}: {result.detail}"
 
 
-def masks_in_joint_graph(model: torch.nn.Module, **inputs: Any) -> list[tuple[str, str]]:
-    """What `masks_of` says of the joint graph of a call; the compile ends there, no code is generated."""
+def masks_in_joint_graph(model: Callable[..., Any], *, breaks: bool = False, **inputs: Any) -> list[tuple[str, str]]:
+    """What `masks_of` says of the joint graph of a call; the compile ends there, no code is generated.
+
+    Args:
+        model: a module or a method of one.
+        breaks: whether the call may break into several graphs; the first one with attention counts then.
+        inputs: of the call.
+    """
     found: list[tuple[str, str]] = []
 
     def look(graph: Graph) -> None:
         found.extend(masks_of(graph))
-        raise _Enough
+        if found or not breaks:
+            raise _Enough
 
     torch._dynamo.reset()
     with inductor_config.patch(joint_custom_pre_pass=look), _ends_with_enough():
-        torch.compile(model, fullgraph=True)(**inputs)
+        torch.compile(model, fullgraph=not breaks)(**inputs)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Tiny causal language models of `transformers`, randomly initialised from a configuration: nothing is downloaded."""
+"""Tiny models of `transformers`, randomly initialised from a configuration: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -35,6 +35,44 @@ def causal_lm(family: str, *, layers: int = 2, head_dim: int = 16, **settings: A
     )
     torch.manual_seed(0)
     model: torch.nn.Module = getattr(transformers, f"{family}ForCausalLM")(config)
+    return model.train()
+
+
+def speech_model() -> torch.nn.Module:
+    """Whisper, with one encoder and one decoder layer."""
+    import transformers
+
+    heads = {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+    layers = {f"{part}_layers": 1 for part in ("encoder", "decoder")}
+    widths = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8}
+    tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.WhisperConfig(
+        **heads,
+        **layers,
+        **widths,
+        **tokens,
+        decoder_start_token_id=1,
+        max_source_positions=32,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    return transformers.WhisperForConditionalGeneration(config).train()
+
+
+def vision_language_model(family: str) -> torch.nn.Module:
+    """Idefics3 or SmolVLM, for images of 32 x 32 pixels in patches of 4 x 4, with one layer in each part."""
+    import transformers
+
+    part = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{family}Config")(
+        text_config={"model_type": "llama", "vocab_size": 200, "num_key_value_heads": 1, "head_dim": 16, **part},
+        vision_config={"image_size": 32, "patch_size": 4, **part},
+        scale_factor=2,
+        image_token_id=100,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+    )
+    model: torch.nn.Module = getattr(transformers, f"{family}Model")(config)
     return model.train()
 
 

@@ -3,16 +3,17 @@
 ``python -m tests.support.mask_programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly
 as Python source; `tests/test_matching_mask_fuzz.py` runs a few hundred.
 
-A program is a function of query and key, written from what mask code is written from: positions (arange, cumsum, cat,
-slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms.  Most steps keep what a band needs,
-some break it.  It is traced, with static or with dynamic lengths, read, and then run eagerly at many lengths: the band
-must be the mask at every one of them.
+A program is a function of query, key and a number, written from what mask code is written from: positions (arange,
+cumsum, cat, slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms.  Most steps keep what
+a band needs, some break it; some programs return a second mask that differs in one number.  It is traced, with static
+or with dynamic lengths, read, and then run eagerly at many lengths: the band must be the mask at every one of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -26,19 +27,22 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from dash_inductor.matching import constants, masks
 from dash_inductor.matching.masks import MaskResult
 from dash_inductor.schedule.problem import Band
 
-from .mask_graphs import read_graph, trace_mask
+from .mask_graphs import trace_mask
 
-LENGTHS = ((12, 20), (20, 12), (16, 16), (5, 9), (9, 5), (24, 23), (3, 17), (1, 14), (13, 1))
+LENGTHS = ((12, 20), (20, 12), (16, 16), (5, 9), (9, 5), (24, 23), (3, 17), (1, 14), (13, 1), (140, 300))
 """Lengths (query, key) at which programs are traced."""
 
 OTHER_LENGTHS = (2, 3, 5, 8, 11, 19, 31, 64, 130, 300)
 """Lengths, of query and of key, at which dynamic programs are run."""
+
+NUMBERS = (6, -3, 11, -1, 0)
+"""Values of the number w."""
 
 DTYPES = ("torch.int64", "torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8", "torch.float32")
 
@@ -48,28 +52,31 @@ class Program:
     """A mask program.
 
     Args:
-        source: Python source of ``make(q, k)``; q is [B, H, q_len, D], k is [B, H, kv_len, D].
-        q_len, kv_len: the lengths at which it is traced.
-        dynamic: whether lengths are traced as symbols.
+        source: Python source of ``make(q, k, w)``, which returns masks; q is [B, H, q_len, D], k is [B, H, kv_len, D],
+            w a number.
+        q_len, kv_len, w: what it is traced with.
+        dynamic: whether these are traced as symbols.
     """
 
     source: str
     q_len: int
     kv_len: int
+    w: int
     dynamic: bool
 
     def __str__(self) -> str:
-        return f"# q_len={self.q_len}, kv_len={self.kv_len}, dynamic={self.dynamic}\n{self.source}"
+        traced = f"q_len={self.q_len}, kv_len={self.kv_len}, w={self.w}, dynamic={self.dynamic}"
+        return f"# {traced}\n{self.source}"
 
-    def make(self, q: Tensor, k: Tensor) -> Tensor:
+    def make(self, q: Tensor, k: Tensor, w: int) -> tuple[Tensor, ...]:
         scope: dict[str, Any] = {"torch": torch, "F": F}
         exec(self.source, scope)
-        return cast(Tensor, scope["make"](q, k))
+        return cast(tuple[Tensor, ...], scope["make"](q, k, w))
 
-    def mask(self, q_len: int, kv_len: int) -> Tensor:
-        """The mask that the program computes at these lengths."""
+    def masks(self, q_len: int, kv_len: int, w: int) -> tuple[Tensor, ...]:
+        """The masks that the program computes, [2, 2, q_len, kv_len]."""
         q, k = (torch.zeros(2, 2, n, 4) for n in (q_len, kv_len))
-        return self.make(q, k)
+        return tuple(mask.expand(2, 2, q_len, kv_len) for mask in self.make(q, k, w))
 
 
 class Writer:
@@ -94,7 +101,9 @@ class Writer:
     def size(self) -> str:
         """A number that may depend on the lengths."""
         c = str(abs(self.number()))
-        return self.pick(c, c, c, "(K - Q)", "(K - Q)", f"(K - Q - {c})", "(Q - K)", "Q", "K", f"K // {abs(self.number()) + 1}")
+        return self.pick(
+            c, c, c, "(K - Q)", "(K - Q)", f"(K - Q - {c})", "(Q - K)", "Q", "K", f"K // {abs(self.number()) + 1}", "w"
+        )
 
     def ramp(self, n: str) -> str:
         """0, 1, ..., n - 1, in one of the ways in which this is written."""
@@ -136,10 +145,10 @@ class Writer:
             self.pick(
                 f"{p}.roll({c})",
                 f"{p}.flip(0)",
-                f"{p} * {self.pick('2', '3', '-1', '100', '0', '20_000_000', 'K', '(K - Q)')}",
-                f"{p} // {self.pick('2', '3', '-2', '64', 'Q', '(K - Q)')}",
-                f"{p} % {self.pick('2', '7', '-3', '500', 'K')}",
-                f"torch.div({p} + {c}, {self.pick('2', '4', '-2')}, rounding_mode={self.pick(repr('trunc'), repr('floor'))})",
+                f"{p} * {self.pick('2', '3', '-1', '100', '0', '20_000_000', 'K', 'w', '(K - Q)')}",
+                f"{p} // {self.pick('2', '3', '-2', '64', 'Q', 'w', '(K - Q)')}",
+                f"{p} % {self.pick('2', '7', '-3', '500', 'K', 'w')}",
+                f"torch.div({p} + {c}, {self.pick('2', '4', '-2')}, rounding_mode='{self.pick('trunc', 'floor')}')",
                 f"{p} / {self.pick('2', '1', '-1')}",
                 f"{p}.clamp({c}, {c + self.number()})",
                 f"{p}.clamp(max={self.size()})",
@@ -177,6 +186,7 @@ class Writer:
         """A bool tensor of query and key positions."""
         c, size, kind = self.number(), self.size(), self.rng.random()
         if kind < 0.6:
+            dtype, scale = self.pick(*DTYPES), self.pick("2", "3", "w", "K", "(K - Q)", "20_000_000", "-1")
             rows, columns = f"{self.positions('Q')}[:, None]", f"{self.positions('K')}[None, :]"
             return self.keep(
                 "m",
@@ -189,6 +199,9 @@ class Writer:
                     f"{rows} - {columns} < {size}",
                     f"{rows} // {abs(c) + 1} >= {columns} // {abs(c) + 1}",
                     f"({rows} + {columns} >= {c})",
+                    f"{columns} * {scale} <= {rows} * {scale}",
+                    f"({columns}.to({dtype}) * {scale} <= {rows}.to({dtype}) * {scale})",
+                    f"({columns} <= {rows}) & ({rows} * {self.pick('w', 'w * w', '(K - Q)')} >= {c})",
                 ),
             )
         triangle = f"{self.pick('tril', 'triu')}({self.pick('', str(c), 'K - Q', size)})"
@@ -284,8 +297,21 @@ class Writer:
         for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
             mask = self.changed(mask)
         self.lines.append(f"return {self.final(mask)}")
-        lines = ["def make(q, k):", "    Q, K = q.shape[2], k.shape[2]", *(f"    {line}" for line in self.lines)]
-        return Program("\n".join(lines) + "\n", q_len, kv_len, self.rng.random() < 0.6)
+        text = "\n".join(f"    {line}" for line in ["Q, K = q.shape[2], k.shape[2]", *self.lines])
+        functions, returned = [f"def first(q, k, w):\n{text}\n"], "first(q, k, w),"
+        if self.rng.random() < 0.3:
+            functions.append(f"def second(q, k, w):\n{self.twin(text)}\n")
+            returned += " second(q, k, w)"
+        source = "\n".join([*functions, f"def make(q, k, w):\n    return {returned}\n"])
+        return Program(source, q_len, kv_len, self.rng.choice(NUMBERS), self.rng.random() < 0.6)
+
+    def twin(self, text: str) -> str:
+        """The same with another number somewhere."""
+        places = list(re.finditer(r"(?<![\w.\[])\d+(?![\w.:\]])", text))
+        if not places:
+            return text
+        place = self.rng.choice(places)
+        return f"{text[: place.start()]}{int(place.group()) + self.rng.choice((1, 2, 5))}{text[place.end() :]}"
 
 
 def programs(seed: int, count: int) -> Iterator[Program]:
@@ -298,65 +324,79 @@ def outcome(program: Program) -> str:
     """Read and check a program: "recognised", "kept", or "invalid" where it fails eagerly or cannot be traced.
 
     Raises:
-        AssertionError: the band is not the mask at some length; the reader without its check of real values, and that
-        check, disagree.
+        AssertionError: a band is not its mask somewhere; the reader without its check of real values, and that check,
+        disagree.
     """
     try:
-        program.mask(program.q_len, program.kv_len)
+        program.masks(program.q_len, program.kv_len, program.w)
         lengths = {"q_len": program.q_len, "kv_len": program.kv_len, "dynamic": program.dynamic}
-        module = trace_mask(lambda q, k: program.make(q, k), batch=2, **lengths)
+        module = trace_mask(lambda q, k, w: program.make(q, k, w), program.w, batch=2, **lengths)
     except Exception:
         return "invalid"
     with mock.patch.object(constants, "verify"):
-        found = read_graph(module)
-    if found.band is None:
+        found = _read(module)
+    bands = [result.band for result in found]
+    if not any(bands):
         return "kept"
-    for q_len, kv_len in _lengths(program, module):
-        _check(program, found.band, q_len, kv_len)
+    for sizes in _sizes(program, module):
+        _check(program, bands, *sizes)
     masks._known.pop(module.graph)
-    verified = read_graph(module)
-    assert verified == found or "cannot be evaluated" in verified.detail, f"{found}, but with real values {verified}"
+    for unverified, verified in zip(found, _read(module), strict=True):
+        agreed = verified == unverified or (unverified.band and "cannot be evaluated" in verified.detail)
+        assert agreed, f"{unverified}, but with real values {verified}"
     return "recognised"
 
 
-def _lengths(program: Program, module: GraphModule) -> Iterator[tuple[int, int]]:
-    """The lengths of the trace, and for a dynamic program others that its guards allow."""
-    yield program.q_len, program.kv_len
-    if not program.dynamic:
-        return
-    query, key, *_ = (node.meta["val"] for node in module.graph.nodes if node.op == "placeholder" and "val" in node.meta)
-    sizes = [query.shape[2], key.shape[2]]
-    shape_env = next((n.node.shape_env for n in sizes if isinstance(n, torch.SymInt)), None)
+def _read(module: GraphModule) -> list[MaskResult]:
+    query, key, *_ = _inputs(module)
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    return [masks.recognise(mask, query=query, key=key) for mask in output.args[0]]
+
+
+def _inputs(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _sizes(program: Program, module: GraphModule) -> Iterator[tuple[int, int, int]]:
+    """Lengths and numbers: those of the trace, and for a dynamic program others that its guards allow."""
+    yield program.q_len, program.kv_len, program.w
+    query, key, number = (node.meta.get("val", program.w) for node in _inputs(module))
+    given = [query.shape[2], key.shape[2], number]
+    shape_env = next((n.node.shape_env for n in given if isinstance(n, torch.SymInt)), None)
     if shape_env is None:
         return
-    expressions = [n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in sizes]
+    expressions = [n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in given]
     guards = [shape_env.replace(guard.expr) for guard in shape_env.guards]
-    for lengths in product(*((int(e),) if e.is_Integer else OTHER_LENGTHS for e in expressions)):
-        chosen = {e: sympy.Integer(n) for e, n in zip(expressions, lengths, strict=True) if e.is_Symbol}
-        possible = all(e.xreplace(chosen) == n for e, n in zip(expressions, lengths, strict=True))
+    numbers = NUMBERS if re.search(r"\bw\b", program.source.replace("(q, k, w)", "")) else (program.w,)
+    options = (OTHER_LENGTHS, OTHER_LENGTHS, numbers)
+    for sizes in product(*((int(e),) if e.is_Integer else o for e, o in zip(expressions, options, strict=True))):
+        chosen = {e: sympy.Integer(n) for e, n in zip(expressions, sizes, strict=True) if e.is_Symbol}
+        possible = all(e.xreplace(chosen) == n for e, n in zip(expressions, sizes, strict=True))
         if possible and all(guard.xreplace(chosen) == sympy.true for guard in guards):
-            yield lengths
+            yield sizes
 
 
-def _check(program: Program, band: Band, q_len: int, kv_len: int) -> None:
+def _check(program: Program, bands: list[Band | None], q_len: int, kv_len: int, w: int) -> None:
     try:
-        mask = program.mask(q_len, kv_len)
+        computed = program.masks(q_len, kv_len, w)
     except Exception:
         return  # no mask, nothing to be wrong about
-    mask = mask.expand(2, 2, q_len, kv_len)
-    d = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
-    d = d + (kv_len - q_len if band.anchor == "bottom_right" else 0)
-    expected = torch.ones(q_len, kv_len, dtype=torch.bool)
-    if band.lo is not None:
-        expected &= d >= band.lo
-    if band.hi is not None:
-        expected &= d <= band.hi
-    visible = mask if mask.dtype == torch.bool else mask == 0
-    where = f"{band} is not the mask of {q_len} x {kv_len}"
-    assert torch.equal(visible, expected.expand_as(visible)), where
-    if mask.dtype != torch.bool:
-        assert (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), f"{where}: soft values"
-        assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{where}: empty rows"
+    for number, (mask, band) in enumerate(zip(computed, bands, strict=True)):
+        if band is None:
+            continue
+        d = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
+        d = d + (kv_len - q_len if band.anchor == "bottom_right" else 0)
+        expected = torch.ones(q_len, kv_len, dtype=torch.bool)
+        if band.lo is not None:
+            expected &= d >= band.lo
+        if band.hi is not None:
+            expected &= d <= band.hi
+        visible = mask if mask.dtype == torch.bool else mask == 0
+        where = f"{band} is not mask {number} of {q_len} x {kv_len} with w={w}"
+        assert torch.equal(visible, expected.expand_as(visible)), where
+        if mask.dtype != torch.bool:
+            assert (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), f"{where}: soft values"
+            assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{where}: empty rows"
 
 
 def run(seed: int, count: int) -> tuple[Counter[str], list[tuple[Program, Exception]]]:

@@ -1,0 +1,18 @@
+"""Random mask programs: what is recognised is the mask, at every length that the graph admits."""
+
+from __future__ import annotations
+
+import pytest
+
+from .support.mask_programs import run
+
+SEEDS, PROGRAMS = 4, 75
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_programs_are_read_rightly_or_kept(seed: int) -> None:
+    """Thousands: ``python -m tests.support.mask_programs --programs 5000 --seed 7``."""
+    outcomes, wrong = run(seed, PROGRAMS)
+    assert not wrong, "\n".join(f"{program}# {error}" for program, error in wrong)
+    assert outcomes["recognised"] >= 0.2 * PROGRAMS, outcomes
+    assert outcomes["invalid"] <= 0.15 * PROGRAMS, outcomes
