@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -110,6 +111,16 @@ def test_settings_under_which_no_pass_runs_where_nothing_would_be_replaced(caplo
         assert seen(mode="lite") == 1
     assert dash_inductor.sites()[-1].reason is Reason.CPU_OFF
     assert not [r for r in caplog.records if r.levelname == "WARNING" and r.name == "dash_inductor"]
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.skipif(not hasattr(inductor_config, "batch_invariant"), reason="newer versions of torch have this mode")
+def test_batch_invariant_mode_changes_nothing() -> None:
+    with config.patch(cpu="reference"):
+        assert seen(options={"batch_invariant": True}) == seen() == 1
+    mode, default = dash_inductor.sites()[-2:]
+    assert mode.status == "replaced"
+    assert mode.as_dict() == default.as_dict()
 
 
 def test_disabled_holds_for_its_thread_and_ends_with_an_error() -> None:
