@@ -38,7 +38,8 @@ def _marked_dynamic(x: torch.SymInt | torch.SymFloat) -> bool:
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
         sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
         for size, constraint in zip(sizes, constraints, strict=False):
-            if constraint is not None and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
+            firm = constraint is not None and not constraint.warn_only  # what Dynamo itself made dynamic may be fixed
+            if firm and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
                 return True
     return False
 
