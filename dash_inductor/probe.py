@@ -43,7 +43,7 @@ TORCH = (
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
     ("torch.utils._python_dispatch", "_disable_current_modes", "reading masks"),
     ("torch.utils._pytree", "tree_map_only", "new nodes of a graph"),
-    ("torch.utils._sympy.functions", "CeilDiv FloorDiv Mod", "symbolic sizes"),
+    ("torch.utils._sympy.functions", "CeilDiv FloorDiv PythonMod", "symbolic sizes"),
     ("torch._dynamo.utils", "counters", "records"),
     ("torch._logging._internal", "trace_structured", "records"),
     ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),

@@ -91,6 +91,4 @@ def _check_shared_memory(metadata: Any, device: torch.device) -> None:
 
 def _shared_memory(device: torch.device) -> int:
     """Bytes that a CTA may have."""
-    from triton.runtime import driver
-
-    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
