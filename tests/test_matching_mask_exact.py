@@ -368,3 +368,14 @@ def test_reductions_of_other_things_are_kept() -> None:
 def test_masks_of_unknown_use_are_no_error() -> None:
     """A number of the graph that is no integer is not read, and nothing fails."""
     assert read_mask(lambda q, k: columns(k) * 0.5 <= rows(q) * 0.5).reason in (None, "not_a_band")
+
+
+@pytest.mark.parametrize(
+    ("farthest", "band"),
+    [(-(2**40), Band()), (-(2**30), Band()), (-(2**30) + 1, Band()), (-(2**29), Band(-(2**29), None)), (2**30, None)],
+)
+def test_bounds_beyond_the_longest_sequence(farthest, band) -> None:
+    """For lengths that are not known: the kernels take bounds as int32."""
+    found = read_mask(lambda q, k: rows(q).long() - columns(k).long() >= farthest, dynamic=True)
+    assert found.band == band
+    assert found.reason == (None if band else "not_a_band")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import sympy
@@ -99,6 +100,14 @@ def test_bounds_that_exclude_nothing_change_nothing() -> None:
         for x in range(4):
             ranges = [getattr(functions("spt", p), name)(x, *p.tail()) for p in (bounded, free)]
             assert ranges[0] == ranges[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"q_len": 2**30}, {"kv_len": 2**31}, {"band": Band(-(2**30), None)}, {"band": Band(0, 2**30)}]
+)
+def test_positions_must_fit_the_kernels_integers(changes: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="at most 1073741823 in magnitude"):
+        Problem(**({"band": Band(), "q_len": 1, "kv_len": 1, "block_q": 64, "block_kv": 64} | changes))
 
 
 def test_lengths_must_be_positive() -> None:

@@ -254,6 +254,8 @@ ERRORS = [
     (site(8, 8, 64, 192, Band(), value_dim=128), "sm_100", None, r"head_dim, value_dim=\(192, 128\)"),
     (site(8, 8, 64, 256, Band()), "sm_90", "two_pass", "schedule='two_pass'"),
     (site(8, 3, 64, 64, Band()), "sm_90", None, "q_heads=8"),
+    (site(8, 8, 2**30, 64, Band()), "sm_90", None, "q_len=1073741824 is not allowed: expected at most 1073741823"),
+    (site(8, 8, 64, 64, Band(), kv_len=2**31), "sm_90", None, "kv_len=2147483648"),
     (site(8, 8, 64, 64, Band(), dtype="float64"), "sm_90", None, "dtype='float64'"),
 ]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from ..schedule.problem import Anchor, Band
+from ..schedule.problem import MAX_LENGTH, Anchor, Band
 from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
 
 
@@ -57,6 +57,12 @@ def to_band(scores: Scores, visible: Value) -> Band:
     if scores.q_len.is_Integer and scores.kv_len.is_Integer:
         first, last = 1 - int(scores.kv_len), int(scores.q_len) - 1
         intervals = [(max(low, first), min(high, last)) for low, high in intervals]
+    else:  # of sequences that may be as long as MAX_LENGTH: a bound that far away excludes nothing, or everything
+        intervals = [(low, high) for low, high in intervals if low < MAX_LENGTH and high > -MAX_LENGTH]
+        intervals = [
+            (-math.inf if low <= -MAX_LENGTH else low, math.inf if high >= MAX_LENGTH else high)
+            for low, high in intervals
+        ]
     merged: list[tuple[float, float]] = []
     for low, high in sorted(i for i in intervals if i[0] <= i[1]):
         if merged and low <= merged[-1][1] + 1:

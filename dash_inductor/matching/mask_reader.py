@@ -27,9 +27,6 @@ Rule = Callable[["MaskReader", Node, dict[str, Any], Position], Value]
 MAX_PRODUCERS = 400
 """Longest producer chain that is looked at; real masks have about 60 nodes."""
 
-MAX_LENGTH = 2**30 - 1
-"""Longest queries and keys that are reckoned with: the kernels' own index arithmetic has this limit
-(`schedule.geometry`)."""
 MAX_ENTRIES = 2**57
 """Most batch entries or heads: attention writes a gradient for each of them, and no address space is larger."""
 

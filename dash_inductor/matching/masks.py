@@ -16,13 +16,12 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..schedule.problem import Band
+from ..schedule.problem import MAX_LENGTH, Band
 from . import arithmetic_ops, constants, index_ops, mask_ops, reduce_ops
 from .bands import Scores, require_visible_keys, to_band, visibility
 from .index_expr import NotRecognised
 from .mask_reader import (
     MAX_ENTRIES,
-    MAX_LENGTH,
     MaskReader,
     Position,
     is_size,

@@ -13,7 +13,7 @@ Rows that see no key, and keys that no row sees, exist too (a window with unequa
 interval: row i sees a key iff some j has ``max(0, i - hi) <= j <= min(kv_len - 1, i - lo)``.
 
 The bounds are anchored top left (``lo <= i - j <= hi``); None means unbounded, and then no expression contains the
-symbol. Bounds and lengths must stay below 2**30 in magnitude, so that int32 arithmetic cannot overflow.
+symbol.  Bounds and lengths are at most `problem.MAX_LENGTH` in magnitude, so that int32 arithmetic cannot overflow.
 """
 
 from __future__ import annotations

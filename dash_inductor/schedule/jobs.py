@@ -14,7 +14,7 @@ import sympy
 
 from ..errors import ArgumentError
 from .codegen import python_functions
-from .problem import Band
+from .problem import MAX_LENGTH, Band
 from .schedules import PARTS, first_mirrored
 
 
@@ -46,6 +46,10 @@ class Problem:
         for f in fields(self)[1:]:
             if getattr(self, f.name) < 1:
                 raise ArgumentError(f.name, getattr(self, f.name), "an integer >= 1")
+        far = {"q_len": self.q_len, "kv_len": self.kv_len, "band.lo": self.band.lo or 0, "band.hi": self.band.hi or 0}
+        for name, value in far.items():
+            if abs(value) > MAX_LENGTH:
+                raise ArgumentError(name, value, f"at most {MAX_LENGTH} in magnitude")
 
     @property
     def n_q(self) -> int:

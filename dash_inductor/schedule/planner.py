@@ -20,7 +20,7 @@ from ..errors import ArgumentError
 from . import costs, forwards
 from .costs import Candidate
 from .jobs import Problem, functions, resident, tables
-from .problem import Band, Plan, Site, Tiles
+from .problem import MAX_LENGTH, Band, Plan, Site, Tiles
 from .schedules import NAMES, check_name, supports
 from .schedules import schedule as definition
 from .simulator import Costs, simulate
@@ -65,6 +65,9 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
     if not covers(site, arch):
         allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, and 136 to 192 beside v of 72 to 128"
         raise ArgumentError("head_dim, value_dim", (site.head_dim, site.value_dim), allowed)
+    for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
+        if length is not None and length > MAX_LENGTH:
+            raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
     if site.kv_heads < 1 or site.q_heads < 1 or site.q_heads % site.kv_heads:
         raise ArgumentError("q_heads", site.q_heads, f"a multiple of kv_heads={site.kv_heads}")
     if schedule is not None:

@@ -11,6 +11,9 @@ from typing import Literal
 
 from ..errors import ArgumentError
 
+MAX_LENGTH = 2**30 - 1
+"""Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
+
 Anchor = Literal["top_left", "bottom_right"]
 DType = Literal["float16", "bfloat16", "float32"]
 
