@@ -299,7 +299,7 @@ CONTROLS = {
     "another slot of dO": (FLAGSHIP, EARLY, "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
     "dq buffer not waited for": (FLAGSHIP, WAITS, "mbarrier.wait(shared.dq_empty.index(slot), ", "max(0, "),
-    "dq buffer free too early": (FLAGSHIP, IN_USE, "tma.store_wait(0)  # read, not performed", "pass"),
+    "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
     "dq tile not waited for": (
         FLAGSHIP, "more arrivals", "mbarrier.wait(shared.step_done.index(it % shared.STAGES), (", "max(0, (",
     ),

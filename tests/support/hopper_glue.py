@@ -94,7 +94,7 @@ class Tile:
     def permute(self, _: Any) -> Tile:
         return self
 
-    def _reinterpret(self, _dtype: Any, shape: Sequence[int], _layout: Any) -> Ring:
+    def reinterpret(self, _dtype: Any, shape: Sequence[int], _layout: Any) -> Ring:
         return Ring([(self, i) for i in range(shape[0])], shape)
 
     def contents(self) -> tuple[Any, ...]:
@@ -395,7 +395,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
         return copy
 
-    def store_wait(number: int) -> None:
+    def store_wait(number: int, _semantic: Any) -> None:
         assert number == 0
         for tile in current().storing:
             tile.readers.remove(current())
@@ -480,15 +480,16 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts), atomic_add=add,
         store=store, load=load,
     )  # fmt: skip
+    renamed = SimpleNamespace(
+        BARRIER=(meet,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,), TMA_STORE=(copy_out("store"),),
+        resolve=same, reads_only=dict,
+    )  # fmt: skip
     return {
-        "math": math, "ir": None, "compat": SimpleNamespace(gluon_barrier=lambda: meet), "builtin": same,
+        "math": math, "ir": None, "compat": renamed, "builtin": same, "store_wait": store_wait,
         "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
             arrive=lambda barrier, count: barrier.arrive(count),
-        ),
-        "tma": SimpleNamespace(
-            async_copy_global_to_shared=copy_in, async_copy_shared_to_global=copy_out("store"), store_wait=store_wait
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
