@@ -13,7 +13,7 @@ from expecttest import assert_expected_inline
 
 from dash_inductor.observe.reasons import Reason
 from dash_inductor.observe.records import SiteRecord
-from dash_inductor.schedule import plan
+from dash_inductor.schedule import costs, plan
 from examples import compiled, demo, training
 from examples.training import Run
 
@@ -57,7 +57,7 @@ def test_whole_demo(capsys: pytest.CaptureFixture[str]) -> None:
     digests = {line.split()[-1] for line in shown.splitlines() if "sha256" in line}
     assert len(digests) == 1
     assert "kernel hopper" in shown
-    assert "numerics key v3/hopper/" in shown
+    assert f"numerics key v{costs.NUMERICS_VERSION}/hopper/" in shown
     assert "dq, dk, dv  64 x 128" in shown
     assert "run 2: 100%" in bar
 
