@@ -91,4 +91,5 @@ def _check_shared_memory(metadata: Any, device: torch.device) -> None:
 
 def _shared_memory(device: torch.device) -> int:
     """Bytes that a CTA may have."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)  # PyTorch's types lack this one
+    return int(properties.shared_memory_per_block_optin)
