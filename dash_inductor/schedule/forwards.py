@@ -13,8 +13,8 @@ All are borrowed, so each has its own limits, written down here and nowhere else
 * "cpu" is PyTorch's CPU kernel, "reference" plain ATen.
 
 "cudnn", "flash" and "cpu" are wrong for a scale that is not positive: they look for the largest score before they scale
-it, and a hidden score of -inf becomes inf.  Where none fits, "keep" leaves the graph's own
-forward, whose bits are PyTorch's matter: deterministic, but not always the same in another batch.
+it, and a hidden score of -inf becomes inf.  Where none fits, "keep" leaves the graph's own forward, whose bits are
+PyTorch's matter: deterministic, but not always the same in another batch.
 """
 
 from __future__ import annotations
