@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dash_inductor import lowering
-from dash_inductor.schedule import plan as make_plan
+from dash_inductor.planning import plan as make_plan
 
 from . import common
 from .contenders import CONTENDERS, DETERMINISTIC, arch

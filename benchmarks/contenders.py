@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor import ops
-from dash_inductor.schedule import plan as make_plan
+from dash_inductor.model import Call, Mask
+from dash_inductor.planning import plan as make_plan
 
 from .shapes import FULL, Shape
 
 aten = torch.ops.aten
 Backward = Callable[[], Any]
 Tensors = tuple[Tensor, ...]
-BSHD = [0, 2, 1, 3]
+BSHD = (0, 2, 1, 3)
 
 
 class NotRun(RuntimeError):
@@ -92,12 +93,12 @@ def flex(shape: Shape, tensors: Tensors) -> Backward:
 
 def dash(shape: Shape, tensors: Tensors) -> Backward:
     """The compiled op with the planner's plan; forward excluded."""
-    plan = str(make_plan(shape.site(), arch()))
+    plan, call = str(make_plan(shape.site(), arch())), str(Call(Mask(shape.mask), shape.scale, (BSHD,) * 3))
     q, k, v, do = tensors
     out, lse, _, _ = forward(shape, tensors)
 
     def backward(*args: Tensor) -> Any:
-        return ops.attention_backward(*args, str(shape.mask), shape.scale, BSHD, BSHD, BSHD, plan, "benchmark")
+        return ops.attention_backward(*args, [], call, plan, "benchmark")
 
     compiled = torch.compile(backward, dynamic=False)
     return lambda: compiled(do, q, k, v, out, lse)

@@ -27,8 +27,8 @@ from dash_inductor.kernels.reference import visible
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band, Site
-from dash_inductor.schedule.forwards import choose
+from dash_inductor.model import Band, Call, Mask, Site
+from dash_inductor.planning.forwards import choose
 
 from . import common
 
@@ -65,10 +65,11 @@ class Case:
         major, minor = torch.cuda.get_device_capability()
         static = Site(
             "cuda", self.dtype, 1, *self.heads, self.q_len, self.kv_len, self.head_dim, self.head_dim,
-            self.mask.resolve(self.q_len, self.kv_len), self.scale,
+            Call(Mask(self.mask.resolve(self.q_len, self.kv_len)), self.scale),
         )  # fmt: skip
         dynamic = replace(
-            static, q_len=None, kv_len=None, mask=self.mask, least_q_len=min(self.q_len, 2), square=False,
+            static, q_len=None, kv_len=None, call=Call(Mask(self.mask), self.scale),
+            least_q_len=min(self.q_len, 2), square=False,
             q_within_kv=self.q_len <= self.kv_len,
         )  # fmt: skip
         return any(choose(site, f"sm_{major}{minor}")[0] == self.forward for site in (static, dynamic))

@@ -18,7 +18,8 @@ import torch
 from dash_inductor.kernels.hopper import launch
 
 from dash_inductor import lowering
-from dash_inductor.schedule import plan as make_plan
+from dash_inductor.model import Call, Mask
+from dash_inductor.planning import plan as make_plan
 
 from . import common
 from .contenders import BSHD, arch, dash, flash, forward
@@ -62,10 +63,10 @@ def main() -> None:
     tensors = SHAPE.tensors()
     q, k, v, do = tensors
     out, lse, _, _ = forward(SHAPE, tensors)
-    plan, orders = str(make_plan(SHAPE.site(), arch())), (BSHD,) * 3
+    plan, call = make_plan(SHAPE.site(), arch()), Call(Mask(SHAPE.mask), SHAPE.scale, (BSHD,) * 3)
 
     def direct() -> object:
-        return launch.backward(do, q, k, v, out, lse, str(SHAPE.mask), SHAPE.scale, orders, plan)
+        return launch.backward(do, q, k, v, out, lse, call, plan)
 
     runs = {
         "direct": direct,

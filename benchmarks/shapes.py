@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dash_inductor.schedule.problem import Band, Site
+from dash_inductor.model import Band, Call, Mask, Site
 
 TOKENS = 16384
 HIDDEN = 2048
@@ -78,7 +78,7 @@ class Shape:
     def site(self) -> Site:
         return Site(
             "cuda", "bfloat16", self.batch, self.q_heads, self.kv_heads, self.length, self.length,
-            self.head_dim, self.value_dim, self.mask, self.scale,
+            self.head_dim, self.value_dim, Call(Mask(self.mask), self.scale),
         )  # fmt: skip
 
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from dash_inductor.kernels import standalone
 
-from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
+from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
 
 from . import common
 
@@ -46,7 +46,16 @@ def site_of(head_dim: int, causal: bool, length: int) -> Site:
     heads = 2048 // head_dim
     mask = Band(0) if causal else Band()
     return Site(
-        "cuda", "bfloat16", 16384 // length, heads, heads, length, length, head_dim, head_dim, mask, head_dim**-0.5
+        "cuda",
+        "bfloat16",
+        16384 // length,
+        heads,
+        heads,
+        length,
+        length,
+        head_dim,
+        head_dim,
+        Call(Mask(mask), head_dim**-0.5),
     )
 
 
@@ -91,7 +100,7 @@ class Data:
         g = torch.Generator(device="cuda").manual_seed(0)
         shape = (site.batch, site.q_heads, site.q_len, site.head_dim)
         q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g) for _ in range(4))
-        causal = not site.mask.is_full
+        causal = not site.band.is_full
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)[:2]
         self.tensors = {"Q": q, "K": k, "V": v, "DO": do, "OUT": out, "LSE": lse.contiguous()}
         self.tensors["DELTA"] = (out.float() * do.float()).sum(-1)
@@ -154,7 +163,7 @@ def main() -> None:
         assert site.batch
         assert site.q_len
         kernel = standalone.render(plan, site)[index]
-        row: dict[str, Any] = {"D": site.head_dim, "mask": str(site.mask), "S": site.q_len, "schedule": plan.schedule}
+        row: dict[str, Any] = {"D": site.head_dim, "mask": str(site.band), "S": site.q_len, "schedule": plan.schedule}
         row |= {
             "kernel": "one pass" if plan.dq is None else ("dq", "dkdv")[index],
             "tiles": str(kernel.tiles),
@@ -172,7 +181,7 @@ def main() -> None:
         row |= run_one(data, kernel, compiled, plan.dq is None)
         matmuls = 5 if plan.dq is None else (3, 4)[index]
         flops = (
-            matmuls * 2 * site.batch * site.q_heads * site.q_len**2 * site.head_dim * (1 if site.mask.is_full else 0.5)
+            matmuls * 2 * site.batch * site.q_heads * site.q_len**2 * site.head_dim * (1 if site.band.is_full else 0.5)
         )
         rows.append(row | {"TFLOPs": flops / row["ms"] / 1e9})
     common.table(rows)

@@ -1,7 +1,14 @@
 """The operators of the graph, `dash::attention_forward` and `dash::attention_backward`: schemas, fakes, eager kernels.
 
-Mask, plan and site are strings, so that every graph dump and all generated code shows what was decided.  Importing this
-module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
+    attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
+    attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
+
+query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
+kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm.  `extras` holds the tensors that the
+call's mask names by their place.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
+every graph dump and all generated code shows what was decided.
+
+Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
 
 from __future__ import annotations
@@ -13,17 +20,18 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from .errors import ArgumentError, DashError
+from .model.call import Call
+from .model.plan import Plan
 
 _lib = torch.library.Library("dash", "DEF")
 _lib.define(
-    "attention_forward(Tensor query, Tensor key, Tensor value, str mask, float scale, int[] out_order, str plan, "
-    "str site) -> (Tensor out, Tensor logsumexp)",
+    "attention_forward(Tensor query, Tensor key, Tensor value, Tensor[] extras, str call, str plan, str site) "
+    "-> (Tensor out, Tensor logsumexp)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 _lib.define(
     "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    "str mask, float scale, int[] dq_order, int[] dk_order, int[] dv_order, str plan, str site) "
-    "-> (Tensor dq, Tensor dk, Tensor dv)",
+    "Tensor[] extras, str call, str plan, str site) -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
@@ -42,9 +50,10 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
 
 
 def _fake_forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, out_order: list[int], plan: str, site: str
+    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
-    out = empty_ordered([*query.shape[:3], value.shape[3]], out_order, query)
+    (order,) = _parsed(call, extras, results=1).orders
+    out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
     return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
@@ -55,28 +64,42 @@ def _fake_backward(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    mask: str,
-    scale: float,
-    dq_order: list[int],
-    dk_order: list[int],
-    dv_order: list[int],
+    extras: list[Tensor],
+    call: str,
     plan: str,
     site: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = _parsed(call, extras, results=3).orders
     return (
-        empty_ordered(query.shape, dq_order, query),
-        empty_ordered(key.shape, dk_order, key),
-        empty_ordered(value.shape, dv_order, value),
+        empty_ordered(query.shape, dq, query),
+        empty_ordered(key.shape, dk, key),
+        empty_ordered(value.shape, dv, value),
     )
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, out_order: list[int], plan: str, site: str
-) -> tuple[Tensor, Tensor]:
-    from .kernels import forward
+def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
+    """The call, which must give the order of so many results and name no tensor that is not there.
 
-    out, logsumexp = forward.run(query, key, value, mask, scale, plan)
-    return _with_order(out, out_order), logsumexp
+    Raises:
+        ArgumentError: it does not.
+    """
+    call = Call.parse(text)
+    if len(call.orders) != results:
+        raise ArgumentError("call", text, f"orders of {results} results")
+    missing = [operand.index for operand in call.mask.operands if operand.index >= len(extras)]
+    if missing:
+        raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the mask {call.mask} reads number {missing[0]}")
+    return call
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
+) -> tuple[Tensor, Tensor]:
+    from .kernels import registry
+
+    parsed = _parsed(call, extras, results=1)
+    out, logsumexp = registry.forward(query, key, value, extras, parsed, Plan.parse(plan))
+    return _with_order(out, parsed.orders[0]), logsumexp
 
 
 def _backward(
@@ -86,31 +109,21 @@ def _backward(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    mask: str,
-    scale: float,
-    dq_order: list[int],
-    dk_order: list[int],
-    dv_order: list[int],
+    extras: list[Tensor],
+    call: str,
     plan: str,
     site: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    orders = (dq_order, dk_order, dv_order)
-    if plan.startswith("hopper/") and query.is_cuda:
-        from .kernels.hopper import launch
+    from .kernels import registry
 
-        unit_stride = [order if order[-1] == 3 else [0, 1, 2, 3] for order in orders]
-        gradients = launch.backward(grad_out, query, key, value, out, logsumexp, mask, scale, unit_stride, plan)
-        if unit_stride == list(orders):
-            return gradients
-        dq, dk, dv = map(_with_order, gradients, orders)
-        return dq, dk, dv
-    from .kernels import reference
-
-    dq, dk, dv = reference.backward(grad_out, query, key, value, out, logsumexp, mask, scale, plan)
+    parsed = _parsed(call, extras, results=3)
+    tensors = grad_out, query, key, value, out, logsumexp
+    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan))
+    dq_order, dk_order, dv_order = parsed.orders
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
 
-def _with_order(tensor: Tensor, order: list[int]) -> Tensor:
+def _with_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """`tensor` if its strides are those of a dense tensor with this order of dimensions, else a copy that has them."""
     wanted = empty_ordered(tensor.shape, order, tensor.new_empty(0, device="meta")).stride()
     if tensor.stride() == wanted:
@@ -147,8 +160,8 @@ def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
     return torch.Size((other[0], query[1], *other[2:]))
 
 
-# Eager calls run the Hopper kernel where the plan says so, else the reference executor; compiled calls on CUDA are
-# lowered to the plan's kernels.
+# Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
+# calls on CUDA are lowered to the plan's kernels.
 for _device in ("CPU", "CUDA"):
     _lib.impl("attention_forward", _forward, _device)
     _lib.impl("attention_backward", _backward, _device)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dash_inductor.kernels.standalone import Rendered, Resources, compile_for, render, resources
 
-from dash_inductor.schedule import plan
-from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
+from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
+from dash_inductor.planning import plan
 
 H100 = "sm_90"
 Row = tuple[str, Tiles, int, Resources]
@@ -23,8 +23,7 @@ SITE = Site(
     kv_len=8192,
     head_dim=128,
     value_dim=128,
-    mask=Band(lo=0),
-    scale=128**-0.5,
+    call=Call(Mask(Band(lo=0)), 128**-0.5),
 )
 """The attention of a Llama with hidden size 2048 at sequence length 8192, batch 2."""
 
@@ -56,7 +55,7 @@ def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
     assert site.batch is not None
     assert site.q_len is not None
     assert site.kv_len is not None
-    kernels, tiles = build.Kernels(build.problem_of(site, chosen)), chosen.dkdv
+    kernels, tiles = build.Kernels(build.Specialisation.of_site(site, chosen)), chosen.dkdv
     q_tiles = site.batch * site.q_heads * -(-site.q_len // tiles.block_q)
     kv_tiles = site.batch * site.q_heads * -(-site.kv_len // tiles.block_kv)
     yield "delta, lse", tiles, q_tiles, resources(kernels.prepare, H100)

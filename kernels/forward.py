@@ -5,29 +5,32 @@ All are deterministic (one writer per output element, no split sums); which one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..model.call import Call
+from ..model.mask import Band
+from ..model.plan import Plan
 from ..schedule import codegen
-from ..schedule.problem import Band, Plan
 from .reference import logits, visible
 
 aten = torch.ops.aten
 
 
-def run(query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, plan: str) -> tuple[Tensor, Tensor]:
+def run(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan
+) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp): out [batch, q heads, q_len, head dim]; lse fp32 [batch, q heads, q_len], natural, contiguous.
 
     Rows that see no key give zeros; their log-sum-exp is infinite.
     """
-    name = Plan.parse(plan).forward
-    if name not in _FORWARDS:
-        raise ArgumentError("plan.forward", name, list(_FORWARDS))
-    band = Band.parse(mask).resolve(query.shape[2], key.shape[2])
-    out, logsumexp = _FORWARDS[name](query, key, value, band, scale)
+    if plan.forward not in _FORWARDS:
+        raise ArgumentError("plan.forward", plan.forward, list(_FORWARDS))
+    band = call.mask.band.resolve(query.shape[2], key.shape[2])
+    out, logsumexp = _FORWARDS[plan.forward](query, key, value, band, call.scale)
     return out, logsumexp.contiguous()
 
 

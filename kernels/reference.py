@@ -11,13 +11,17 @@ how many there are.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..model.call import Call
+from ..model.mask import Band
+from ..model.plan import Plan, Tiles
+from ..planning.families import family
 from ..schedule.jobs import Problem, functions, tables, walked_query_heads
-from ..schedule.problem import Band, Plan, Tiles
 
 
 def backward(
@@ -27,19 +31,18 @@ def backward(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    mask: str,
-    scale: float,
-    plan: str,
+    extras: Sequence[Tensor],
+    call: Call,
+    plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.ops`."""
-    parsed, band = Plan.parse(plan), Band.parse(mask)
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     for b in range(query.shape[0]):
-        element = _Element.of(grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], band, scale)
-        dq_sums, dk_sums, dv_sums = element.kv_pass(parsed)
-        if parsed.dq is not None:
-            dq_sums = element.dq_pass(parsed.dq)
-        dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
+        element = _Element.of(grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], call.mask.band, call.scale)
+        dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
+        if plan.dq is not None:
+            dq_sums = element.dq_pass(plan.dq)
+        dq[b], dk[b], dv[b] = dq_sums * call.scale, dk_sums * call.scale, dv_sums
     return dq, dk, dv
 
 
@@ -118,7 +121,7 @@ class _Element:
 
     def kv_pass(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """dk, dv (unscaled) kv tile by kv tile and, in one pass, dq (unscaled) accumulated by rank."""
-        walked = walked_query_heads(plan.kernel, self.q.shape[0], self.k.shape[0])
+        walked = walked_query_heads(family(plan.kernel).cta_per_query_head, self.q.shape[0], self.k.shape[0])
         problem = self.problem(plan.dkdv, len(walked))
         dq = torch.zeros_like(self.q)
         dk, dv = (t.new_zeros(len(walked), *t.shape[1:]) for t in (self.k, self.v))

@@ -20,9 +20,11 @@ import jinja2
 
 from .. import toolchain
 from ..errors import ArgumentError
+from ..model.plan import Plan, Tiles
+from ..model.site import Site
+from ..planning.families import PORTABLE
 from ..schedule import schedules
-from ..schedule.problem import Plan, Site, Tiles
-from . import source
+from . import templates
 
 _TYPES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 _DIRECTORY = tempfile.TemporaryDirectory(prefix="dash_inductor_")
@@ -68,7 +70,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous.
     """
-    if plan.kernel != "portable":
+    if plan.kernel != PORTABLE.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     if site.batch is None or site.q_len is None or site.kv_len is None:
         raise ArgumentError("site", site, "a site whose batch, q_len and kv_len are known")
@@ -81,21 +83,21 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (q_shape, dtype), "DV": (kv_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
     }  # fmt: skip
-    has_lo, has_hi = site.mask.lo is not None, site.mask.hi is not None
-    schedule = schedules.schedule(plan.schedule, site.mask)
+    has_lo, has_hi = site.band.lo is not None, site.band.hi is not None
+    schedule = schedules.define(plan.schedule, site.band)
     kernels = []
     if plan.dq is not None:
         programs = site.batch * site.q_heads * -(-site.q_len // plan.dq.block_q)
-        text = source.dq_template(has_lo, has_hi)
+        text = templates.dq_template(has_lo, has_hi)
         kernels.append(_render(text, plan, plan.dq, site, shapes, strides or {}, "DQ_OUT", programs, {}))
     else:
         programs = site.batch * site.q_heads * -(-site.q_len // plan.dkdv.block_q)
-        text = source.delta_template()
+        text = templates.delta_template()
         kernels.append(_render(text, plan, plan.dkdv, site, shapes, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-site.kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
-    text = source.dkdv_template(plan.schedule, has_lo, has_hi)
+    text = templates.dkdv_template(plan.schedule, has_lo, has_hi)
     programs = site.batch * site.kv_heads * slots
     kernels.append(_render(text, plan, plan.dkdv, site, shapes, strides or {}, "DK_OUT", programs, extra))
     return kernels
@@ -114,8 +116,8 @@ def _render(
 ) -> Rendered:
     assert site.q_len is not None
     assert site.kv_len is not None
-    constants = {"INDEX_DTYPE": "tl.int32"} | extra | source.constants(
-        plan, tiles, site.mask, site.scale, site.head_dim, site.group, (site.q_len, site.kv_len),
+    constants = {"INDEX_DTYPE": "tl.int32"} | extra | templates.compile_time_values(
+        plan, tiles, site.band, site.scale, site.head_dim, site.group, (site.q_len, site.kv_len),
         even_q=site.q_len % tiles.block_q == 0,
         even_kv=site.kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=False,
     )  # fmt: skip

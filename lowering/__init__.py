@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from ..schedule.problem import Plan, Site
+    from ..model.plan import Plan
+    from ..model.site import Site
 
 
 @functools.cache

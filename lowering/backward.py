@@ -1,5 +1,7 @@
 """Lowering of `dash::attention_backward`: one Triton template per kernel of the plan, or a call of the operator.
 
+Templates exist for the families that `kernels.registry` says; Gluon kernels are launched by the operator.
+
 One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
 a kernel on semaphores that were zeroed once.
 """
@@ -21,10 +23,11 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
 from .. import compat, ops, toolchain
-from ..kernels import source
+from ..kernels import registry, templates
 from ..kernels.strides import dense_strides
+from ..model.call import Call
+from ..model.plan import Plan, Tiles
 from ..schedule import schedules
-from ..schedule.problem import Band, Plan, Tiles
 from . import early
 
 log = logging.getLogger("dash_inductor")
@@ -42,34 +45,30 @@ def attention_backward(
     value: TensorBox,
     out: TensorBox,
     logsumexp: TensorBox,
-    mask: str,
-    scale: float,
-    dq_order: Sequence[int],
-    dk_order: Sequence[int],
-    dv_order: Sequence[int],
+    extras: Sequence[TensorBox],
+    call: str,
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
     """dq, dk, dv of one site; shapes as in `ops`."""
     parsed = Plan.parse(plan)
-    if parsed.kernel in ("reference", "hopper"):  # Gluon kernels are no Triton templates: the operator launches them
-        args = (grad_out, query, key, value, out, logsumexp, mask, scale, dq_order, dk_order, dv_order, plan, site)
+    if not registry.EXECUTIONS[parsed.kernel].templates:
+        args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
         result: Sequence[TensorBox] = fallback_handler(ops.attention_backward, add_to_fallback_set=False)(*args)
         return result
-    log.debug("lowering %s: mask=%s plan=%s", site, mask, plan)
+    log.debug("lowering %s: call=%s plan=%s", site, call, plan)
     tensors = [_realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    call = _Call(parsed, Band.parse(mask), scale, *tensors)
-    return call.two_pass(dq_order, dk_order, dv_order) if parsed.dq else call.one_pass(dq_order, dk_order, dv_order)
+    kernels = _Kernels(parsed, Call.parse(call), *tensors)
+    return kernels.two_pass() if parsed.dq else kernels.one_pass()
 
 
-class _Call:
-    """The tensors and facts that the kernels of one site share."""
+class _Kernels:
+    """The kernels of one site, and the tensors and facts that they share."""
 
     def __init__(
         self,
         plan: Plan,
-        mask: Band,
-        scale: float,
+        call: Call,
         query: TensorBox,
         key: TensorBox,
         value: TensorBox,
@@ -77,7 +76,8 @@ class _Call:
         grad_out: TensorBox,
         out: TensorBox,
     ) -> None:
-        self.plan, self.mask, self.scale = plan, mask, scale
+        self.plan, self.mask, self.scale = plan, call.mask.band, call.scale
+        self.dq_order, self.dk_order, self.dv_order = call.orders
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
         device = query.get_device()
@@ -89,35 +89,31 @@ class _Call:
         self.head_dim = guard(head_dim)
         self.group = guard(self.q_heads) // guard(self.heads)
 
-    def two_pass(
-        self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
-    ) -> tuple[TensorBox, TensorBox, TensorBox]:
+    def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The dq kernel, which also writes delta, then the dk/dv kernel."""
         assert self.plan.dq is not None
         delta = _empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
         dq = _template(
             f"dash_dq_{self._bounds()}",
-            source.dq_template(self.mask.lo is not None, self.mask.hi is not None),
+            templates.dq_template(self.mask.lo is not None, self.mask.hi is not None),
             _dq_grid,
             [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out],
-            self._layout(self.query, dq_order),
+            self._layout(self.query, self.dq_order),
             mutated=[delta],
             call_sizes=[self.batch, self.q_heads, self.q_len],
             tiles=self.plan.dq,
             constants=self._constants(self.plan.dq),
         )
-        dk, dv = self._dkdv(delta, None, dk_order, dv_order)
+        dk, dv = self._dkdv(delta, None)
         return dq, dk, dv
 
-    def one_pass(
-        self, dq_order: Sequence[int], dk_order: Sequence[int], dv_order: Sequence[int]
-    ) -> tuple[TensorBox, TensorBox, TensorBox]:
+    def one_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The delta kernel, the ordered kernel, then dq's scale and cast."""
         early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
         delta = _template(
             "dash_delta",
-            source.delta_template(),
+            templates.delta_template(),
             _dq_grid,
             [self.grad_out, self.out],
             FixedLayout(self.device, torch.float32, rows, stride=_strides(rows, (0, 1, 2))),
@@ -129,17 +125,15 @@ class _Call:
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
         accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
         accumulator.realize()
-        dk, dv = self._dkdv(delta, accumulator, dk_order, dv_order)
+        dk, dv = self._dkdv(delta, accumulator)
         dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
-        strides = self._layout(self.query, dq_order).stride
+        strides = self._layout(self.query, self.dq_order).stride
         return _box(ExternKernel.require_exact_strides(dq, strides)), dk, dv
 
-    def _dkdv(
-        self, delta: TensorBox, accumulator: TensorBox | None, dk_order: Sequence[int], dv_order: Sequence[int]
-    ) -> tuple[TensorBox, TensorBox]:
+    def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> tuple[TensorBox, TensorBox]:
         tiles = self.plan.dkdv
-        schedule = schedules.schedule(self.plan.schedule, self.mask)
-        dv = _empty(self.value.get_size(), dv_order, self.value.get_dtype(), self.device)
+        schedule = schedules.define(self.plan.schedule, self.mask)
+        dv = _empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
         inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
         extra: dict[str, Any] = {}
         if accumulator is not None:
@@ -157,10 +151,10 @@ class _Call:
                 extra["cooperative"] = True
         dk = _template(
             f"dash_dkdv_{self.plan.schedule}_{self._bounds()}",
-            source.dkdv_template(self.plan.schedule, self.mask.lo is not None, self.mask.hi is not None),
+            templates.dkdv_template(self.plan.schedule, self.mask.lo is not None, self.mask.hi is not None),
             _dkdv_grid,
             inputs,
-            self._layout(self.key, dk_order),
+            self._layout(self.key, self.dk_order),
             mutated=inputs[6:],
             call_sizes=[self.batch, self.heads, self.kv_len],
             tiles=tiles,
@@ -172,7 +166,7 @@ class _Call:
 
     def _constants(self, tiles: Tiles, parts: int = 1) -> dict[str, Any]:
         multiple = V.graph.sizevars.statically_known_multiple_of
-        return source.constants(
+        return templates.compile_time_values(
             self.plan,
             tiles,
             self.mask,

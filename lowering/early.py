@@ -8,7 +8,6 @@ renders it (Triton keeps the result on disk).  What only Inductor's own renderin
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,9 @@ import torch._inductor.config as inductor_config
 
 from .. import compat
 from ..errors import ArgumentError, DashError
-from ..schedule.problem import Plan, Site
+from ..kernels import registry
+from ..model.plan import Plan
+from ..model.site import Site
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
@@ -28,9 +29,9 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
         DashError: a kernel needs more shared memory than `device` has.
         Exception: whatever the compiler raised.
     """
-    if plan.kernel == "reference" or compat.interpreting():
+    if site.device == "cpu" or compat.interpreting():
         return
-    if plan.kernel == "portable":
+    if registry.EXECUTIONS[plan.kernel].templates:
         check_settings(plan)
     for length in _lengths(site, plan):
         # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
@@ -49,7 +50,7 @@ def check_settings(plan: Plan) -> None:
 def _lengths(site: Site, plan: Plan) -> tuple[int, ...]:
     """Lengths that stand for those of the site: multiples of the kv tile, or not; both where they are dynamic."""
     even, uneven = 8 * plan.dkdv.block_kv, 8 * plan.dkdv.block_kv + 1
-    if plan.kernel == "portable":
+    if registry.EXECUTIONS[plan.kernel].templates:
         return (uneven,)  # takes at least as much of everything
     if site.kv_len is None:
         return even, uneven
@@ -60,26 +61,11 @@ def _lengths(site: Site, plan: Plan) -> tuple[int, ...]:
 def _attempt(site: Site, plan: Plan, device: torch.device) -> Exception | None:
     """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds."""
     try:
-        for kernel in (_hopper if plan.kernel == "hopper" else _portable)(site, plan, device):
+        for kernel in registry.EXECUTIONS[plan.kernel].compiled(site, plan, device):
             _check_shared_memory(kernel.metadata, device)
     except Exception as error:
         return error
     return None
-
-
-def _hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from ..kernels.hopper import build
-
-    kernels = build.kernels(build.problem_of(site, plan), device.index)
-    yield from (kernels.prepare, kernels.main, kernels.finish)
-
-
-def _portable(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from ..kernels import standalone
-
-    major, minor = torch.cuda.get_device_capability(device)
-    for kernel in standalone.render(plan, site):
-        yield standalone.build(kernel, f"sm_{major}{minor}")
 
 
 def _check_shared_memory(metadata: Any, device: torch.device) -> None:

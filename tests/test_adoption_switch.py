@@ -16,7 +16,7 @@ import dash_inductor
 from dash_inductor import _install, _switch
 from dash_inductor.config import config
 from dash_inductor.errors import SiteKeptError
-from dash_inductor.observe.reasons import Reason
+from dash_inductor.model.reasons import Reason
 
 
 def seen(backend: str = "inductor", **options: object) -> int:

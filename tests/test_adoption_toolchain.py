@@ -11,13 +11,15 @@ from dash_inductor.kernels import standalone
 from dash_inductor.kernels.hopper import build
 
 from dash_inductor import _cache_key, toolchain
-from dash_inductor.schedule import Band, Site, plan
+from dash_inductor.model import Band, Site
+from dash_inductor.planning import plan
+from tests.support.calls import call_of
 
-SITE = Site("cuda", "bfloat16", 1, 2, 2, 256, 256, 64, 64, Band(0), 0.125)
+SITE = Site("cuda", "bfloat16", 1, 2, 2, 256, 256, 64, 64, call_of(Band(0), 0.125))
 
 
 def hopper_ptx() -> list[str]:
-    kernels = build.Kernels(build.problem_of(SITE, plan(SITE, "sm_90")))
+    kernels = build.Kernels(build.Specialisation.of_site(SITE, plan(SITE, "sm_90")))
     return [kernel.asm["ptx"] for kernel in (kernels.prepare, kernels.main, kernels.finish)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.shapes import ALSO, CAUSAL, FULL, REGULAR, SHAPES, TILE, Shape, regular
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(0, 255), Band(0, 299)], ids=str)

@@ -11,9 +11,9 @@ import torch._functorch.config
 import torch._inductor.config
 from expecttest import assert_expected_inline
 
-from dash_inductor.observe.reasons import Reason
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import SiteRecord
-from dash_inductor.schedule import costs, plan
+from dash_inductor.planning import costs, plan
 from examples import compiled, demo, training
 from examples.training import Run
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from dash_inductor.config import SETTINGS, config
 from dash_inductor.matching.sites import DTYPES
-from dash_inductor.observe.reasons import Reason
-from dash_inductor.schedule.costs import CANDIDATES, SAME_AS, WORKERS
+from dash_inductor.model.reasons import Reason
+from dash_inductor.planning.costs import HOPPER, SAME_AS, WORKERS
+from dash_inductor.planning.families import PORTABLE_LIMIT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,8 +43,7 @@ def test_readme_lists_every_reason_with_its_explanation() -> None:
 
 def test_readme_states_the_limits_of_the_code() -> None:
     listed = {cells[0]: cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
-    everywhere = min(max(dim for a, b, dim in CANDIDATES if (a, b) == pair) for pair in {key[:2] for key in CANDIDATES})
-    on_sm_90 = max(dim for arch, bits, dim in CANDIDATES if (arch, bits) == ("sm_90", 16))
+    everywhere, on_sm_90 = PORTABLE_LIMIT, max(dims[0] for dims in HOPPER)
     expected = f"multiples of 8 up to {everywhere}; float16 and bfloat16 on sm_90 up to {on_sm_90}"
     assert listed["head dimension"].startswith(expected)
     assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)

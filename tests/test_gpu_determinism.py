@@ -12,10 +12,10 @@ import pytest
 import torch
 from dash_inductor.kernels import standalone
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from .support import gpu_digest
-from .support.attention import Gradients, Problem, compiled_backward
+from .support.attention import Attention, Gradients, compiled_backward
 from .support.repeats import differing_runs, digest
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, shape: Shape, *, batch: int = 2, kv_heads: int = 4) -> None:
         q_len, kv_len, head_dim, mask, group, schedule = shape
-        self.problem = p = Problem.random(q_len, kv_len, head_dim, mask, batch=batch, kv_heads=kv_heads, group=group)
+        self.problem = p = Attention.random(q_len, kv_len, head_dim, mask, batch=batch, kv_heads=kv_heads, group=group)
         self.forward = p.rounded_forward()
         self.backward = compiled_backward(mask, p.scale, p.plan(arch(), schedule))
 
@@ -132,11 +132,11 @@ def test_batch_invariance(schedule: str | None) -> None:
 @pytest.mark.parametrize("length", [512, 500])
 def test_static_and_dynamic_lengths_agree(schedule: str | None, length: int) -> None:
     """One kernel for all lengths, and one for this length and layout, give the same bits."""
-    p = Problem.random(length, length, 64, Band(0), group=2)
+    p = Attention.random(length, length, 64, Band(0), group=2)
     plan, forward = p.plan(arch(), schedule), p.rounded_forward()
     static = compiled_backward(p.mask, p.scale, plan)(p.do, p.q, p.k, p.v, *forward)
     dynamic = compiled_backward(p.mask, p.scale, plan, dynamic=True)
-    other = Problem.random(300, 300, 64, Band(0), group=2)
+    other = Attention.random(300, 300, 64, Band(0), group=2)
     dynamic(other.do, other.q, other.k, other.v, *other.rounded_forward())
     assert all(map(torch.equal, static, dynamic(p.do, p.q, p.k, p.v, *forward)))
     torch._dynamo.reset()
@@ -144,7 +144,7 @@ def test_static_and_dynamic_lengths_agree(schedule: str | None, length: int) -> 
     assert all(map(torch.equal, static, compiled_backward(p.mask, p.scale, plan)(*contiguous)))
 
 
-def launcher(problem: Problem, wait: bool) -> Callable[[], list[torch.Tensor]]:
+def launcher(problem: Attention, wait: bool) -> Callable[[], list[torch.Tensor]]:
     """The portable ordered kernel launched directly, as it is or without waiting for its turn."""
     plan, site = problem.plan("sm_80", "ascending"), problem.site()  # on sm_90 the Hopper kernel is planned
     _, kernel = standalone.render(plan, site)  # delta comes from below
@@ -170,14 +170,14 @@ def launcher(problem: Problem, wait: bool) -> Callable[[], list[torch.Tensor]]:
 
 def test_negative_control_without_the_wait() -> None:
     """The same kernel whose semaphore is not waited for fails the same harness."""
-    problem = Problem.random(2048, 2048, 64, Band(), batch=4, kv_heads=8)
+    problem = Attention.random(2048, 2048, 64, Band(), batch=4, kv_heads=8)
     assert differing_runs(launcher(problem, wait=True), 300, load=True) == 0
     assert differing_runs(launcher(problem, wait=False), 300, load=True) > 0
 
 
 def test_negative_control_pytorch_default() -> None:
     """PyTorch's FlashAttention-2 backward without deterministic algorithms fails the same harness."""
-    p = Problem.random(2048, 2048, 64, Band(), batch=4, kv_heads=8)
+    p = Attention.random(2048, 2048, 64, Band(), batch=4, kv_heads=8)
     out, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
         p.q, p.k, p.v, 0.0, False, False
     )

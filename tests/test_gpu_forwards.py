@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
+from dash_inductor.model import Band
 from dash_inductor.observe.records import clear_sites, sites
-from dash_inductor.schedule import Band, plan
+from dash_inductor.planning import plan
 
-from .support.attention import BSHD, Problem, compiled_backward
+from .support.attention import Attention, compiled_backward
+from .support.calls import BSHD
 from .support.repeats import bits
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +43,7 @@ def keep(q_len: int, kv_len: int, lo: int | None, hi: int | None) -> Tensor:
     return visible
 
 
-def train(attend: Callable[..., Tensor], p: Problem, seen: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def train(attend: Callable[..., Tensor], p: Attention, seen: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Output and gradients; only rows in `seen` get a gradient."""
     leaves = [t.to(dtype).clone().requires_grad_() for t in (p.q, p.k, p.v)]
     out = attend(*leaves)
@@ -89,7 +91,7 @@ def test_look_ahead_with_dynamic_lengths(bounds: tuple[int | None, int | None], 
 
     with config.patch(strict=True):
         for q_len, kv_len in lengths:
-            p = Problem.random(q_len, kv_len, 64, Band(*bounds, "bottom_right"))
+            p = Attention.random(q_len, kv_len, 64, Band(*bounds, "bottom_right"))
             mask = keep(q_len, kv_len, *bounds)
             found = train(dynamic, p, mask.any(1), torch.bfloat16)
             assert_close(found, train(exactly(mask, p.scale), p, mask.any(1), torch.float64))
@@ -99,13 +101,13 @@ def test_look_ahead_with_dynamic_lengths(bounds: tuple[int | None, int | None], 
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "kv_len"), [(60, 4, 4, 239), (32, 8, 2, 4096), (3, 4, 4, 129)])
 def test_single_queries(batch: int, heads: int, kv_heads: int, kv_len: int) -> None:
     """Here cuDNN's log-sum-exp differs from call to call, up to 475 times of 500."""
-    p = Problem.random(1, kv_len, 64, Band(), batch=batch, kv_heads=kv_heads, group=heads // kv_heads)
+    p = Attention.random(1, kv_len, 64, Band(), batch=batch, kv_heads=kv_heads, group=heads // kv_heads)
     chosen = plan(p.site(), "sm_{}{}".format(*torch.cuda.get_device_capability()))
     assert chosen.forward != "cudnn"
     forward = torch.ops.dash.attention_forward
     backward = compiled_backward(p.mask, p.scale, chosen)
 
-    def step(p: Problem = p) -> list[Tensor]:
+    def step(p: Attention = p) -> list[Tensor]:
         out, lse = forward(p.q, p.k, p.v, "full", p.scale, BSHD, str(chosen), "test")
         return [out, lse, *backward(p.do, p.q, p.k, p.v, out, lse)]
 
@@ -128,13 +130,13 @@ def test_a_batch_element_has_the_bits_that_it_has_alone(
         k, v = (t[:, :, None].expand(-1, -1, heads // kv_heads, -1, -1).flatten(1, 2) for t in (k, v))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    p = Problem.random(length, length, head_dim, Band(0), batch=9, kv_heads=kv_heads, group=heads // kv_heads)
+    p = Attention.random(length, length, head_dim, Band(0), batch=9, kv_heads=kv_heads, group=heads // kv_heads)
     seen = torch.ones(length, dtype=torch.bool, device="cuda")
     compiled = torch.compile(attend, dynamic=False)
     whole = train(compiled, p, seen, torch.bfloat16)
     for start, stop in ((0, 1), (8, 9), (2, 5), (4, 8)):
         torch._dynamo.reset()
-        part = Problem(*(t[start:stop] for t in (p.q, p.k, p.v, p.do)), p.mask, p.scale)
+        part = Attention(*(t[start:stop] for t in (p.q, p.k, p.v, p.do)), p.mask, p.scale)
         for alone, there in zip(train(compiled, part, seen, torch.bfloat16), whole, strict=True):
             assert torch.equal(alone, there[start:stop])
     assert {record.status for record in sites()} == {"replaced"}
@@ -148,7 +150,7 @@ def test_scales_that_are_not_positive(scale: float, bounds: tuple[int | None, in
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=keep(300, 300, *bounds), scale=scale)
 
-    p = Problem.random(300, 300, 64, Band(*bounds), dtype=dtype)
+    p = Attention.random(300, 300, 64, Band(*bounds), dtype=dtype)
     mask = keep(300, 300, *bounds)
     found = train(torch.compile(attend), p, mask.any(1), dtype)
     assert_close(found, train(exactly(mask, scale), p, mask.any(1), torch.float64))

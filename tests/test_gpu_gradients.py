@@ -9,10 +9,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from .support.accuracy import check
-from .support.attention import BSHD, Problem, compiled_backward
+from .support.attention import Attention, compiled_backward
+from .support.calls import forward_call
 
 pytestmark = pytest.mark.gpu
 
@@ -40,11 +41,11 @@ def arch() -> str:
 def run_lengths(
     head_dim: int, mask: Band, group: int, dtype: torch.dtype, schedule: str | None, lengths: list[tuple[int, int]]
 ) -> None:
-    some = Problem.random(64, 64, head_dim, mask, group=group, dtype=dtype)
+    some = Attention.random(64, 64, head_dim, mask, group=group, dtype=dtype)
     backward = compiled_backward(mask, some.scale, some.plan(arch(), schedule), dynamic=True)
     for q_len, kv_len in lengths:
         big = q_len * kv_len > 1 << 20
-        p = Problem.random(q_len, kv_len, head_dim, mask, batch=1 if big else 2, kv_heads=2, group=group, dtype=dtype)
+        p = Attention.random(q_len, kv_len, head_dim, mask, batch=1 if big else 2, kv_heads=2, group=group, dtype=dtype)
         for t in (p.q, p.k):
             torch._dynamo.maybe_mark_dynamic(t, 0)
         check(p, backward(p.do, p.q, p.k, p.v, *p.rounded_forward()))
@@ -88,13 +89,13 @@ def test_ordered_single_pass(schedule: str, mask: Band, head_dim: int, group: in
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1024, 1024), (1000, 1300), (513, 300)])
 def test_cooperative_schedules(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
     """They wait both ways: launched cooperatively, all CTAs resident."""
-    p = Problem.random(q_len, kv_len, 64, mask, group=2)
+    p = Attention.random(q_len, kv_len, 64, mask, group=2)
     backward = compiled_backward(mask, p.scale, p.plan(arch(), schedule))
     check(p, backward(p.do, p.q, p.k, p.v, *p.rounded_forward()))
 
 
 def test_a_cooperative_grid_that_does_not_fit_is_an_error_not_a_hang() -> None:
-    p = Problem.random(4096, 4096, 64, Band(), batch=8, kv_heads=8)
+    p = Attention.random(4096, 4096, 64, Band(), batch=8, kv_heads=8)
     backward = compiled_backward(p.mask, p.scale, p.plan(arch(), "shift"))
     out, lse = torch.empty_like(p.q), torch.empty(p.q.shape[:3], device="cuda")
     with pytest.raises((RuntimeError, ArgumentError), match=r"(?i)cooperative|co-residency"):
@@ -103,11 +104,11 @@ def test_a_cooperative_grid_that_does_not_fit_is_an_error_not_a_hang() -> None:
 
 @pytest.mark.parametrize("schedule", [None, "spt"])
 def test_one_kernel_for_all_lengths(schedule: str | None) -> None:
-    some = Problem.random(64, 64, 64, Band(0))
+    some = Attention.random(64, 64, 64, Band(0))
     backward = compiled_backward(some.mask, some.scale, some.plan(arch(), schedule), dynamic=True)
     counters.clear()
     for length in (300, 17, 1023, 128):
-        p = Problem.random(length, length, 64, Band(0))
+        p = Attention.random(length, length, 64, Band(0))
         check(p, backward(p.do, p.q, p.k, p.v, *p.rounded_forward()))
     assert counters["stats"]["unique_graphs"] == 1
 
@@ -121,8 +122,8 @@ def test_offsets_beyond_32_bits() -> None:
         torch.randn(1, length, heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
         for heads in (16, 2, 2, 16)
     )
-    plan = Problem(q[:, :, -tail:], k[:, :, -tail:], v[:, :, -tail:], do[:, :, -tail:], mask, 0.1).plan(arch())
-    out, lse = torch.ops.dash.attention_forward(q, k, v, str(mask), 0.1, BSHD, str(plan), "test")
+    plan = Attention(q[:, :, -tail:], k[:, :, -tail:], v[:, :, -tail:], do[:, :, -tail:], mask, 0.1).plan(arch())
+    out, lse = torch.ops.dash.attention_forward(q, k, v, [], str(forward_call(mask, 0.1)), str(plan), "test")
     backward = compiled_backward(mask, 0.1, plan)
     whole = backward(do, q, k, v, out, lse)
     alone = backward(*(t[:, :, -tail:] for t in (do, q, k, v, out, lse)))
@@ -135,6 +136,6 @@ def test_strides_of_fused_and_expanded_inputs() -> None:
     qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     do = torch.ones((), device="cuda", dtype=torch.bfloat16).expand(q.shape)
-    p = Problem(q, k, v, do, Band(0), 0.125)
+    p = Attention(q, k, v, do, Band(0), 0.125)
     backward = compiled_backward(p.mask, p.scale, p.plan(arch()))
     check(p, backward(do, q, k, v, *p.rounded_forward()))

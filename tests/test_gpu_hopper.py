@@ -9,11 +9,12 @@ import torch
 from dash_inductor.kernels.hopper import launch
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band, Plan
-from dash_inductor.schedule.schedules import NAMES, schedule, supports
+from dash_inductor.model import Band, Plan
+from dash_inductor.schedule.schedules import NAMES, define, supports
 
 from .support.accuracy import check
-from .support.attention import BSHD, Problem, compiled_backward
+from .support.attention import Attention, compiled_backward
+from .support.calls import backward_call
 from .support.hopper import MARKS, Direct, plan_of
 from .support.hopper_builds import TILES
 from .support.repeats import poison
@@ -32,7 +33,7 @@ MASKS = [
 ]
 LENGTHS = [(1, 1), (17, 17), (128, 128), (255, 255), (1024, 1024), (113, 1023), (1023, 113), (1, 255), (255, 1)]
 SCHEDULES = [name for name in NAMES if name != "two_pass"]
-LAUNCH_ORDERED = [name for name in SCHEDULES if schedule(name, Band()).resident is None]
+LAUNCH_ORDERED = [name for name in SCHEDULES if define(name, Band()).resident is None]
 
 _groups = itertools.cycle((1, 4, 8, 16, 2))
 _dtypes = itertools.cycle((torch.bfloat16, torch.bfloat16, torch.float16))
@@ -49,8 +50,8 @@ GRID = [
 def problem(
     dims: tuple[int, int], mask: Band, q_len: int, kv_len: int, *, batch: int = 2, kv_heads: int = 2, group: int = 1,
     dtype: torch.dtype = torch.bfloat16,
-) -> Problem:  # fmt: skip
-    return Problem.random(
+) -> Attention:  # fmt: skip
+    return Attention.random(
         q_len, kv_len, dims[0], mask, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, value_dim=dims[1]
     )
 
@@ -71,7 +72,7 @@ def test_schedules(name: str, mask: Band) -> None:
     """All schedules on all masks they support, on grids small enough for those that need co-residency."""
     if supports(name, mask) is not None:
         with pytest.raises(ArgumentError, match=name):
-            schedule(name, mask)
+            define(name, mask)
         return
     for q_len, kv_len, group in ((1024, 1024, 1), (1000, 1300, 2), (513, 300, 4)):
         p = problem((128, 128), mask, q_len, kv_len, batch=2, group=group)
@@ -144,10 +145,10 @@ def test_fused_and_expanded_inputs() -> None:
     qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     do = torch.ones((), device="cuda", dtype=torch.bfloat16).expand(q.shape)
-    p = Problem(q, k, v, do, Band(0), 0.125)
+    p = Attention(q, k, v, do, Band(0), 0.125)
     check(p, Direct(p, "spt")())
     repeated = [t[:1].expand(2, -1, -1, -1) for t in (q, k, v)]
-    p = Problem(*repeated, v, Band(0), 0.125)
+    p = Attention(*repeated, v, Band(0), 0.125)
     check(p, Direct(p, "spt")())
 
 
@@ -178,7 +179,7 @@ def test_plans_of_other_kernels_are_refused() -> None:
     p = problem((64, 64), Band(), 64, 64)
     other = Plan("portable", "spt", "keep", plan_of(p, "spt").dkdv)
     with pytest.raises(ArgumentError, match="hopper"):
-        launch.backward(p.do, p.q, p.k, p.v, *p.rounded_forward(), "full", 0.125, (BSHD,) * 3, str(other))
+        launch.backward(p.do, p.q, p.k, p.v, *p.rounded_forward(), backward_call(Band(), 0.125), other)
 
 
 def test_offsets_beyond_32_bits() -> None:
@@ -191,9 +192,9 @@ def test_offsets_beyond_32_bits() -> None:
         for heads in (16, 2, 2, 16, 16)
     )
     lse = torch.rand(1, 16, length, device="cuda") + 5  # any log-sum-exp that keeps probabilities small will do
-    plan = str(plan_of(Problem(q, k, v, do, mask, 0.1), "spt"))
-    whole = launch.backward(do, q, k, v, out, lse, str(mask), 0.1, (BSHD,) * 3, plan)
+    plan = plan_of(Attention(q, k, v, do, mask, 0.1), "spt")
+    whole = launch.backward(do, q, k, v, out, lse, backward_call(mask, 0.1), plan)
     parts = [t[:, :, -tail:] for t in (do, q, k, v, out, lse)]
-    alone = launch.backward(*parts, str(mask), 0.1, (BSHD,) * 3, plan)
+    alone = launch.backward(*parts, backward_call(mask, 0.1), plan)
     for a, b in zip(whole, alone, strict=True):
         assert torch.equal(a[:, :, -tail + 128 :], b[:, :, 128:])  # the first rows of the tail see keys before it

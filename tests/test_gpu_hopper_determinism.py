@@ -12,10 +12,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from dash_inductor import lowering, ops
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from .support import hopper_bits
-from .support.attention import BSHD, Gradients, Problem
+from .support.attention import Attention, Gradients
+from .support.calls import backward_call
 from .support.hopper import MARKS, Direct, any_forward
 from .support.repeats import bits, differing_runs
 from .support.unordered import unordered_adds
@@ -42,7 +43,9 @@ shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 def direct(shape: Shape, *, batch: int = 2, kv_heads: int = 4, section: int = 4) -> Direct:
     head_dim, value_dim, mask, schedule, group, q_len, kv_len = shape
-    p = Problem.random(q_len, kv_len, head_dim, mask, batch=batch, kv_heads=kv_heads, group=group, value_dim=value_dim)
+    p = Attention.random(
+        q_len, kv_len, head_dim, mask, batch=batch, kv_heads=kv_heads, group=group, value_dim=value_dim
+    )
     return Direct(p, schedule, section=section)
 
 
@@ -99,7 +102,7 @@ def test_calls_in_turn_do_not_meet(q_len: int, kv_len: int, group: int) -> None:
     """
     runs = []
     for seed in range(2):
-        p = Problem.random(q_len, kv_len, 128, Band(), batch=1, kv_heads=1, group=group, seed=seed)
+        p = Attention.random(q_len, kv_len, 128, Band(), batch=1, kv_heads=1, group=group, seed=seed)
         runs.append(Direct(p, "ascending", forward=any_forward(p)))
     expected = []
     for run in runs:
@@ -120,10 +123,10 @@ def test_reduce_overhead(shape: Shape) -> None:
     p = run.problem
     lowering.register()
 
+    call = str(backward_call(p.mask, p.scale))
+
     def backward(*tensors: torch.Tensor) -> Gradients:
-        gradients: Gradients = ops.attention_backward(
-            *tensors, str(p.mask), p.scale, BSHD, BSHD, BSHD, str(run.plan), "test"
-        )
+        gradients: Gradients = ops.attention_backward(*tensors, [], call, str(run.plan), "test")
         return gradients
 
     compiled = torch.compile(backward, mode="reduce-overhead", dynamic=False)

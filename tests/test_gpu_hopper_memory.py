@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .support.attention import Problem
+from .support.attention import Attention
 from .support.hopper import MARKS, Direct, any_forward
 
 pytestmark = MARKS
@@ -29,11 +29,11 @@ def peak(run: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def problem(length: int, group: int = 1) -> Problem:
-    return Problem.random(length, length, HEAD_DIM, Band(0), batch=1, kv_heads=HEADS // group, group=group)
+def problem(length: int, group: int = 1) -> Attention:
+    return Attention.random(length, length, HEAD_DIM, Band(0), batch=1, kv_heads=HEADS // group, group=group)
 
 
-def flash(p: Problem) -> Callable[[], object]:
+def flash(p: Attention) -> Callable[[], object]:
     """PyTorch's FlashAttention-2, which is deterministic under deterministic algorithms."""
     length = p.q.shape[2]
     out, lse = any_forward(p)

@@ -14,9 +14,9 @@ import pytest
 from dash_inductor.kernels.hopper import launch
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .support.attention import Problem
+from .support.attention import Attention
 from .support.hopper import MARKS, Direct, any_forward
 
 pytestmark = MARKS
@@ -72,6 +72,6 @@ def test_co_residency_is_checked_before_the_launch(schedule: str, mask: Band, mo
         raise AssertionError("it was launched")
 
     monkeypatch.setattr(launch._State, "run", launched)
-    p = Problem.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
+    p = Attention.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
     with pytest.raises(ArgumentError, match=f"schedule='{schedule}'"):
         Direct(p, schedule, forward=any_forward(p))()

@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor.config import config
+from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.observe.records import sites
-from dash_inductor.schedule import Band, Plan, Tiles
 
-from .support.attention import BSHD, Problem
+from .support.attention import Attention
+from .support.calls import BSHD
 from .support.hf_models import BANDS, causal_lm, token_ids
 from .support.repeats import bits
 
@@ -158,7 +159,7 @@ def check_attention(
         assert (a - r).norm() <= 1e-2 * r.norm()  # bf16 keeps 8 bits: 2**-8 per rounding, a few roundings
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
@@ -172,7 +173,7 @@ class Attention(nn.Module):
 class Stack(nn.Module):
     def __init__(self, checkpointed: bool) -> None:
         super().__init__()
-        self.layers, self.checkpointed = nn.ModuleList([Attention() for _ in range(3)]), checkpointed
+        self.layers, self.checkpointed = nn.ModuleList([SelfAttention() for _ in range(3)]), checkpointed
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -209,7 +210,7 @@ def test_fused_qkv_stack(checkpointed: bool, mode: str, deterministic: None) -> 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype) -> None:
     """The forward that the planner's table names computes this mask, with the log-sum-exp that the backward reads."""
-    p = Problem.random(q_len, kv_len, 64, mask, group=2, dtype=dtype)
+    p = Attention.random(q_len, kv_len, 64, mask, group=2, dtype=dtype)
     plan = p.plan("sm_{}{}".format(*torch.cuda.get_device_capability()))
     if plan.forward == "keep":
         return

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from dash_inductor import ops
-from dash_inductor.schedule import Band, Plan, Tiles, supports
+from dash_inductor.model import Band, Plan, Tiles
+from dash_inductor.schedule import supports
 from dash_inductor.schedule.schedules import NAMES
 
 from .support import poison
-from .support.attention import BSHD, Gradients, Problem, compiled_backward
+from .support.attention import Attention, Gradients, compiled_backward
+from .support.calls import backward_call
 from .support.hopper import MARKS, plan_of
 from .support.hopper_builds import TILES
 
@@ -47,16 +49,16 @@ PORTABLE = [(schedule, *case, next(_groups)) for case in CASES for schedule in (
 def through_operator(plan: Plan) -> poison.Backward:
     """The eager operator, which runs the Hopper kernel for plans of it."""
 
-    def backward(p: Problem, out: Tensor, lse: Tensor) -> Gradients:
+    def backward(p: Attention, out: Tensor, lse: Tensor) -> Gradients:
         gradients: Gradients = ops.attention_backward(
-            p.do, p.q, p.k, p.v, out, lse, str(p.mask), p.scale, BSHD, BSHD, BSHD, str(plan), "test"
+            p.do, p.q, p.k, p.v, out, lse, [], str(backward_call(p.mask, p.scale)), str(plan), "test"
         )
         return gradients
 
     return backward
 
 
-def through_inductor(p: Problem, plan: Plan) -> poison.Backward:
+def through_inductor(p: Attention, plan: Plan) -> poison.Backward:
     """The operator in a compiled graph, where it becomes the portable kernels."""
     compiled = compiled_backward(p.mask, p.scale, plan)
     return lambda other, out, lse: compiled(other.do, other.q, other.k, other.v, out, lse)
@@ -75,7 +77,7 @@ class TestHopper:
         self, dims: tuple[int, int], mask: Band, q_len: int, kv_len: int, schedule: str, group: int
     ) -> None:
         """One batch element of few heads: schedules that need co-residency run too."""
-        p = Problem.random(
+        p = Attention.random(
             q_len, kv_len, dims[0], mask, batch=1, kv_heads=2, group=group, value_dim=dims[1], dtype=torch.bfloat16
         )
         poison.check_poison(p, through_operator(plan_of(p, schedule)))
@@ -83,7 +85,7 @@ class TestHopper:
     @pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan"), 0.0])
     def test_log_sum_exp_of_rows_without_keys(self, fill: float) -> None:
         """Forwards disagree on it."""
-        p = Problem.random(512, 300, 128, Band(0, None, "bottom_right"), batch=1)
+        p = Attention.random(512, 300, 128, Band(0, None, "bottom_right"), batch=1)
         out, lse = p.rounded_forward()
         backward = through_operator(plan_of(p, "spt"))
         expected = backward(p, out, lse)
@@ -94,11 +96,11 @@ class TestHopper:
 
 @pytest.mark.parametrize(("schedule", "mask", "q_len", "kv_len", "group"), PORTABLE, ids=str)
 def test_what_nobody_sees_may_hold_anything(schedule: str, mask: Band, q_len: int, kv_len: int, group: int) -> None:
-    p = Problem.random(q_len, kv_len, 64, mask, batch=1, group=group)
+    p = Attention.random(q_len, kv_len, 64, mask, batch=1, group=group)
     poison.check_poison(p, through_inductor(p, portable(schedule)))
 
 
 @pytest.mark.parametrize("schedule", ["two_pass", "spt"])
 def test_overflow_behind_the_mask(schedule: str) -> None:
-    p = Problem.random(333, 333, 64, Band(0), group=2)
+    p = Attention.random(333, 333, 64, Band(0), group=2)
     poison.check_overflow(p, through_inductor(p, portable(schedule)))

@@ -12,8 +12,10 @@ import triton
 from dash_inductor.kernels import standalone
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band, Plan, Site, Tiles, plan
-from dash_inductor.schedule.costs import SHARED_BYTES
+from dash_inductor.model import Band, Plan, Site, Tiles
+from dash_inductor.planning import plan
+from dash_inductor.planning.costs import SHARED_BYTES
+from tests.support.calls import call_of
 
 CASES = [
     ("sm_80", "bfloat16", 128, Band(0), None),
@@ -36,7 +38,7 @@ ORDERED = [case for case in CASES if case[4] not in (None, "two_pass")]
 
 
 def site(dtype: str, head_dim: int, mask: Band) -> Site:
-    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, mask, head_dim**-0.5)  # type: ignore[arg-type]  # names
+    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, call_of(mask, head_dim**-0.5))  # type: ignore[arg-type]  # names
 
 
 @functools.cache
@@ -157,6 +159,6 @@ def test_only_static_portable_plans_are_rendered() -> None:
     tiles = Tiles(16, 16, 4, 1)
     with pytest.raises(ArgumentError, match="portable"):
         standalone.render(Plan("reference", "spt", "cpu", tiles), site("float16", 64, Band()))
-    dynamic = Site("cuda", "float16", None, 4, 4, 128, 128, 64, 64, Band(), 0.125)
+    dynamic = Site("cuda", "float16", None, 4, 4, 128, 128, 64, 64, call_of(Band(), 0.125))
     with pytest.raises(ArgumentError, match="batch"):
         standalone.render(Plan("portable", "spt", "flash", tiles), dynamic)

@@ -9,7 +9,7 @@ import torch
 from dash_inductor.kernels import forward
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 from tests.support.borrowed import Library
 
 BOTTOM = [Band(lo, hi, "bottom_right") for lo, hi in ((None, None), (0, None), (0, 4), (-3, 2), (-2, None))]

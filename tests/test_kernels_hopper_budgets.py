@@ -9,7 +9,7 @@ import pytest
 import triton
 from dash_inductor.kernels.hopper import build
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from .support import sass
 from .support.hopper_builds import TILES, Built, Case, built
@@ -94,7 +94,7 @@ def test_fits(case: Case) -> None:
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168  # times 384 threads; the roles hand theirs over with setmaxnreg
     assert not used.report.serialised
-    assert used.spills.loops == build.Kernels(case.problem()).schedule.parts
+    assert used.spills.loops == build.Kernels(case.specialisation()).schedule.parts
     spilled, in_loop = spill_bounds(case)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
@@ -162,7 +162,7 @@ def test_adds_are_ordered(case: Case) -> None:
 def test_kernels_overlap_in_order(case: Case) -> None:
     """`finish` may start only after `prepare` has ended: else it could meet the semaphores of the call before."""
     assert dependent_launches(built(case).ptx) == ["wait", "launch_dependents"]
-    assert built(case).starts_early is (build.Kernels(case.problem()).schedule.resident is None)
+    assert built(case).starts_early is (build.Kernels(case.specialisation()).schedule.resident is None)
 
 
 def dependent_launches(ptx: str) -> list[str]:
@@ -185,7 +185,7 @@ def test_every_variant_has_cases() -> None:
 
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)
 def test_prepare_and_finish(dims: tuple[int, int]) -> None:
-    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4).problem())
+    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4).specialisation())
     for compile in (lambda: kernels.prepare, lambda: kernels.finish):
         _, report = sass.compile_with_report(compile)
         assert max(report.spill_stores, report.spill_loads) <= 8  # they stream: 8 bytes cost nothing
@@ -206,7 +206,7 @@ def test_one_thread_releases(case: Case) -> None:
     ptx = built(case).ptx
     releases = [line.split() for line in ptx.splitlines() if "st.release.gpu" in line]
     assert all(words[0] == "@%first" for words in releases)
-    parts = build.Kernels(case.problem()).schedule.parts
+    parts = build.Kernels(case.specialisation()).schedule.parts
     assert first_threads(ptx) == ["%laneid"] * parts * TILES[case.dims].num_stages + ["%tid.x"] * (case.group > 1)
     assert len(releases) == len(first_threads(ptx))
 

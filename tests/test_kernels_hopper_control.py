@@ -6,7 +6,7 @@ import triton
 from dash_inductor.kernels.hopper import build
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from .support import spinner
 from .support.hopper_builds import TILES, Case
@@ -17,9 +17,9 @@ CASE = Case((64, 64), Band(), "ascending")
 
 def test_only_the_order_differs() -> None:
     """The control has all the adds of the kernel; only who may add next is another matter."""
-    ordered = build.Kernels(CASE.problem()).main.asm["ptx"]
+    ordered = build.Kernels(CASE.specialisation()).main.asm["ptx"]
     with unordered_adds():
-        unordered = build.Kernels(CASE.problem()).main.asm["ptx"]
+        unordered = build.Kernels(CASE.specialisation()).main.asm["ptx"]
     waits = unordered.count("FIRST:")
     assert waits == ordered.count("TURN:") - unordered.count("TURN:") >= 1
     assert (
@@ -29,7 +29,7 @@ def test_only_the_order_differs() -> None:
     )
     for instruction in ("wgmma.mma_async", "cp.reduce.async.bulk", "ld.acquire.gpu"):
         assert ordered.count(instruction) == unordered.count(instruction)
-    assert build.Kernels(CASE.problem()).main.asm["ptx"] == ordered, "the control leaked"
+    assert build.Kernels(CASE.specialisation()).main.asm["ptx"] == ordered, "the control leaked"
 
 
 def test_nothing_fits_beside_the_spinner() -> None:
@@ -38,5 +38,7 @@ def test_nothing_fits_beside_the_spinner() -> None:
     source = GluonASTSource(fn=spinner.hold, signature=names, constexprs={(2,): spinner.ROWS, (3,): spinner.WORDS})
     compiled = triton.compile(source, target=build.TARGET, options={"num_warps": 4})
     assert compiled.metadata.shared >= spinner.SHARED_BYTES
-    smallest = min(build.Kernels(Case(dims, Band(), "ascending").problem()).main.metadata.shared for dims in TILES)
+    smallest = min(
+        build.Kernels(Case(dims, Band(), "ascending").specialisation()).main.metadata.shared for dims in TILES
+    )
     assert compiled.metadata.shared + smallest > 228 << 10

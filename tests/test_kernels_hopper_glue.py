@@ -14,8 +14,8 @@ from dash_inductor.kernels.hopper import build
 from dash_inductor.kernels.hopper import launch as launch_side
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band, Tiles
-from dash_inductor.schedule import Problem as Tables
+from dash_inductor.model import Band, Tiles
+from dash_inductor.schedule import Problem
 from dash_inductor.schedule.jobs import Column, functions, resident, tables, walked_query_heads
 from dash_inductor.schedule.schedules import NAMES, supports
 
@@ -57,22 +57,22 @@ class Launch:
         return f"{self.dims} {self.stages} {self.schedule} {self.mask} {self.q_len}x{self.kv_len} {heads}"
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> Problem:
         heads = self.kv_heads * self.group
-        return Tables(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
+        return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
 
-    def problem(self) -> build.Problem:
+    def specialisation(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
         tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
         even = self.kv_len % BLOCK_KV == 0
-        return build.Problem("bfloat16", *self.dims, self.group, self.schedule, lo, hi, even, tiles)
+        return build.Specialisation("bfloat16", *self.dims, self.group, self.schedule, lo, hi, even, tiles)
 
     def constants(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Compile-time constants and types of the kernel's arguments, as `build` has them."""
         found: list[tuple[dict[str, Any], dict[str, str]]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build, "_compile", lambda _f, _s, constants, types, *_: found.append((constants, types)))
-            _ = build.Kernels(self.problem()).main
+            _ = build.Kernels(self.specialisation()).main
         return found[0]
 
     def run(
@@ -176,7 +176,7 @@ Walks = dict[tuple[int, int, int], tuple[int, Column]]
 
 def walks_of(launch: Launch) -> Walks:
     heads = launch.tables.heads
-    walked = walked_query_heads("hopper", heads, launch.kv_heads)
+    walked = walked_query_heads(True, heads, launch.kv_heads)
     return {
         (job.head // heads, walked[job.head % heads][0], column.kv): (job.ticket, column)
         for job in tables(launch.schedule, launch.tables)
@@ -265,7 +265,7 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
         head, slot = f.dash_launch(ticket, work.batch, work.heads, *work.tail(), work.section)
         for part in range(2):
             tickets[head, f.dash_kv_tile(slot, part, head % work.heads, work.heads, *work.tail())] = ticket
-    walked = walked_query_heads("hopper", work.heads, launch.kv_heads)
+    walked = walked_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
 
@@ -352,7 +352,7 @@ def test_a_step_ahead_needs_two_stages() -> None:
     with pytest.raises(Fault, match="everybody waits: consume of CTA 0 for parity"):
         launch.run(constants={"STAGES": 1, "Q_STAGES": 1, "DQ_STAGES": 1})
     with pytest.raises(ArgumentError, match="num_stages >= 2"):
-        replace(launch, stages=1).problem()
+        replace(launch, stages=1).specialisation()
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 50), (13, 50), (0, 20), (30, 31), (50, 50), (70, -3)])

@@ -9,28 +9,30 @@ from dataclasses import replace
 import pytest
 from dash_inductor.kernels.hopper import build
 
-from dash_inductor.schedule import Band, Site, plan
-from dash_inductor.schedule.problem import DType
+from dash_inductor.model import Band, Site
+from dash_inductor.model.site import DType
+from dash_inductor.planning import plan
 
+from .support.calls import call_of
 from .support.hopper_builds import TILES
 
 MASKS = [Band(), Band(0), Band(0, 1023), Band(None, 0)]
 
 
-def problems() -> list[build.Problem]:
+def problems() -> list[build.Specialisation]:
     """One problem per (padded head dims, schedule, bounds, tiles) among the plans of many sites."""
-    found: dict[object, build.Problem] = {}
+    found: dict[object, build.Specialisation] = {}
     dtypes: Iterator[DType] = itertools.cycle(("bfloat16", "float16"))
     groups, lengths = itertools.cycle((1, 4)), itertools.cycle((4096, 1000, None))
     for (head_dim, value_dim), mask in itertools.product(TILES, MASKS):
         group, length = next(groups), next(lengths)
         site = Site(
-            "cuda", next(dtypes), 2, 2 * group, 2, length, length, head_dim, value_dim, mask, 0.125
+            "cuda", next(dtypes), 2, 2 * group, 2, length, length, head_dim, value_dim, call_of(mask, 0.125)
         )  # fmt: skip
         chosen = plan(site, "sm_90")
         if chosen.kernel != "hopper":  # two passes are predicted faster
             continue
-        problem = build.problem_of(replace(site, kv_len=length or 1000), chosen)
+        problem = build.Specialisation.of_site(replace(site, kv_len=length or 1000), chosen)
         key = build.variant(head_dim, value_dim), problem.schedule, problem.has_lo, problem.has_hi, problem.tiles
         found.setdefault(key, problem)
     return list(found.values())
@@ -43,7 +45,7 @@ def test_every_pair_of_head_dims_is_planned() -> None:
 
 
 @pytest.mark.parametrize("problem", problems(), ids=str)
-def test_planned_kernels_compile(problem: build.Problem) -> None:
+def test_planned_kernels_compile(problem: build.Specialisation) -> None:
     kernels = build.Kernels(problem)
     assert kernels.main.metadata.shared <= 227 << 10
     assert kernels.prepare.asm["cubin"]

@@ -7,10 +7,12 @@ import torch
 
 from dash_inductor import ops
 from dash_inductor.errors import ArgumentError, DashError
-from dash_inductor.schedule import NAMES, Band, Plan, Tiles, supports
+from dash_inductor.model import Band, Plan, Tiles
+from dash_inductor.schedule import NAMES, supports
 
 from .support import poison
-from .support.attention import BSHD, Gradients, Problem, errors
+from .support.attention import Attention, Gradients, errors
+from .support.calls import BSHD, backward_call, forward_call
 
 MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 20), Band(-9, 9), Band(3, 5)]
 # fp32 against fp64: sums of at most 70 products of magnitude 1 to 10 lose a few units in the last place
@@ -28,38 +30,39 @@ def reference_plan(schedule: str, forward: str = "reference") -> Plan:
 def test_gradients(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
     if supports(schedule, mask) is not None:
         with pytest.raises(ArgumentError, match=schedule):
-            Problem.random(q_len, kv_len, 16, mask, device="cpu", dtype=torch.float32).plan("cpu", schedule)
+            Attention.random(q_len, kv_len, 16, mask, device="cpu", dtype=torch.float32).plan("cpu", schedule)
         return
-    problem = Problem.random(q_len, kv_len, 16, mask, kv_heads=3, group=2, device="cpu", dtype=torch.float32)
+    problem = Attention.random(q_len, kv_len, 16, mask, kv_heads=3, group=2, device="cpu", dtype=torch.float32)
     out, lse, exact = problem.exact()
-    arguments = (problem.do, problem.q, problem.k, problem.v, out.float(), lse.float(), str(mask), problem.scale)
+    call = str(backward_call(mask, problem.scale, (BSHD, [0, 1, 2, 3], BSHD)))
+    arguments = (problem.do, problem.q, problem.k, problem.v, out.float(), lse.float(), [], call)
     plan = str(reference_plan(schedule))
-    gradients = ops.attention_backward(*arguments, BSHD, [0, 1, 2, 3], BSHD, plan, "test")
+    gradients = ops.attention_backward(*arguments, plan, "test")
     assert max(errors(gradients, exact)) < TOLERANCE
     dense = torch.empty_like(problem.k, memory_format=torch.contiguous_format)
     assert [g.stride() for g in gradients] == [problem.q.stride(), dense.stride(), problem.v.stride()]
-    again = ops.attention_backward(*arguments, BSHD, [0, 1, 2, 3], BSHD, plan, "test")
+    again = ops.attention_backward(*arguments, plan, "test")
     assert all(map(torch.equal, gradients, again))
 
 
 @pytest.mark.parametrize(("mask", "q_len", "kv_len"), poison.MASKS, ids=str)
 def test_what_nobody_sees_may_hold_anything(mask: Band, q_len: int, kv_len: int) -> None:
     for schedule in ("two_pass", "fold"):
-        p = Problem.random(q_len, kv_len, 16, mask, batch=1, group=2, device="cpu", dtype=torch.float32)
+        p = Attention.random(q_len, kv_len, 16, mask, batch=1, group=2, device="cpu", dtype=torch.float32)
         poison.check_poison(p, executed(schedule))
 
 
 @pytest.mark.parametrize("schedule", ["two_pass", "spt"])
 def test_overflow_behind_the_mask(schedule: str) -> None:
-    p = Problem.random(70, 70, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
+    p = Attention.random(70, 70, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
     poison.check_overflow(p, executed(schedule))
 
 
 def executed(schedule: str) -> poison.Backward:
     """The executor through the operator."""
 
-    def backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
-        arguments = p.do, p.q, p.k, p.v, out, lse, str(p.mask), p.scale, BSHD, BSHD, BSHD
+    def backward(p: Attention, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
+        arguments = p.do, p.q, p.k, p.v, out, lse, [], str(backward_call(p.mask, p.scale))
         gradients: Gradients = ops.attention_backward(*arguments, str(reference_plan(schedule)), "test")
         return gradients
 
@@ -68,9 +71,9 @@ def executed(schedule: str) -> poison.Backward:
 
 def test_accumulation_order_changes_the_bits() -> None:
     """The executor really follows the plan: another order of the same sums has other bits."""
-    problem = Problem.random(70, 256, 16, Band(), device="cpu", dtype=torch.float32)
+    problem = Attention.random(70, 256, 16, Band(), device="cpu", dtype=torch.float32)
     out, lse = problem.rounded_forward()
-    arguments = (problem.do, problem.q, problem.k, problem.v, out, lse, "full", problem.scale, BSHD, BSHD, BSHD)
+    arguments = (problem.do, problem.q, problem.k, problem.v, out, lse, [], str(backward_call(Band(), problem.scale)))
     dq = {
         name: ops.attention_backward(*arguments, str(reference_plan(name)), "test")[0]
         for name in ("ascending", "spt", "descending")
@@ -82,10 +85,12 @@ def test_accumulation_order_changes_the_bits() -> None:
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize(("q_len", "kv_len"), [(200, 200), (33, 150), (150, 33)])
 def test_reference_forward(mask: Band, q_len: int, kv_len: int) -> None:
-    problem = Problem.random(q_len, kv_len, 16, mask, group=2, device="cpu", dtype=torch.float32)
+    problem = Attention.random(q_len, kv_len, 16, mask, group=2, device="cpu", dtype=torch.float32)
     out, lse, _ = problem.exact()
     plan = str(reference_plan("two_pass"))
-    got, got_lse = ops.attention_forward(problem.q, problem.k, problem.v, str(mask), problem.scale, BSHD, plan, "test")
+    got, got_lse = ops.attention_forward(
+        problem.q, problem.k, problem.v, [], str(forward_call(mask, problem.scale)), plan, "test"
+    )
     sees = lse.isfinite()
     assert (got - out).abs().max() < TOLERANCE
     assert (got_lse - lse)[sees].abs().max() < TOLERANCE
@@ -94,9 +99,11 @@ def test_reference_forward(mask: Band, q_len: int, kv_len: int) -> None:
 
 
 def test_cpu_forward_equals_pytorch() -> None:
-    problem = Problem.random(96, 96, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
+    problem = Attention.random(96, 96, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
     plan = str(reference_plan("two_pass", "cpu"))
-    out, lse = ops.attention_forward(problem.q, problem.k, problem.v, "causal", problem.scale, BSHD, plan, "test")
+    out, lse = ops.attention_forward(
+        problem.q, problem.k, problem.v, [], str(forward_call(Band(0), problem.scale)), plan, "test"
+    )
     k, v = (t.repeat_interleave(2, 1) for t in (problem.k, problem.v))
     expected = torch.nn.functional.scaled_dot_product_attention(problem.q, k, v, is_causal=True)
     assert torch.equal(out, expected)
@@ -109,14 +116,18 @@ def test_forward_refuses_a_mask_it_cannot_compute() -> None:
     q = torch.randn(1, 1, 8, 16)
     plan = str(reference_plan("two_pass", "cpu"))
     with pytest.raises(ArgumentError, match=r"mask='band\(0,3\)' is not allowed"):
-        ops.attention_forward(q, q, q, "band(0,3)", 0.25, BSHD, plan, "test")
+        ops.attention_forward(q, q, q, [], str(forward_call(Band(0, 3), 0.25)), plan, "test")
     with pytest.raises(ArgumentError, match=r"plan\.forward"):
-        ops.attention_forward(q, q, q, "full", 0.25, BSHD, str(reference_plan("two_pass", "keep")), "test")
+        ops.attention_forward(
+            q, q, q, [], str(forward_call(Band(), 0.25)), str(reference_plan("two_pass", "keep")), "test"
+        )
 
 
 def test_operators_refuse_autograd() -> None:
     q = torch.randn(1, 1, 8, 16, requires_grad=True)
-    out, _ = ops.attention_forward(q, q, q, "full", 0.25, BSHD, str(reference_plan("two_pass")), "test")
+    out, _ = ops.attention_forward(
+        q, q, q, [], str(forward_call(Band(), 0.25)), str(reference_plan("two_pass")), "test"
+    )
     with pytest.raises(DashError, match="autograd cannot differentiate"):
         out.sum().backward()
 
@@ -124,20 +135,20 @@ def test_operators_refuse_autograd() -> None:
 def test_layout_must_be_a_permutation() -> None:
     q = torch.randn(1, 1, 8, 16)
     with pytest.raises(ArgumentError, match=r"a permutation of 0\.\.3"):
-        ops.attention_forward(q, q, q, "full", 0.25, [0, 0, 1, 2], str(reference_plan("two_pass")), "test")
+        ops.attention_forward(q, q, q, [], "full/scale=0.25/orders=0012", str(reference_plan("two_pass")), "test")
 
 
 def test_flops_are_counted_like_pytorchs() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    problem = Problem.random(32, 48, 16, Band(), group=2, device="cpu", dtype=torch.float32)
+    problem = Attention.random(32, 48, 16, Band(), group=2, device="cpu", dtype=torch.float32)
     out, lse = problem.rounded_forward()
     plan = str(reference_plan("two_pass"))
     with FlopCounterMode(display=False) as counted:
-        ops.attention_forward(problem.q, problem.k, problem.v, "full", 1.0, BSHD, plan, "test")
+        ops.attention_forward(problem.q, problem.k, problem.v, [], str(forward_call(Band(), 1.0)), plan, "test")
     assert counted.get_total_flops() == 2 * 2 * 2 * 4 * 32 * 48 * 16  # two matmuls, two flops each
     with FlopCounterMode(display=False) as counted:
         ops.attention_backward(
-            problem.do, problem.q, problem.k, problem.v, out, lse, "full", 1.0, BSHD, BSHD, BSHD, plan, "test"
+            problem.do, problem.q, problem.k, problem.v, out, lse, [], str(backward_call(Band(), 1.0)), plan, "test"
         )
     assert counted.get_total_flops() == 5 * 2 * 2 * 4 * 32 * 48 * 16

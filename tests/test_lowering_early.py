@@ -21,17 +21,19 @@ from dash_inductor import compat
 from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, DashError, SiteKeptError
 from dash_inductor.matching.rewrite import rewrite_graph
-from dash_inductor.observe.reasons import Reason
+from dash_inductor.model import Band, Plan, Site
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
-from dash_inductor.schedule import Band, Plan, Site, plan
+from dash_inductor.planning import plan
 
+from .support.calls import call_of
 from .support.fakecuda import compiler
 from .support.graphs import BACKWARD, Shape, cuda_inputs, flash, op_counts, trace
 from .support.processes import run_python
 from .test_lowering_hopper import PROGRAM
 
 CUDA = torch.device("cuda", 0)
-HOPPER = Site("cuda", "bfloat16", 4, 8, 2, 512, 512, 64, 64, Band(0, None), 0.125)
+HOPPER = Site("cuda", "bfloat16", 4, 8, 2, 512, 512, 64, 64, call_of(Band(0, None), 0.125))
 PORTABLE = dataclasses.replace(HOPPER, dtype="float32")
 
 
@@ -45,7 +47,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return SimpleNamespace(metadata=SimpleNamespace(name="kernel", shared=1000))
 
     names = ("prepare", "main", "finish")
-    built = property(lambda self: compiled(self.problem))
+    built = property(lambda self: compiled(self.of))
     monkeypatch.setattr(build, "Kernels", type("Kernels", (build.Kernels,), dict.fromkeys(names, built)))
     monkeypatch.setattr(standalone, "build", lambda kernel, arch: compiled((kernel, arch)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -75,7 +77,9 @@ def test_the_hopper_kernels_that_the_operator_will_launch(attempts: list[Any], l
     compile_kernels(site, planned(site), CUDA)
     assert [problem.even_kv for problem in attempts[::3]] == even
     known = [kv_len for kv_len in (512, 500) if (kv_len == 512) in even]
-    expected = {build.problem_of(dataclasses.replace(site, q_len=n, kv_len=n), planned(site)) for n in known}
+    expected = {
+        build.Specialisation.of_site(dataclasses.replace(site, q_len=n, kv_len=n), planned(site)) for n in known
+    }
     assert set(attempts) == expected
 
 
@@ -86,7 +90,8 @@ def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
             other = dataclasses.replace(site, batch=batch, q_heads=16, kv_heads=4, q_len=q_len)
             compile_kernels(other, planned(site), CUDA)
         assert len(attempts) == (3 if site is HOPPER else 2)
-        compile_kernels(dataclasses.replace(site, mask=Band()), planned(dataclasses.replace(site, mask=Band())), CUDA)
+        full = dataclasses.replace(site, call=call_of(Band(), 0.125))
+        compile_kernels(full, planned(full), CUDA)
         assert len(attempts) == 2 * (3 if site is HOPPER else 2)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import get_args
-from unittest import mock
 
 import pytest
-import torch
 
 from dash_inductor.config import Schedule, config
 from dash_inductor.errors import ArgumentError
-from dash_inductor.matching import sites as sites_module
-from dash_inductor.schedule import costs, plan, planner
-from dash_inductor.schedule.problem import Band, Site
+from dash_inductor.model.mask import Band
+from dash_inductor.model.site import Site
+from dash_inductor.planning import costs, decide, plan, planner
 
+from .support.calls import call_of
 from .support.graphs import BACKWARD, Shape, efficient, joint_graph, op_counts, rewritten
 
 FORCED = [name for name in get_args(Schedule) if name != "auto"]
@@ -33,7 +33,7 @@ def small_nominal_problem(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def site_of(mask: Band, dims: tuple[int, int]) -> Site:
-    return Site("cuda", "bfloat16", 2, 8, 2, 1024, 1024, *dims, mask, 0.125)
+    return Site("cuda", "bfloat16", 2, 8, 2, 1024, 1024, *dims, call_of(mask, 0.125))
 
 
 @pytest.mark.usefixtures("small_nominal_problem")
@@ -50,14 +50,13 @@ def test_every_schedule_at_every_mask_and_head_dim(mask: Band, dims: tuple[int, 
         else:
             followed.append(name)
             reason = ""
-        with (
-            config.patch(schedule=name),
-            mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
-        ):
-            chosen, note = sites_module._plan(site, torch.device("cuda"))
+        chosen = decide(site, "sm_90", name)
+        assert isinstance(chosen, Plan)
         assert (chosen.schedule == name) == (name in followed or automatic.schedule == name)
-        assert chosen == expected
-        assert note == (f"the setting schedule={name!r} cannot be followed here: {reason}" if reason else "")
+        assert replace(chosen, schedule_note="") == expected
+        assert chosen.schedule_note == (
+            f"the setting schedule={name!r} cannot be followed here: {reason}" if reason else ""
+        )
     assert "ascending" in followed
     assert ("two_pass" in followed) == (dims[0] <= 128)
     assert ("shift" in followed) == mask.is_full

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dash_inductor.matching import constants
+from dash_inductor.matching import verification
 from dash_inductor.matching.masks import MaskResult, recognise
-from dash_inductor.schedule.problem import Band
+from dash_inductor.model.mask import Band
 
 from .support.attention_masks import masks_in_joint_graph
 from .support.mask_graphs import read_mask, trace_mask
@@ -104,13 +104,13 @@ def test_a_slice_from_the_end_of_a_dynamic_length_is_not_guessed(length) -> None
 @pytest.mark.parametrize("bounds", [{"min": 2}, {"min": 64}, {"min": 20, "max": 100}, {"min": 38, "max": 97}])
 def test_lengths_are_checked_within_their_range(bounds, monkeypatch) -> None:
     checked = []
-    real = constants._compare
+    real = verification._compare
 
     def compare(node, band, plane, values, sizes):
         checked.append(tuple(int(values.size(n)) for n in plane[-2:]))
         real(node, band, plane, values, sizes)
 
-    monkeypatch.setattr(constants, "_compare", compare)
+    monkeypatch.setattr(verification, "_compare", compare)
     assert compiled_mask(lambda q, k: columns(k) <= rows(q), 70, 96, dynamic=("q", "kv"), bounds=bounds) == "causal"
     assert all(bounds["min"] <= n <= bounds.get("max", n) for lengths in checked for n in lengths)
     assert len(set(checked)) >= 5

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.matching.masks import MaskResult
-from dash_inductor.schedule.problem import Band
+from dash_inductor.model.mask import Band
 
 from .support.mask_graphs import read_mask
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.matching import masks
 from dash_inductor.matching.masks import MaskResult, recognise
-from dash_inductor.schedule.problem import Band
+from dash_inductor.model.mask import Band
 
 from .support.mask_graphs import read_graph, read_mask, trace_mask
 

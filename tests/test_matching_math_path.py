@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.errors import SiteKeptError
-from dash_inductor.observe.reasons import Reason
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
 
 from .support.graphs import CPU_BACKWARD, JointGraphs, capture, tensors

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dash_inductor.matching import attention_ops, layout
 from dash_inductor.matching.sites import Kept, intersect
-from dash_inductor.schedule.problem import Band
+from dash_inductor.model.mask import Band
 
 from .support.graphs import (
     efficient,

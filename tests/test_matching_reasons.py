@@ -14,7 +14,7 @@ from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, SiteKeptError
 from dash_inductor.matching import emit
 from dash_inductor.matching import sites as sites_module
-from dash_inductor.observe.reasons import Reason
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
 
 from .support.graphs import (

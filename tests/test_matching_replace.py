@@ -9,7 +9,7 @@ import pytest
 from torch.fx import Graph, GraphModule, Node
 
 from dash_inductor.matching import emit
-from dash_inductor.observe.reasons import Reason
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import clear_sites
 
 from .support.graphs import BACKWARD, FORWARD, causal_bias, efficient, joint_graph, op_counts, rewritten

@@ -12,9 +12,11 @@ from torch.fx import Graph
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.matching import attention_ops
+from dash_inductor.model.mask import Band
+from dash_inductor.model.site import Site
 from dash_inductor.observe.records import sites
-from dash_inductor.schedule.problem import Band, Site
 
+from .support.calls import call_of
 from .support.graphs import (
     BACKWARD,
     FORWARD,
@@ -74,7 +76,7 @@ def test_cuda_operators_are_replaced(maker, options, mask, scale, layout_name) -
         assert arguments["site"] == record.name
         assert arguments["plan"] == str(record.plan)
     assert backward["logsumexp"].meta["val"].shape == (2, 8, 101)
-    assert record.site == Site("cuda", "bfloat16", 2, 8, 8, 101, 101, 64, 64, Band.parse(mask), scale)
+    assert record.site == Site("cuda", "bfloat16", 2, 8, 8, 101, 101, 64, 64, call_of(Band.parse(mask), scale))
 
 
 def test_grouped_heads_arrive_as_they_are() -> None:

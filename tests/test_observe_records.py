@@ -14,13 +14,16 @@ from torch._dynamo.utils import counters
 from torch._logging._internal import trace_log
 
 import dash_inductor
+from dash_inductor.model.mask import Band
+from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.model.reasons import Reason
+from dash_inductor.model.site import Site
 from dash_inductor.observe import records
-from dash_inductor.observe.reasons import Reason
 from dash_inductor.observe.records import SiteRecord, clear_sites, format_table, sites
 from dash_inductor.observe.report import publish
-from dash_inductor.schedule.problem import Band, Plan, Site, Tiles
+from tests.support.calls import call_of
 
-SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, Band(0, None), 0.0883)
+SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, call_of(Band(0, None), 0.0883))
 PLAN = Plan("portable", "descending", "cudnn", Tiles(64, 128, 8, 2), numerics_key="v1/portable")
 REPLACED = SiteRecord(
     name="flash_backward",
@@ -70,8 +73,8 @@ sites  status    shape                      mask    plan or reason              
 
 
 def test_shapes() -> None:
-    dynamic = Site("cpu", "float32", None, 4, 4, None, None, 64, 64, Band(), 0.125)
-    lengths = Site("cpu", "float32", 1, 4, 4, 17, 48, 64, 64, Band(), 0.125)
+    dynamic = Site("cpu", "float32", None, 4, 4, None, None, 64, 64, call_of(Band(), 0.125))
+    lengths = Site("cpu", "float32", 1, 4, 4, 17, 48, 64, 64, call_of(Band(), 0.125))
     assert [records.shape_text(s) for s in (SITE, dynamic, lengths, None)] == [
         "2x16(4)x8192x128 bfloat16",
         "?x4x?x64 float32",

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import SIGNATURES, triton_source
 from dash_inductor.schedule.jobs import Problem, functions
-from dash_inductor.schedule.problem import Band
 from dash_inductor.schedule.schedules import NAMES, PARTS, supports
 from tests.support.processes import run_python
 from tests.support.schedules import c_functions, names_for, problems

@@ -7,18 +7,22 @@ from itertools import product
 
 import pytest
 
-from dash_inductor.schedule.forwards import choose
-from dash_inductor.schedule.planner import plan
-from dash_inductor.schedule.problem import Band, Site
+from dash_inductor.model.mask import Band
+from dash_inductor.model.site import Site
+from dash_inductor.planning.forwards import choose
+from dash_inductor.planning.planner import plan
 from tests.support.borrowed import flash_sees
+from tests.support.calls import call_of
 
 CAUSAL, BOTTOM = Band(0, None), Band(0, None, "bottom_right")
 LOOK_AHEAD = Band(-50, 37, "bottom_right")
 
 
-def site(q_len: int | None, dim: int, mask: Band, **changes: object) -> Site:
+def site(q_len: int | None, dim: int, mask: Band, scale: float | None = None, **changes: object) -> Site:
     """A bfloat16 site on CUDA with equal lengths, with fields changed by name."""
-    base = Site("cuda", "bfloat16", 2, 8, 8, q_len, q_len, dim, dim, mask, dim**-0.5)
+    base = Site(
+        "cuda", "bfloat16", 2, 8, 8, q_len, q_len, dim, dim, call_of(mask, dim**-0.5 if scale is None else scale)
+    )
     return replace(base, **changes)  # type: ignore[arg-type]  # the names are Site's
 
 

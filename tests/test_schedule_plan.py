@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,18 +10,34 @@ import expecttest
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import costs
-from dash_inductor.schedule.planner import critical_path, plan
-from dash_inductor.schedule.problem import Band, Plan, Site
+from dash_inductor.model.mask import Band
+from dash_inductor.model.plan import Plan
+from dash_inductor.model.site import Site
+from dash_inductor.planning import costs, families
+from dash_inductor.planning.planner import critical_path, plan
 from dash_inductor.schedule.schedules import NAMES, supports
+from tests.support.calls import call_of
 from tests.support.processes import run_python
 
 CAUSAL, BOTTOM = Band(0, None), Band(0, None, "bottom_right")
 
 
-def site(q_heads: int, kv_heads: int, length: int | None, dim: int, mask: Band, **changes: object) -> Site:
+def site(
+    q_heads: int, kv_heads: int, length: int | None, dim: int, mask: Band, scale: float | None = None, **changes: object
+) -> Site:
     """A bfloat16 self-attention site of batch 2 on CUDA, with fields changed by name."""
-    base = Site("cuda", "bfloat16", 2, q_heads, kv_heads, length, length, dim, dim, mask, dim**-0.5)
+    base = Site(
+        "cuda",
+        "bfloat16",
+        2,
+        q_heads,
+        kv_heads,
+        length,
+        length,
+        dim,
+        dim,
+        call_of(mask, dim**-0.5 if scale is None else scale),
+    )
     return replace(base, **changes)  # type: ignore[arg-type]  # the names are Site's
 
 
@@ -216,23 +233,18 @@ def test_override(name: str, mask: Band) -> None:
 def test_the_choice_is_the_shortest_critical_path_without_co_residency() -> None:
     for mask in (Band(), CAUSAL, Band(0, 255)):
         p = plan(site(8, 8, 512, 64, mask), "sm_90")
-        for candidate in costs.CANDIDATES["sm_90", 16, 64]:
+        for candidate in (*costs.PORTABLE["sm_90", 16, 64], costs.HOPPER[64, 64]):
             for name in ("ascending", "descending", "spt", "fold", "two_pass"):
                 if (name == "two_pass") == (candidate.dq is not None):
                     assert critical_path(name, candidate, mask, "sm_90") >= p.critical_path
 
 
-def test_every_key_of_the_table_fits_and_covers_all_head_dims() -> None:
+def test_every_architecture_has_candidates_for_all_head_dims_of_the_templates() -> None:
     for arch in costs.WORKERS:
-        for bits in (16, 32):
-            for dim in (16, 32, 64, 128):
-                candidates = costs.CANDIDATES[arch, bits, dim]
-                assert {c.dq is None for c in candidates} == {True, False}
-                for c in candidates if arch != "cpu" else ():
-                    assert costs.shared_bytes(c.dkdv, bits, dim, owns_kv=True) <= costs.SHARED_BYTES[arch]
-                    assert (
-                        c.dq is None or costs.shared_bytes(c.dq, bits, dim, owns_kv=False) <= costs.SHARED_BYTES[arch]
-                    )
+        for dtype, dim in itertools.product(families.BITS, range(8, families.PORTABLE_LIMIT + 1, 8)):
+            facts = site(8, 8, 512, dim, Band(), dtype=dtype, device="cpu" if arch == "cpu" else "cuda")
+            covering = [f for f in families.FAMILIES if f.covers(facts, arch)]
+            assert {c.dq is None for f in covering for c in f.candidates(facts, arch)} == {True, False}
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(136, 136), (192, 128), (256, 256)])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dash_inductor.model.mask import Band
 from dash_inductor.schedule import timeline
 from dash_inductor.schedule.jobs import Job, Problem, resident, tables
-from dash_inductor.schedule.problem import Band
 from dash_inductor.schedule.simulator import Costs, simulate
 from tests.support.schedules import names_for, problems
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import Column, Job, Problem, resident, tables
-from dash_inductor.schedule.problem import Band
-from dash_inductor.schedule.schedules import NAMES, PARTS, schedule, supports
+from dash_inductor.schedule.schedules import NAMES, PARTS, define, supports
 from dash_inductor.schedule.simulator import simulate
 from dash_inductor.schedule.validity import backward_wait, check
 from tests.support.schedules import names_for, problems
@@ -55,7 +55,7 @@ def test_bound_of_the_usual_case_is_all_ctas_of_a_head() -> None:
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("shift", "symmetric_shift", "two_pass")])
 def test_launch_ordered_schedules_finish_on_one_worker(name: str) -> None:
     p = Problem(Band(0, None), 11, 7, 1, 2, batch=2, heads=3, group=2, section=4)
-    assert schedule(name, p.band).resident is None
+    assert define(name, p.band).resident is None
     assert not simulate(tables(name, p), 1, group=2).unfinished
 
 
@@ -119,7 +119,7 @@ def test_fold_launches_mirrored_heads_last() -> None:
 def test_parts_and_names() -> None:
     assert set(PARTS) == set(NAMES)
     for name in NAMES:
-        assert schedule(name, Band()).parts == PARTS[name]
+        assert define(name, Band()).parts == PARTS[name]
 
 
 def test_unsupported_masks_are_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..observe.reasons import Reason
+from ..model.reasons import Reason
 
 
 @dataclass(frozen=True)

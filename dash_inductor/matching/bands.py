@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from ..schedule.problem import MAX_LENGTH, Anchor, Band
+from ..model.mask import MAX_LENGTH, Anchor, Band
 from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
 
 

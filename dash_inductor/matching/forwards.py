@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from ..config import config
+from ..model.call import Order
 from . import layout
 from .attention_ops import bind, op_name
 from .sites import Match
@@ -54,14 +55,14 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
     return ""
 
 
-def out_order(forward: Node) -> list[int] | None:
+def out_order(forward: Node) -> Order | None:
     """The dimensions of the forward's output from the largest stride to the smallest; None if it is not dense."""
     out = forward.meta["val"][0]
     return layout.dense_order(out.shape, out.stride())
 
 
 def _call(match: Match) -> tuple[object, ...]:
-    return (str(match.site.mask), match.site.scale, str(match.plan), match.operands.repeats)
+    return (str(match.site.call), str(match.plan), match.operands.repeats)
 
 
 def _only_used_by(node: Node, allowed: set[Node]) -> bool:

@@ -72,7 +72,7 @@ def same_all(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(map(same, a, b))
 
 
-def dense_order(size: Sequence[Dim], stride: Sequence[Dim]) -> list[int] | None:
+def dense_order(size: Sequence[Dim], stride: Sequence[Dim]) -> tuple[int, ...] | None:
     """The dimensions from the largest stride to the smallest, if the tensor is dense; else None.
 
     The strides of a dense tensor made with this order are `stride`, where possible also in dimensions of size 1.
@@ -86,5 +86,5 @@ def dense_order(size: Sequence[Dim], stride: Sequence[Dim]) -> list[int] | None:
                     break
                 expected = expected * size[d]
             else:
-                return list(order)
+                return order
     return None

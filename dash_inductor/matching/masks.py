@@ -16,8 +16,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..schedule.problem import MAX_LENGTH, Band
-from . import arithmetic_ops, constants, index_ops, mask_ops, reduce_ops
+from ..model.mask import MAX_LENGTH, Band
+from . import arithmetic_ops, index_ops, mask_ops, reduce_ops, verification
 from .bands import Scores, require_visible_keys, to_band, visibility
 from .index_expr import NotRecognised
 from .mask_reader import (
@@ -111,7 +111,7 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
         band = to_band(scores, visible)
         if not infinite:
             require_visible_keys(scores, band)
-        constants.verify(node, chain, band, plane, shape_env)
+        verification.verify(node, chain, band, plane, shape_env)
     except NotRecognised as e:
         return MaskResult(None, cast(MaskReason, e.reason), e.detail)
     except RecursionError:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..model.call import Order
 from . import layout
 from .repeat_kv import Reduction, Repeat, find_reduction, find_repeat, is_padded_repeat
 
@@ -22,7 +23,7 @@ class Gradient:
         reduction: the graph's sum over a group that this output replaces; None where it replaces the old output itself.
     """
 
-    order: list[int] | None
+    order: Order | None
     reduction: Reduction | None = None
 
 
@@ -87,14 +88,14 @@ def _plain_gradient(node: Node, index: int) -> Gradient:
     used = output(node, index)
     value = node.meta["val"][index] if used is None else used.meta["val"]
     if not isinstance(value, torch.Tensor):  # this gradient is not wanted
-        return Gradient([0, 1, 2, 3])
+        return Gradient((0, 1, 2, 3))
     return Gradient(layout.dense_order(value.shape, value.stride()))
 
 
 def _summed_gradient(node: Node, index: int, repeat: Repeat) -> Gradient | None:
     used = output(node, index)
     if used is None:
-        return Gradient([0, 1, 2, 3])
+        return Gradient((0, 1, 2, 3))
     reduction = find_reduction(used, repeat)
     if reduction is None:
         return None
@@ -105,4 +106,4 @@ def _summed_gradient(node: Node, index: int, repeat: Repeat) -> Gradient | None:
     own = layout.dense_order(size, stride)
     if own is None:
         return None
-    return Gradient([repeat.perm.index(d) for d in own], reduction)
+    return Gradient(tuple(repeat.perm.index(d) for d in own), reduction)

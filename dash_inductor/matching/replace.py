@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -59,8 +61,10 @@ def _new_forward(
     emitter: Emitter, forward: Node, match: Match, operands: tuple[Node, Node, Node], swaps: list[tuple[Node, Node]]
 ) -> Node:
     """The new forward; returns its log-sum-exp."""
-    site = match.site
-    arguments = (*operands, str(site.mask), site.scale, out_order(forward), str(match.plan), match.node.name)
+    order = out_order(forward)
+    assert order is not None  # `cause_to_keep` looked at it
+    call = dataclasses.replace(match.site.call, orders=(order,))
+    arguments: tuple[Any, ...] = (*operands, [], str(call), str(match.plan), match.node.name)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward)
     logsumexp = None
     for user in forward.users:
@@ -80,21 +84,22 @@ def _new_backward(
     swaps: list[tuple[Node, Node]],
 ) -> None:
     """The new backward; `logsumexp` is that of the new forward, None if the old forward stays."""
-    old, args, site = match.node, match.args, match.site
+    old, args = match.node, match.args
     if logsumexp is None:
         logsumexp = args["logsumexp"]
         assert isinstance(logsumexp, Node)
         if logsumexp.meta["val"].dim() == 4:  # cuDNN: [B, H, Sq, 1]
             logsumexp = emitter.call(aten.squeeze.dim, (logsumexp, 3), before=old, like=logsumexp)
     gradients = match.operands.gradients
-    arguments = (
+    orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
+    call = dataclasses.replace(match.site.call, orders=orders)
+    arguments: tuple[Any, ...] = (
         args[match.backend.grad_out],
         *operands,
         args["out"],
         logsumexp,
-        str(site.mask),
-        site.scale,
-        *(gradient.order for gradient in gradients),
+        [],
+        str(call),
         str(match.plan),
         old.name,
     )

@@ -14,16 +14,17 @@ from torch.fx import Graph, Node
 from .. import _switch
 from ..config import config
 from ..errors import SiteKeptError
-from ..observe.reasons import Reason
+from ..model.plan import Plan
+from ..model.reasons import Reason
+from ..model.site import Site
 from ..observe.records import SiteRecord
 from ..observe.report import publish
-from ..schedule.problem import Plan, Site
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
 from .math_path import OP, MathCall, math_calls
+from .model_line import model_line
 from .replace import replace
-from .sites import Facts, Kept, Match, analyse
-from .source import source_line
+from .sites import Facts, Match, NotReadable, analyse
 
 log = logging.getLogger("dash_inductor")
 
@@ -116,7 +117,7 @@ def _publish(readings: list[_Reading], calls: list[MathCall]) -> None:
 
 
 def _math_record(call: MathCall) -> SiteRecord:
-    name, source = call.softmax[0].name, source_line(call.softmax)
+    name, source = call.softmax[0].name, model_line(call.softmax)
     return SiteRecord(name, OP, "kept", Reason.MATH_PATH, call.detail, None, None, "kept", "", source)
 
 
@@ -134,15 +135,15 @@ class _Reading:
 
     def __post_init__(self) -> None:
         self.name, self.op = self.node.name, op_name(self.node)
-        self.source = source_line([self.node, *self.node.users])
+        self.source = model_line([self.node, *self.node.users])
 
     def read(self) -> None:
         try:
             self.match = analyse(self.node, self.facts)
             self.forward = find_forward(self.match)
             self.detail = self.match.detail
-        except Kept as kept:
-            self.keep(kept.reason, kept.detail)
+        except NotReadable as error:
+            self.keep(error.kept.reason, error.kept.detail)
         except Exception as error:
             self.fail(error)
 

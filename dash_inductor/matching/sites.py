@@ -11,11 +11,12 @@ from torch.fx import Node
 
 from .. import toolchain
 from ..config import config
-from ..errors import ArgumentError, DashError
-from ..observe.reasons import Reason
-from ..schedule import plan
-from ..schedule.planner import covers
-from ..schedule.problem import Band, DType, Plan, Site
+from ..model.call import Call
+from ..model.mask import Band, Mask
+from ..model.plan import Kept, Plan
+from ..model.reasons import Reason
+from ..model.site import DType, Site
+from ..planning import decide
 from . import arch, layout
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
 from .masks import recognise
@@ -28,12 +29,12 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 
 
-class Kept(Exception):
-    """Raised while a site is read: it is kept, for this reason."""
+class NotReadable(Exception):
+    """Raised while a site is read: it is `kept`."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+        self.kept = Kept(reason, detail)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Match:
         args: its arguments by schema name.
         site, plan: what the planner was given and what it answered.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
-        schedule_note: why the plan does not have the schedule that a setting asks for; "" where it has.
     """
 
     node: Node
@@ -55,7 +55,6 @@ class Match:
     site: Site
     plan: Plan
     operands: Operands
-    schedule_note: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +64,7 @@ class Match:
     @property
     def detail(self) -> str:
         """What the record says of how the site was matched."""
-        return "; ".join(filter(None, (self.operands.detail, self.schedule_note)))
+        return "; ".join(filter(None, (self.operands.detail, self.plan.schedule_note)))
 
     def refreshed(self) -> Match:
         """The same match after other sites were replaced: their new nodes may be this site's arguments."""
@@ -85,30 +84,30 @@ def analyse(node: Node, facts: Facts) -> Match:
     """Read one backward node.  `facts` is filled in as far as the reading gets.
 
     Raises:
-        Kept: the node stays as it is.
+        NotReadable: the node stays as it is.
     """
     device = _device(node)
     if device.type == "cpu" and config.cpu == "off":
-        raise Kept(Reason.CPU_OFF)
+        raise NotReadable(Reason.CPU_OFF)
     if not arch.is_supported(device):
-        raise Kept(Reason.DEVICE, str(device))
+        raise NotReadable(Reason.DEVICE, str(device))
     if op_name(node) in KEPT:
-        raise Kept(KEPT[op_name(node)], op_name(node))
+        raise NotReadable(KEPT[op_name(node)], op_name(node))
     backend, args = BACKENDS[op_name(node)], bind(node)
     if args["dropout_p"] != 0.0:
-        raise Kept(Reason.DROPOUT, f"dropout_p={args['dropout_p']}")
+        raise NotReadable(Reason.DROPOUT, f"dropout_p={args['dropout_p']}")
     query, key, value = (args[name].meta["val"] for name in ("query", "key", "value"))
     _check_sizes(query, key, value)
     _check_dtypes(backend, args)
     _check_logsumexp(args["logsumexp"].meta["val"], query)
     if args.get("grad_input_mask", (False,) * 4)[3] or output(node, 3):
-        raise Kept(Reason.BIAS_GRADIENT)
-    mask = _mask(backend, args)
+        raise NotReadable(Reason.BIAS_GRADIENT)
+    mask = Mask(_band(backend, args))
     facts.mask = str(mask)
     # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
     q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     if not kv_heads or q_heads % kv_heads:
-        raise Kept(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
+        raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
     scale = _scale(args["scale"], head_dim)
     operands = find_operands(node, args)
     dtype = DTYPES[query.dtype]
@@ -122,8 +121,7 @@ def analyse(node: Node, facts: Facts) -> Match:
         kv_len=layout.static(key.shape[2]),
         head_dim=head_dim,
         value_dim=value_dim,
-        mask=mask,
-        scale=scale,
+        call=Call(mask, scale),
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
         square=layout.same(query.shape[2], key.shape[2]),
         q_within_kv=layout.at_most(query.shape[2], key.shape[2]),
@@ -131,9 +129,11 @@ def analyse(node: Node, facts: Facts) -> Match:
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
-            raise Kept(Reason.LAYOUT, f"{name} is not dense")
-    chosen, note = _plan(site, device)
-    return Match(node, backend, args, site, chosen, operands, note)
+            raise NotReadable(Reason.LAYOUT, f"{name} is not dense")
+    decision = decide(site, arch.arch_of(device), config.schedule, compiler=toolchain.settings())
+    if isinstance(decision, Kept):
+        raise NotReadable(decision.reason, decision.detail)
+    return Match(node, backend, args, site, decision, operands)
 
 
 def _device(node: Node) -> torch.device:
@@ -148,7 +148,7 @@ def _known(x: layout.Dim) -> int:
     """A size that kernels are compiled for: a dynamic one is guarded, so that another value compiles another graph."""
     value = layout.specialised(x)
     if value is None:
-        raise Kept(Reason.DYNAMIC_DIMS, f"a size is {x}")
+        raise NotReadable(Reason.DYNAMIC_DIMS, f"a size is {x}")
     return int(value)
 
 
@@ -158,13 +158,13 @@ def _scale(scale: object, head_dim: int) -> float:
     number = scale.meta["val"] if isinstance(scale, Node) else scale
     value = layout.specialised(number) if isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) else None
     if value is None:
-        raise Kept(Reason.DYNAMIC_DIMS, f"scale={number}")
+        raise NotReadable(Reason.DYNAMIC_DIMS, f"scale={number}")
     return float(value)
 
 
 def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.dim() == key.dim() == value.dim() == 4:
-        raise Kept(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
+        raise NotReadable(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
     shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
     # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
     pairs = [
@@ -173,22 +173,14 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
         (query.shape[3], key.shape[3]),
     ]
     if any(layout.differ(a, b) for a, b in pairs) or 0 in map(layout.static, (*query.shape, *key.shape)):
-        raise Kept(Reason.SHAPE, shapes)
-
-
-def _check_dims(site: Site, architecture: str) -> None:
-    head_dim, value_dim = site.head_dim, site.value_dim
-    if head_dim % 8 or value_dim % 8 or not covers(site, architecture):
-        if head_dim == value_dim:
-            raise Kept(Reason.HEAD_DIM, f"head dimension {head_dim}")
-        raise Kept(Reason.VALUE_DIM, f"head dimension {head_dim}, of value {value_dim}")
+        raise NotReadable(Reason.SHAPE, shapes)
 
 
 def _check_dtypes(backend: Backend, args: dict[str, Any]) -> None:
     names = ("query", "key", "value", "out", backend.grad_out)
     dtypes = [args[name].meta["val"].dtype for name in names]
     if len(set(dtypes)) != 1 or dtypes[0] not in DTYPES:
-        raise Kept(Reason.DTYPE, ", ".join(f"{n}: {d}" for n, d in zip(names, dtypes, strict=True)))
+        raise NotReadable(Reason.DTYPE, ", ".join(f"{n}: {d}" for n, d in zip(names, dtypes, strict=True)))
 
 
 def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
@@ -196,23 +188,23 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
     trailing_one = logsumexp.dim() == 4 and layout.static(logsumexp.shape[3]) == 1
     heads_fit = logsumexp.dim() >= 3 and layout.same_all(logsumexp.shape[:2], query.shape[:2])
     if logsumexp.dtype != torch.float32 or not heads_fit or not (logsumexp.dim() == 3 or trailing_one):
-        raise Kept(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
+        raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _mask(backend: Backend, args: dict[str, Any]) -> Band:
+def _band(backend: Backend, args: dict[str, Any]) -> Band:
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     bands = []
     if args["is_causal"]:
         # Where the lengths differ, flash aligns bottom right and the others top left; PyTorch avoids flash then.
         if backend is FLASH and not layout.same(q_len, kv_len):
-            raise Kept(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
+            raise NotReadable(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
         bands.append(Band(0, None))
     mask = args[backend.mask] if backend.mask else None
     if mask is not None:
         result = recognise(mask, query=query, key=key)
         if result.band is None:
-            raise Kept(Reason(f"mask_{result.reason}"), result.detail)
+            raise NotReadable(Reason(f"mask_{result.reason}"), result.detail)
         bands.append(result.band)
     return intersect(bands, layout.static(q_len), layout.static(kv_len))
 
@@ -221,30 +213,15 @@ def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
     """The band of what all of them show.
 
     Raises:
-        Kept: it is no band: empty, or the offset between two anchors is not known.
+        NotReadable: it is no band: empty, or the offset between two anchors is not known.
     """
     if len({band.anchor for band in bands if not band.is_full}) > 1:
         if q_len is None or kv_len is None:
-            raise Kept(Reason.MASK_NOT_A_BAND, " and ".join(map(str, bands)) + " with dynamic lengths")
+            raise NotReadable(Reason.MASK_NOT_A_BAND, " and ".join(map(str, bands)) + " with dynamic lengths")
         bands = [band.resolve(q_len, kv_len) for band in bands]
     bands = [band for band in bands if not band.is_full]
     lo = max((band.lo for band in bands if band.lo is not None), default=None)
     hi = min((band.hi for band in bands if band.hi is not None), default=None)
     if lo is not None and hi is not None and lo > hi:
-        raise Kept(Reason.MASK_NOT_A_BAND, "nothing is visible: " + " and ".join(map(str, bands)))
+        raise NotReadable(Reason.MASK_NOT_A_BAND, "nothing is visible: " + " and ".join(map(str, bands)))
     return Band(lo, hi, bands[0].anchor if bands else "top_left")
-
-
-def _plan(site: Site, device: torch.device) -> tuple[Plan, str]:
-    """The plan of a site; where it cannot have the schedule of the setting, the planner's own choice and a note."""
-    architecture, compiler, note = arch.arch_of(device), toolchain.settings(), ""
-    try:
-        _check_dims(site, architecture)
-        if config.schedule != "auto":
-            try:
-                return plan(site, architecture, schedule=config.schedule, compiler=compiler), ""
-            except ArgumentError as error:
-                note = f"the setting schedule={config.schedule!r} cannot be followed here: {error}"
-        return plan(site, architecture, compiler=compiler), note
-    except DashError as error:
-        raise Kept(Reason.SCHEDULE_UNSUPPORTED, str(error)) from error

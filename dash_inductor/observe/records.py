@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..schedule.problem import Plan, Site
-from .reasons import Reason
+from ..model.plan import Plan
+from ..model.reasons import Reason
+from ..model.site import Site
 
 __all__ = ["Reason", "SiteRecord", "add", "clear_sites", "format_table", "sites"]
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from torch._dynamo.utils import counters
 from torch._logging._internal import trace_structured
 
+from ..model.reasons import Reason
 from . import records as _records
-from .reasons import Reason
 from .records import SiteRecord
 
 log = logging.getLogger("dash_inductor")

@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codegen import python_functions, triton_source
     from .jobs import Column, Job, Problem, resident, tables
-    from .planner import plan
-    from .problem import Band, Plan, Site, Tiles
-    from .schedules import NAMES, PARTS, Schedule, schedule, supports
+    from .schedules import NAMES, PARTS, Schedule, define, supports
     from .simulator import Costs, Run, simulate
     from .validity import check
 
 _HOME = {
     "codegen": ("python_functions", "triton_source"),
     "jobs": ("Column", "Job", "Problem", "resident", "tables"),
-    "planner": ("plan",),
-    "problem": ("Band", "Plan", "Site", "Tiles"),
-    "schedules": ("NAMES", "PARTS", "Schedule", "schedule", "supports"),
+    "schedules": ("NAMES", "PARTS", "Schedule", "define", "supports"),
     "simulator": ("Costs", "Run", "simulate"),
     "validity": ("check",),
 }
@@ -31,21 +27,16 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "NAMES",
     "PARTS",
-    "Band",
     "Column",
     "Costs",
     "Job",
-    "Plan",
     "Problem",
     "Run",
     "Schedule",
-    "Site",
-    "Tiles",
     "check",
-    "plan",
+    "define",
     "python_functions",
     "resident",
-    "schedule",
     "simulate",
     "supports",
     "tables",

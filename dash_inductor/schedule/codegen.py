@@ -12,8 +12,8 @@ from typing import Any
 
 import sympy
 
-from .problem import Band
-from .schedules import Schedule, schedule
+from ..model.mask import Band
+from .schedules import Schedule, define
 from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
 
 _TAIL = ("q_len", "kv_len", "lo", "hi", "BLOCK_Q", "BLOCK_KV")
@@ -163,7 +163,7 @@ def triton_source(schedule_name: str, band: Band) -> str:
 
     Raises ArgumentError on an unknown schedule or an unsupported mask.
     """
-    return _triton_source(schedule(schedule_name, band))
+    return _triton_source(define(schedule_name, band))
 
 
 def compile_functions(s: Schedule, printer: PythonPrinter, scope: dict[str, Any] | None = None) -> SimpleNamespace:
@@ -181,4 +181,4 @@ def _python_functions(s: Schedule) -> SimpleNamespace:
 
 def python_functions(schedule_name: str, band: Band) -> SimpleNamespace:
     """The functions of `SIGNATURES` and `HOST_SIGNATURES` as Python callables with the same names and arguments."""
-    return _python_functions(schedule(schedule_name, band))
+    return _python_functions(define(schedule_name, band))

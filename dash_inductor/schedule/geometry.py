@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from .problem import Band
+from ..model.mask import Band
 from .symbols import (
     BLOCK_KV,
     BLOCK_Q,

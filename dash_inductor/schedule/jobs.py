@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import sympy
 
 from ..errors import ArgumentError
+from ..model.mask import MAX_LENGTH, Band
 from .codegen import python_functions
-from .problem import MAX_LENGTH, Band
 from .schedules import PARTS, first_mirrored
 
 
@@ -94,20 +94,20 @@ class Job:
     columns: tuple[Column, ...]
 
 
-def walked_query_heads(kernel: str, q_heads: int, kv_heads: int) -> tuple[tuple[int, ...], ...]:
+def walked_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tuple[tuple[int, ...], ...]:
     """For each head of the schedule, in its order, the query heads that its CTAs walk for, one after the other.
 
-    The Hopper kernel has CTAs of its own for every query head: they are the heads, first member 0 of all groups, then
-    member 1, and so on.  In every other kernel a kv head is a head, and its CTAs walk for the whole group.  Either way
-    head `h` belongs to kv head ``h % kv_heads``.
+    Where every query head has CTAs of its own, the query heads are the heads, first member 0 of all groups, then member
+    1, and so on.  Elsewhere a kv head is a head, and its CTAs walk for the whole group.  Either way head `h` belongs to
+    kv head ``h % kv_heads``.
 
     Args:
-        kernel: as in `Plan`.
+        per_query_head: whether every query head has CTAs of its own (`KernelFamily.cta_per_query_head`).
         q_heads, kv_heads: per batch element.
     """
     group = q_heads // kv_heads
     members = [[kv_head * group + member for kv_head in range(kv_heads)] for member in range(group)]
-    if kernel == "hopper":
+    if per_query_head:
         return tuple((head,) for heads in members for head in heads)
     return tuple(zip(*members, strict=True))
 

@@ -24,8 +24,8 @@ from functools import cache
 import sympy
 
 from ..errors import ArgumentError
+from ..model.mask import Band
 from .geometry import N_KV, N_Q, Interval, Range, kv_range, q_range, seen_keys, seen_rows
-from .problem import Band
 from .symbols import (
     BATCH,
     HEAD,
@@ -305,7 +305,7 @@ def _build(name: str, has_lo: bool, has_hi: bool) -> Schedule:
     return _symmetric_shift(visible, has_lo) if name == "symmetric_shift" else _COLUMNS[name](visible)
 
 
-def schedule(name: str, band: Band) -> Schedule:
+def define(name: str, band: Band) -> Schedule:
     """The expressions of a schedule for a band.  Raises ArgumentError on an unknown name or an unsupported mask."""
     reason = supports(name, band)
     if reason is not None:

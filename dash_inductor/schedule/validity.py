@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .jobs import Job, Problem, functions, resident, tables
-from .schedules import schedule
+from .schedules import define
 from .simulator import simulate
 
 
@@ -59,7 +59,7 @@ def progress_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[st
     Launch-ordered schedules may only wait for earlier tickets.  The others must finish with the number of workers that
     they declare to need, where every job is held up only by the model's waits.
     """
-    definition = schedule(name, problem.resolved.band)
+    definition = define(name, problem.resolved.band)
     if not definition.shared_accumulator:
         return []
     if definition.resident is None:

@@ -1,4 +1,4 @@
-"""From a class of problems to compiled kernels: `Kernels` is what one (dims, dtype, mask kind, group, tiles) needs.
+"""From a `Specialisation` (dtype, head dims, group, kind of mask, tiles) to its compiled `Kernels`.
 
 Compiling needs neither driver nor GPU; lengths, batch and strides are arguments, so one build serves all of them.
 """
@@ -20,8 +20,11 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from ... import toolchain
 from ...errors import ArgumentError
+from ...model.mask import Band
+from ...model.plan import Plan, Tiles
+from ...model.site import DType, Site
+from ...planning.families import HOPPER, hopper_dims
 from ...schedule import codegen, schedules
-from ...schedule.problem import Band, Plan, Site, Tiles
 from .entry import hopper_backward
 from .finish import finish
 from .prepare import prepare
@@ -77,14 +80,14 @@ def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
     Raises:
         ArgumentError: head dims that no variant fits.
     """
-    for dims in VARIANTS:
-        if head_dim <= dims[0] and value_dim <= dims[1]:
-            return dims
-    raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*VARIANTS]}")
+    dims = hopper_dims(head_dim, value_dim)
+    if dims is None:
+        raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*VARIANTS]}")
+    return dims
 
 
 @dataclass(frozen=True)
-class Problem:
+class Specialisation:
     """What the kernels are compiled for.
 
     Args:
@@ -110,26 +113,41 @@ class Problem:
         if self.tiles.num_warps != WARPS:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
+    @staticmethod
+    def of(band: Band, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int) -> Specialisation:
+        """What the kernels of a plan are compiled for.
+
+        Args:
+            dims: the head dims of q and k, and of v.
+            group: query heads per kv head.
+
+        Raises:
+            ArgumentError: a dtype of another width, or tiles that the kernel does not have.
+        """
+        if dtype == "float32":
+            raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
+        even = kv_len % plan.dkdv.block_kv == 0
+        bounds = band.lo is not None, band.hi is not None
+        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv)
+
+    @staticmethod
+    def of_site(site: Site, plan: Plan) -> Specialisation:
+        """What the kernels of a site's plan are compiled for.
+
+        Raises:
+            ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
+        """
+        if plan.kernel != HOPPER.name:
+            raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
+        if site.kv_len is None:
+            raise ArgumentError("site", site, "a site whose kv_len is known")
+        dims = site.head_dim, site.value_dim
+        return Specialisation.of(site.band, plan, site.dtype, dims, site.group, site.kv_len)
+
     @property
     def band(self) -> Band:
         """Any band with these bounds: their values are arguments."""
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
-
-
-def problem_of(site: Site, plan: Plan) -> Problem:
-    """What the kernels of a site's plan are compiled for.
-
-    Raises:
-        ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
-    """
-    if plan.kernel != "hopper":
-        raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
-    if site.kv_len is None or site.dtype == "float32":
-        raise ArgumentError("site", site, "a 16-bit site whose kv_len is known")
-    return Problem(
-        site.dtype, site.head_dim, site.value_dim, site.group, plan.schedule, site.mask.lo is not None,
-        site.mask.hi is not None, site.kv_len % plan.dkdv.block_kv == 0, plan.dkdv,
-    )  # fmt: skip
 
 
 @cache
@@ -140,20 +158,20 @@ def schedule_module(schedule: str, band: Band) -> ModuleType:
 
 
 class Kernels:
-    """prepare, main and finish of a `Problem`, compiled on first use."""
+    """prepare, main and finish of a `Specialisation`, compiled on first use."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        dims = variant(problem.head_dim, problem.value_dim)
+    def __init__(self, of: Specialisation) -> None:
+        self.of = of
+        dims = variant(of.head_dim, of.value_dim)
         self.variant = VARIANTS[dims]
-        self.functions = schedule_module(problem.schedule, problem.band)
-        self.schedule = schedules.schedule(problem.schedule, problem.band)
+        self.functions = schedule_module(of.schedule, of.band)
+        self.schedule = schedules.define(of.schedule, of.band)
         self.columns, self.value_columns = dims  # of a tile
         self.block_d = self.columns - self.variant.tail
 
     @cached_property
     def main(self) -> Any:
-        p, f, v, tiles = self.problem, self.functions, self.variant, self.problem.tiles
+        p, f, v, tiles = self.of, self.functions, self.variant, self.of.tiles
         q, kv, d = tiles.block_q, tiles.block_kv, self.block_d
         constants = {
             "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "NUM_STEPS": f.dash_num_steps,
@@ -181,7 +199,7 @@ class Kernels:
 
     @cached_property
     def prepare(self) -> Any:
-        p = self.problem
+        p = self.of
         constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.value_columns}
         dtype = _TYPES[p.dtype]
         types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
@@ -191,7 +209,7 @@ class Kernels:
 
     @cached_property
     def finish(self) -> Any:
-        p = self.problem
+        p = self.of
         constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
                      "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
                      "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS}  # fmt: skip
@@ -201,15 +219,15 @@ class Kernels:
         return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), options)
 
     @staticmethod
-    def constants(compiled: Any) -> int:
+    def constant_count(compiled: Any) -> int:
         """How many compile-time constants, always last, a compiled kernel's argument list has."""
         return sum(parameter.is_constexpr for parameter in compiled.src.fn.params)
 
     def _columns(self, rows: int) -> str:
         """64 columns of a tile with so many rows."""
-        dtype = gl.bfloat16 if self.problem.dtype == "bfloat16" else gl.float16
+        dtype = gl.bfloat16 if self.of.dtype == "bfloat16" else gl.float16
         block = [1, 1, rows, 64]
-        return _descriptor(_TYPES[self.problem.dtype], block, gl.NVMMASharedLayout.get_default_for(block, dtype))
+        return _descriptor(_TYPES[self.of.dtype], block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
 
 _TYPES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -250,6 +268,6 @@ def _compile(
 
 
 @cache
-def kernels(problem: Problem, device: int) -> Kernels:
-    """The kernels of a problem; a compiled kernel is loaded into one device, so each device has its own."""
-    return Kernels(problem)
+def kernels(of: Specialisation, device: int) -> Kernels:
+    """The kernels of a specialisation; a compiled kernel is loaded into one device, so each device has its own."""
+    return Kernels(of)

@@ -16,19 +16,23 @@ from torch import Tensor
 
 from ... import compat
 from ...errors import ArgumentError
+from ...model.call import Call
+from ...model.plan import Plan
+from ...model.site import DType
+from ...planning.families import HOPPER
 from ...schedule.jobs import Problem, functions
-from ...schedule.problem import Band, Plan, Site
 from ..strides import dense_strides
-from .build import FINISH_ROWS, kernels, problem_of
+from .build import FINISH_ROWS, Specialisation, kernels
 
 _Strides = tuple[int, ...]
 LOG2E = math.log2(math.e)
+_DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    mask: str, scale: float, orders: Sequence[Sequence[int]], plan: str,
+    call: Call, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv of attention, bitwise reproducible.
 
@@ -36,15 +40,20 @@ def backward(
         query, key, value, grad_out, out: fp16 or bf16 [batch, heads, length, head dim], any strides; those that TMA
             cannot read (unaligned, or a strided last dimension) are copied first.
         logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
-        orders: of dq, dk, dv: their dimensions from the largest stride to the smallest; the last must be 3.
-        plan: ``str`` of a `Plan` of the Hopper kernel.
+        call: with the orders of dq, dk and dv; one whose last dimension is not the fourth is given the default order.
+        plan: a plan of the Hopper kernel.
 
     Raises:
-        ArgumentError: a plan of another kernel; a schedule that needs more co-resident CTAs than the GPU has SMs.
+        ArgumentError: a plan of another kernel; a mask of more than a band; a schedule that needs more co-resident CTAs
+            than the GPU has SMs.
     """
+    if plan.kernel != HOPPER.name:
+        raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
+    if call.mask.keys is not None:
+        raise ArgumentError("mask", str(call.mask), "a band alone")
     query, key, value, grad_out, out = map(_readable, (query, key, value, grad_out, out))
     facts = (
-        plan, mask, scale, tuple(map(tuple, orders)), query.dtype, query.device.index,
+        call, plan, query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(),
     )  # fmt: skip
@@ -75,24 +84,21 @@ class _State:
     """One combination of plan, mask, shapes and strides on one device."""
 
     def __init__(
-        self, plan: str, mask: str, scale: float, orders: tuple[tuple[int, ...], ...], dtype: torch.dtype, device: int,
-        q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
-        do: _Strides, out: _Strides, lse: _Strides,
+        self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
+        k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
     ) -> None:  # fmt: skip
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
-        parsed, band = Plan.parse(plan), Band.parse(mask)
-        site = Site(
-            "cuda", "bfloat16" if dtype == torch.bfloat16 else "float16", self.batch, self.q_heads, self.kv_heads,
-            self.q_len, self.kv_len, head_dim, value_dim, band, scale,
-        )  # fmt: skip
-        problem, tiles = problem_of(site, parsed), parsed.dkdv
-        self.kernels = kernels(problem, device)
+        band, scale, tiles = call.mask.band, call.scale, plan.dkdv
+        orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
+        group = self.q_heads // self.kv_heads
+        of = Specialisation.of(band, plan, _DTYPES[dtype], (head_dim, value_dim), group, self.kv_len)
+        self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
-            section=parsed.section,
+            section=plan.section,
         )  # fmt: skip
-        schedule, tail = functions(parsed.schedule, work), work.tail()
+        schedule, tail = functions(plan.schedule, work), work.tail()
         lo, hi = tail[2:4]
         first_row, end_row = schedule.dash_seen_rows(*tail)
         first_key, end_key = schedule.dash_seen_keys(*tail)
@@ -103,7 +109,7 @@ class _State:
         built = self.kernels
         q_tiles = self.batch * self.q_heads * work.n_q
         rows = q_tiles * tiles.block_q
-        kv_tiles = self.batch * self.kv_heads * work.n_kv if problem.group > 1 else 0
+        kv_tiles = self.batch * self.kv_heads * work.n_kv if group > 1 else 0
         counters = q_tiles + kv_tiles + 1
         accumulator = rows * built.columns
         sums = kv_tiles * tiles.block_kv * (built.columns + built.value_columns)
@@ -121,13 +127,13 @@ class _State:
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
         self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, first_row, end_row, work.n_q)
-        self.main_sizes = (self.batch, *sizes, parsed.section, scale, scale * LOG2E)
+        self.main_sizes = (self.batch, *sizes, plan.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
         ctas = self._checked(work.batch * work.heads * schedule.dash_slots(*tail))
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
-        self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constants(built.prepare))
-        self.main = compat.KernelLauncher(built.main, ctas, descriptors, built.constants(built.main))
-        self.finish = compat.KernelLauncher(built.finish, finish_programs, (), built.constants(built.finish))
+        self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constant_count(built.prepare))
+        self.main = compat.KernelLauncher(built.main, ctas, descriptors, built.constant_count(built.main))
+        self.finish = compat.KernelLauncher(built.finish, finish_programs, (), built.constant_count(built.finish))
 
     def _lay_out_workspace(self, *elements: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
@@ -143,7 +149,7 @@ class _State:
             available = torch.cuda.get_device_properties(self.device).multi_processor_count
             if ctas > available:
                 raise ArgumentError(
-                    "schedule", self.kernels.problem.schedule,
+                    "schedule", self.kernels.of.schedule,
                     f"one that needs no co-residency: {ctas} CTAs do not fit {available} SMs at once",
                 )  # fmt: skip
         return ctas

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .attention import Gradients, Problem, errors
+from .attention import Attention, Gradients, errors
 
 
-def pytorch_backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
+def pytorch_backward(p: Attention, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
     """FlashAttention-2 as PyTorch has it (windows aligned bottom right); in fp32 autograd of matmuls."""
     if p.q.dtype == torch.float32:
         return p.exact(torch.float32)[2]
@@ -38,7 +38,7 @@ def pytorch_backward(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradie
     return dq, dk, dv
 
 
-def check(p: Problem, gradients: Gradients) -> None:
+def check(p: Attention, gradients: Gradients) -> None:
     """The largest error against fp64 is at most twice that of PyTorch's own; rows without keys get zeros."""
     out, lse = p.rounded_forward()
     exact = p.exact()[2]

@@ -11,14 +11,16 @@ from dash_inductor.kernels.reference import visible
 from torch import Tensor
 
 from dash_inductor import lowering, ops
-from dash_inductor.schedule import Band, Plan, Site, plan
+from dash_inductor.model import Band, Plan, Site
+from dash_inductor.planning import plan
 
-BSHD = [0, 2, 1, 3]  # order of dimensions of a [batch, heads, length, head dim] tensor whose heads are interleaved
+from .calls import backward_call, call_of
+
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Problem:
+class Attention:
     """Random inputs [batch, heads, length, head dim] with BSHD strides, as models have them."""
 
     q: Tensor
@@ -32,7 +34,7 @@ class Problem:
     def random(
         q_len: int, kv_len: int, head_dim: int, mask: Band, *, batch: int = 2, kv_heads: int = 2, group: int = 1,
         dtype: torch.dtype = torch.bfloat16, device: str = "cuda", seed: int = 0, value_dim: int | None = None,
-    ) -> Problem:  # fmt: skip
+    ) -> Attention:  # fmt: skip
         """`value_dim` is the head dim of v, where it is not `head_dim`."""
         g = torch.Generator(device=device).manual_seed(seed)
 
@@ -42,7 +44,7 @@ class Problem:
         q_heads, value_dim = kv_heads * group, head_dim if value_dim is None else value_dim
         q, k = tensor(q_len, q_heads, head_dim), tensor(kv_len, kv_heads, head_dim)
         v, do = tensor(kv_len, kv_heads, value_dim), tensor(q_len, q_heads, value_dim)
-        return Problem(q, k, v, do, mask, head_dim**-0.5)
+        return Attention(q, k, v, do, mask, head_dim**-0.5)
 
     @property
     def group(self) -> int:
@@ -71,7 +73,7 @@ class Problem:
         dtype: Any = str(self.q.dtype).removeprefix("torch.")
         return Site(
             "cuda" if cuda else "cpu", dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim,
-            self.mask, self.scale,
+            call_of(self.mask, self.scale),
         )  # fmt: skip
 
     def plan(self, arch: str = "sm_90", schedule: str | None = None) -> Plan:
@@ -86,11 +88,10 @@ class Problem:
 def compiled_backward(mask: Band, scale: float, plan: Plan, *, dynamic: bool = False) -> Callable[..., Gradients]:
     """`dash::attention_backward` through Inductor: (do, q, k, v, out, lse) -> (dq, dk, dv) with BSHD strides."""
     lowering.register()
+    call = str(backward_call(mask, scale))
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-        gradients: Gradients = ops.attention_backward(
-            do, q, k, v, out, lse, str(mask), scale, BSHD, BSHD, BSHD, str(plan), "test"
-        )
+        gradients: Gradients = ops.attention_backward(do, q, k, v, out, lse, [], call, str(plan), "test")
         return gradients
 
     compiled = torch.compile(backward, dynamic=False)

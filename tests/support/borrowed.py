@@ -8,7 +8,7 @@ import torch
 from dash_inductor.kernels import forward
 from torch import Tensor
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 
 def window_sees(i: int, j: int, q_len: int, kv_len: int, left: int, right: int) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .attention import Problem, compiled_backward
+from .attention import Attention, compiled_backward
 from .repeats import digest
 
 _CASES = [(1000, 128, Band(0), 1, None), (513, 64, Band(), 4, "ascending"), (513, 64, Band(0, 99), 1, "spt")]
@@ -16,7 +16,7 @@ def compute() -> str:
     gradients: list[torch.Tensor] = []
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     for length, head_dim, mask, group, schedule in _CASES:
-        p = Problem.random(length, length, head_dim, mask, group=group)
+        p = Attention.random(length, length, head_dim, mask, group=group)
         backward = compiled_backward(mask, p.scale, p.plan(arch, schedule))
         gradients += backward(p.do, p.q, p.k, p.v, *p.rounded_forward())
     return digest(gradients)

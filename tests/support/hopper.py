@@ -10,22 +10,23 @@ import torch
 from dash_inductor.kernels.hopper import launch
 from torch import Tensor
 
-from dash_inductor.schedule import Plan
+from dash_inductor.model import Plan
 
-from .attention import BSHD, Gradients, Problem
+from .attention import Attention, Gradients
+from .calls import BSHD, backward_call
 from .hopper_builds import TILES
 
 _elsewhere = torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
 MARKS = [pytest.mark.gpu, pytest.mark.skipif(_elsewhere, reason="a kernel for sm_90")]
 
 
-def plan_of(problem: Problem, schedule: str, section: int = 4) -> Plan:
+def plan_of(problem: Attention, schedule: str, section: int = 4) -> Plan:
     """A plan of the Hopper kernel with the tiles of the problem's head dims."""
     tiles = TILES[problem.q.shape[3], problem.v.shape[3]]
     return Plan("hopper", schedule, "keep", tiles, section=section)
 
 
-def any_forward(problem: Problem) -> tuple[Tensor, Tensor]:
+def any_forward(problem: Attention) -> tuple[Tensor, Tensor]:
     """An out and a log-sum-exp of no forward, where only bits, memory or progress matter."""
     out = problem.do
     return out, torch.full(out.shape[:3], 12.0, device=out.device)
@@ -39,7 +40,7 @@ class Direct:
     """
 
     def __init__(
-        self, problem: Problem, schedule: str, *, section: int = 4, orders: Sequence[Sequence[int]] = (BSHD,) * 3,
+        self, problem: Attention, schedule: str, *, section: int = 4, orders: Sequence[Sequence[int]] = (BSHD,) * 3,
         forward: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.orders = problem, orders
@@ -53,7 +54,7 @@ class Direct:
     def on(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
         """The gradients of other tensors with this mask, scale and plan."""
         p = self.problem
-        return launch.backward(do, q, k, v, out, lse, str(p.mask), p.scale, self.orders, str(self.plan))
+        return launch.backward(do, q, k, v, out, lse, backward_call(p.mask, p.scale, self.orders), self.plan)
 
     def with_problem(self, **tensors: Tensor) -> Gradients:
         """The gradients with some of the problem's tensors given another layout."""

@@ -14,9 +14,10 @@ import torch
 import triton
 from torch import Tensor
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .attention import BSHD, Problem
+from .attention import Attention
+from .calls import backward_call
 from .hopper import launch, plan_of
 from .repeats import digest
 
@@ -47,7 +48,7 @@ def _numbers(*shape: int, seed: int) -> Tensor:
     return ((x & 0x3FF) - 512).view(shape).float() / 256
 
 
-def problem(index: int) -> tuple[Problem, Tensor, Tensor]:
+def problem(index: int) -> tuple[Attention, Tensor, Tensor]:
     """(inputs, out, log-sum-exp) of a case.  The last two belong to no forward: the bits do not ask."""
     head_dim, value_dim, mask, _, dtype, group, q_len, kv_len = CASES[index]
     batch, kv_heads = 2, 2
@@ -59,7 +60,7 @@ def problem(index: int) -> tuple[Problem, Tensor, Tensor]:
     v, do = tensor(kv_len, kv_heads, value_dim, 3), tensor(q_len, kv_heads * group, value_dim, 4)
     out = tensor(q_len, kv_heads * group, value_dim, 5)
     lse = _numbers(batch, kv_heads * group, q_len, seed=10 * index + 6) + 8.0
-    return Problem(q, k, v, do, mask, 0.0625), out, lse
+    return Attention(q, k, v, do, mask, 0.0625), out, lse
 
 
 def compute() -> dict[str, str]:
@@ -68,8 +69,8 @@ def compute() -> dict[str, str]:
     for index, (*facts, dtype, group, q_len, kv_len) in enumerate(CASES):
         p, out, lse = problem(index)
         schedule = CASES[index][3]
-        plan = str(plan_of(p, schedule))
-        gradients = launch.backward(p.do, p.q, p.k, p.v, out, lse, str(p.mask), p.scale, (BSHD,) * 3, plan)
+        plan = plan_of(p, schedule)
+        gradients = launch.backward(p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale), plan)
         assert all(g.isfinite().all() and g.any() for g in gradients)
         name = " ".join(map(str, (*facts, str(dtype).removeprefix("torch."), f"group {group}", f"{q_len}x{kv_len}")))
         digests[name] = digest(gradients)

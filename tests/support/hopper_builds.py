@@ -8,7 +8,7 @@ from typing import Any
 
 from dash_inductor.kernels.hopper import build
 
-from dash_inductor.schedule import Band, Tiles
+from dash_inductor.model import Band, Tiles
 
 from . import sass
 
@@ -38,8 +38,8 @@ class Case:
         ragged = "" if self.even_kv else " ragged"
         return f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}"
 
-    def problem(self) -> build.Problem:
-        return build.Problem(
+    def specialisation(self) -> build.Specialisation:
+        return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
             self.even_kv, TILES[self.dims],
         )  # fmt: skip
@@ -67,6 +67,6 @@ class Built:
 
 @functools.cache
 def built(case: Case) -> Built:
-    kernel, report = sass.compile_with_report(lambda: build.Kernels(case.problem()).main)
+    kernel, report = sass.compile_with_report(lambda: build.Kernels(case.specialisation()).main)
     spills = sass.loop_spills(sass.disassemble(kernel.asm["cubin"]))
     return Built(kernel.asm["ptx"], kernel.metadata.shared, report, spills, kernel.metadata.launch_pdl)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .attention import Problem
+from .attention import Attention
 from .hopper import Direct, any_forward
 from .repeats import differing_runs, digest
 from .spinner import sms_held
@@ -25,7 +25,7 @@ from .spinner import sms_held
 def big(schedule: str) -> Direct:
     """A backward of 1024 CTAs, far more than there are SMs."""
     mask = Band() if schedule == "ascending" else Band(0)
-    p = Problem.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
+    p = Attention.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
     return Direct(p, schedule, forward=any_forward(p))
 
 
@@ -50,7 +50,7 @@ def held(schedule: str, free: int) -> dict[str, object]:
 
 def grouped() -> Direct:
     """Short walks, and members of groups that follow one another closely."""
-    p = Problem.random(1023, 1023, 128, Band(0, 255), batch=2, kv_heads=4, group=8)
+    p = Attention.random(1023, 1023, 128, Band(0, 255), batch=2, kv_heads=4, group=8)
     return Direct(p, "descending", forward=any_forward(p))
 
 

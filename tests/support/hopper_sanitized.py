@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from dash_inductor import compat
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .attention import Problem
+from .attention import Attention
 from .hopper import Direct, any_forward
 
 # head dims of q and of v, mask, schedule, group
@@ -37,7 +37,7 @@ def main() -> None:
     compat.empty_cuda = recorded
     kept = []  # freed memory could be another call's
     for head_dim, value_dim, mask, schedule, group in CASES:
-        p = Problem.random(200, 200, head_dim, mask, batch=1, kv_heads=1, group=group, value_dim=value_dim)
+        p = Attention.random(200, 200, head_dim, mask, batch=1, kv_heads=1, group=group, value_dim=value_dim)
         run = Direct(p, schedule, forward=any_forward(p))
         for _ in range(2):
             run()

@@ -20,9 +20,9 @@ install_driver()
 import torch  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 
-from dash_inductor.schedule import Band, Plan, Tiles  # noqa: E402
+from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
-from .attention import Gradients, Problem, compiled_backward, errors  # noqa: E402
+from .attention import Attention, Gradients, compiled_backward, errors  # noqa: E402
 from .poison import check_overflow, check_poison  # noqa: E402
 
 
@@ -30,7 +30,7 @@ def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: t
     torch._dynamo.reset()
     harm = {"poison": check_poison, "overflow": check_overflow}.get(mode)
     batch = 1 if group > 1 or harm else 2  # programs run one after the other
-    problem = Problem.random(
+    problem = Attention.random(
         q_len, kv_len, 24, mask, batch=batch, kv_heads=1 if harm else 2, group=group, dtype=dtype, device="cpu"
     )
     dq = Tiles(32, 16, 4, 1) if schedule == "two_pass" else None
@@ -38,7 +38,7 @@ def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: t
     backward = compiled_backward(mask, problem.scale, plan, dynamic=mode == "dynamic")
     if harm is not None:
 
-        def of(p: Problem, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
+        def of(p: Attention, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
             return backward(p.do, p.q, p.k, p.v, out, lse)
 
         harm(problem, of)

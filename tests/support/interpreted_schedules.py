@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import SIGNATURES, python_functions
-from dash_inductor.schedule.problem import Band
 
 RESULTS = {"dash_launch": 2, "dash_q_range": 4, "dash_kv_range": 4, "dash_seen_rows": 2, "dash_seen_keys": 2}
 BLOCKS = {"BLOCK_Q": 4, "BLOCK_KV": 8, "SECTION": 3}

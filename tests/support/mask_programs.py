@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dash_inductor.matching import constants, masks
+from dash_inductor.matching import masks, verification
 from dash_inductor.matching.masks import MaskResult
-from dash_inductor.schedule.problem import Band
+from dash_inductor.model.mask import Band
 
 from .mask_graphs import trace_mask
 
@@ -333,7 +333,7 @@ def outcome(program: Program) -> str:
         module = trace_mask(lambda q, k, w: program.make(q, k, w), program.w, batch=2, **lengths)
     except Exception:
         return "invalid"
-    with mock.patch.object(constants, "verify"):
+    with mock.patch.object(verification, "verify"):
         found = _read(module)
     bands = [result.band for result in found]
     if not any(bands):

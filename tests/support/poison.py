@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .attention import Gradients, Problem
+from .attention import Attention, Gradients
 
-Backward = Callable[[Problem, Tensor, Tensor], Gradients]
+Backward = Callable[[Attention, Tensor, Tensor], Gradients]
 """The gradients of a problem, given the forward's out and log-sum-exp."""
 
 MASKS = [
@@ -28,13 +28,13 @@ MASKS = [
 """Bands and lengths (tokens) at which some rows see no key, or some keys are seen by no row."""
 
 
-def seen(p: Problem) -> tuple[Tensor, Tensor]:
+def seen(p: Attention) -> tuple[Tensor, Tensor]:
     """Which rows see a key, and which keys are seen by a row: booleans [q_len], [kv_len]."""
     keep = p.keep()
     return keep.any(1), keep.any(0)
 
 
-def surrounded(p: Problem, out: Tensor, lse: Tensor, fill: float) -> tuple[Problem, Tensor, Tensor]:
+def surrounded(p: Attention, out: Tensor, lse: Tensor, fill: float) -> tuple[Attention, Tensor, Tensor]:
     """The same problem and forward cut out of larger tensors of `fill`, with `fill` where nobody looks."""
     rows, keys = seen(p)
 
@@ -49,10 +49,10 @@ def surrounded(p: Problem, out: Tensor, lse: Tensor, fill: float) -> tuple[Probl
     k, v = (cut(t, keys) for t in (p.k, p.v))
     longer = lse.new_full((*lse.shape[:2], lse.shape[2] + 5), fill)
     longer[:, :, : lse.shape[2]][:, :, rows] = lse[:, :, rows]
-    return Problem(q, k, v, do, p.mask, p.scale), o, longer
+    return Attention(q, k, v, do, p.mask, p.scale), o, longer
 
 
-def check_poison(p: Problem, backward: Backward) -> None:
+def check_poison(p: Attention, backward: Backward) -> None:
     """What nobody sees has gradients of zero, and what it holds changes no bit of the others."""
     forward = p.rounded_forward()
     expected = backward(*surrounded(p, *forward, 0.0))
@@ -65,7 +65,7 @@ def check_poison(p: Problem, backward: Backward) -> None:
         assert [torch.equal(a, b) for a, b in zip(expected, poisoned, strict=True)] == [True] * 3, fill
 
 
-def check_overflow(p: Problem, backward: Backward) -> None:
+def check_overflow(p: Attention, backward: Backward) -> None:
     """A dP that overflows in pairs that a causal mask keeps apart, in tiles that it cuts, does no harm."""
     assert p.mask == Band(0)
     half = p.q.shape[2] // 2

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 from hypothesis import strategies as st
 
+from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import PythonPrinter, compile_functions
 from dash_inductor.schedule.jobs import Problem
-from dash_inductor.schedule.problem import Band
-from dash_inductor.schedule.schedules import NAMES, schedule, supports
+from dash_inductor.schedule.schedules import NAMES, define, supports
 
 BANDS = (
     Band(),
@@ -79,4 +79,4 @@ class CPrinter(PythonPrinter):
 def c_functions(name: str, problem: Problem) -> SimpleNamespace:
     """The schedule's functions, evaluated as C would."""
     scope = {"where": _where, "divide": _divide, "remainder": _remainder}
-    return compile_functions(schedule(name, problem.resolved.band), CPrinter(), scope)
+    return compile_functions(define(name, problem.resolved.band), CPrinter(), scope)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 
-def source_line(nodes: Iterable[Node]) -> str:
+def model_line(nodes: Iterable[Node]) -> str:
     """``file:line in module.path`` from the first of these nodes that knows it, "" if none does.
 
     `line` is the innermost line of the model's stack; the module path is left out where PyTorch recorded none.

@@ -1,4 +1,4 @@
-"""`plan`: from the facts of a site to what runs there, as a pure function.
+"""`decide`: from the facts of a site to what becomes of it, as a pure function; `plan` raises where it says no.
 
 Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
 with dynamic lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal
@@ -14,18 +14,57 @@ the lengths compare as far as that is known; the numerics key shows the outcome.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from functools import lru_cache
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DashError
+from ..model.mask import MAX_LENGTH, Band
+from ..model.plan import Decision, Kept, Plan, Tiles
+from ..model.reasons import Reason
+from ..model.site import Site
+from ..schedule.jobs import Problem, functions, resident, tables
+from ..schedule.schedules import NAMES, check_name, define, supports
+from ..schedule.simulator import Costs, simulate
 from . import costs, forwards
 from .costs import Candidate
-from .jobs import Problem, functions, resident, tables
-from .problem import MAX_LENGTH, Band, Plan, Site, Tiles
-from .schedules import NAMES, check_name, supports
-from .schedules import schedule as definition
-from .simulator import Costs, simulate
+from .families import BITS, FAMILIES, family, head_dims_in_words
 
-_BITS = {"float16": 16, "bfloat16": 16, "float32": 32}
+
+def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
+    """What becomes of `site`, from static facts alone: a plan, or the reason why no kernel can run it.
+
+    Args:
+        arch, compiler: as for `plan`.
+        schedule: a schedule to prefer, or "auto".  Where the site cannot have it, the plan is the planner's own, and
+            its `schedule_note` says why.
+
+    Raises:
+        ArgumentError: an unknown architecture or schedule.
+    """
+    known = _known(arch)
+    if not any(f.covers(site, known) for f in FAMILIES):
+        return _why_not(site, known)
+    note = ""
+    try:
+        if schedule != "auto":
+            check_name(schedule)
+            try:
+                return plan(site, arch, schedule=schedule, compiler=compiler)
+            except ArgumentError as error:
+                note = f"the setting schedule={schedule!r} cannot be followed here: {error}"
+        return replace(plan(site, arch, compiler=compiler), schedule_note=note)
+    except DashError as error:
+        return Kept(Reason.SCHEDULE_UNSUPPORTED, str(error))
+
+
+def _why_not(site: Site, arch: str) -> Kept:
+    dims = f"head dimension {site.head_dim}" + (
+        "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
+    )
+    if any(f.covers_dims(site, arch) for f in FAMILIES):
+        return Kept(Reason.MASK_UNSUPPORTED, f"{site.mask} at {dims}")
+    reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
+    return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
@@ -38,33 +77,42 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     An architecture of `costs.SAME_AS` gets the plan of its relative, under a numerics key of its own.
 
     Raises:
-        ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or dimensions
-            that no kernel covers.
+        ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or a site that
+            no kernel covers.
     """
+    known = _known(arch)
     _check(site, arch, schedule)
-    tables_of = costs.SAME_AS.get(arch, arch)
-    name, candidate, length = _choose(tables_of, _candidates(site, arch), site.mask, schedule)
+    candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
+    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    kernel = candidate.kernel if site.device == "cuda" else "reference"
-    forward, why = forwards.choose(site, tables_of)
-    section = _section(name, site, tables_of, candidate)
+    forward, why = forwards.choose(site, known)
+    section = _section(name, site, known, kernel, candidate)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
     return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key, why)
 
 
+def _known(arch: str) -> str:
+    """The architecture whose tables `arch` uses."""
+    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
+        raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
+    return costs.SAME_AS.get(arch, arch)
+
+
 def _check(site: Site, arch: str, schedule: str | None) -> None:
-    _check_arch(arch)
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
-    if site.dtype not in _BITS:
-        raise ArgumentError("dtype", site.dtype, _BITS)
+    if site.dtype not in BITS:
+        raise ArgumentError("dtype", site.dtype, BITS)
     for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
-    if not covers(site, arch):
-        allowed = "equal head dims up to 128; 16-bit on sm_90: up to 256, and 136 to 192 beside v of 72 to 128"
-        raise ArgumentError("head_dim, value_dim", (site.head_dim, site.value_dim), allowed)
+    known = _known(arch)
+    if not any(f.covers_dims(site, known) for f in FAMILIES):
+        dims = site.head_dim, site.value_dim
+        raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
+    if not any(f.covers(site, known) for f in FAMILIES):
+        raise ArgumentError("mask", str(site.mask), "without keys at these head dims")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
@@ -72,47 +120,28 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         raise ArgumentError("q_heads", site.q_heads, f"a multiple of kv_heads={site.kv_heads}")
     if schedule is not None:
         check_name(schedule)
-        reason = supports(schedule, site.mask)
+        reason = supports(schedule, site.band)
         if reason is not None:
-            raise ArgumentError("schedule", schedule, f"one that supports the mask {site.mask}: {reason}")
-
-
-def _check_arch(arch: str) -> None:
-    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
-        raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
-
-
-def covers(site: Site, arch: str) -> bool:
-    """Whether a kernel has the head dims of `site` on `arch`.
-
-    Raises:
-        ArgumentError: an unknown architecture.
-    """
-    _check_arch(arch)
-    return bool(_candidates(site, arch))
-
-
-def _candidates(site: Site, arch: str) -> tuple[Candidate, ...]:
-    return costs.candidates(costs.SAME_AS.get(arch, arch), _BITS[site.dtype], site.head_dim, site.value_dim)
+            raise ArgumentError("schedule", schedule, f"one that supports the mask {site.band}: {reason}")
 
 
 @lru_cache(maxsize=256)
 def _choose(
-    arch: str, candidates: tuple[Candidate, ...], mask: Band, schedule: str | None
-) -> tuple[str, Candidate, float]:
-    """(schedule, tiles, critical path) with the shortest critical path on the nominal problem."""
-    best: tuple[str, Candidate, float] | None = None
-    for candidate in candidates:
+    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None
+) -> tuple[str, str, Candidate, float]:
+    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem."""
+    best: tuple[str, str, Candidate, float] | None = None
+    for kernel, candidate in candidates:
         for name in NAMES if schedule is None else (schedule,):
             if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
                 continue
-            if schedule is None and definition(name, mask).resident is not None:
+            if schedule is None and define(name, mask).resident is not None:
                 continue
-            if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[2]:
+            if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[3]:
                 continue  # cannot be shorter
             length = critical_path(name, candidate, mask, arch)
-            if best is None or length < best[2]:
-                best = name, candidate, length
+            if best is None or length < best[3]:
+                best = name, kernel, candidate, length
     if best is None:
         raise ArgumentError("schedule", schedule, "one of a single pass: these head dims have no kernels of two passes")
     return best
@@ -167,7 +196,7 @@ def _steps(name: str, problem: Problem) -> list[int]:
 
 def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
     """Simulated time of one kernel; without waits (two passes, or one worker) that is plain list scheduling."""
-    if definition(name, problem.band).shared_accumulator and costs.WORKERS[arch] > 1:
+    if define(name, problem.band).shared_accumulator and costs.WORKERS[arch] > 1:
         workers = max(costs.WORKERS[arch], resident(name, problem))
         return simulate(tables(name, problem), workers, prices).makespan
     steps = _steps(name, problem)
@@ -187,11 +216,11 @@ def _launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
     return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
 
 
-def _section(name: str, site: Site, arch: str, candidate: Candidate) -> int:
+def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
     length = costs.NOMINAL_LEN if site.kv_len is None else site.kv_len
-    if candidate.kernel == "hopper":
+    if family(kernel).cta_per_query_head:
         return _fits_l2(site, max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len))
-    return _launched_together(name, site.mask, arch, -(-length // candidate.dkdv.block_kv))
+    return _launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
 
 
 def _fits_l2(site: Site, length: int) -> int:

@@ -28,10 +28,13 @@ class Reason(Enum):
     FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
     DROPOUT = "dropout", "Attention dropout would need PyTorch's random numbers bit for bit."
     DTYPE = "dtype", "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site."
-    HEAD_DIM = "head_dim", "The head dimension must be a multiple of 8, at most 128; 16-bit on sm_90: at most 256."
+    HEAD_DIM = (
+        "head_dim",
+        "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
+    )
     VALUE_DIM = (
         "value_dim",
-        "The head dimension of value must be that of query and key; 16-bit on sm_90 has 192 with 128 too.",
+        "No kernel for this device and dtype has a head dimension of value that differs so from that of query and key.",
     )
     SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
     DYNAMIC_DIMS = (
@@ -44,6 +47,7 @@ class Reason(Enum):
     MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
     MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
+    MASK_UNSUPPORTED = "mask_unsupported", "No kernel for this device and head dimension reads a mask of this kind."
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
     COMPILE_FAILED = "compile_failed", "A kernel of this site does not compile for this device, or does not fit it."

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .problem import Site
+from ..model.site import Site
 
 CUDNN_ARCH = "sm_90"
 """Where cuDNN's forward has been compared with itself."""
@@ -42,15 +42,15 @@ def choose(site: Site, arch: str) -> tuple[str, str]:
 
 
 def _cpu(site: Site) -> str:
-    return _scale(site) or ("" if site.mask.is_full or _is_causal(site) else "not full or causal")
+    return _scale(site) or ("" if site.band.is_full or _is_causal(site) else "not full or causal")
 
 
 def _cudnn(site: Site) -> str:
     if site.dtype == "float32" or site.head_dim > 128 or site.value_dim != site.head_dim:
         return "16-bit and equal head dims up to 128 only"
-    if not (site.mask.is_full or _is_causal(site)):
-        return f"full and causal masks only, not {site.mask}"
-    if site.mask.is_full and site.least_q_len < 2:
+    if not (site.band.is_full or _is_causal(site)):
+        return f"full and causal masks only, not {site.band}"
+    if site.band.is_full and site.least_q_len < 2:
         return "not the same bits on every call for a single query"
     return _scale(site)
 
@@ -59,14 +59,14 @@ def _flash(site: Site) -> str:
     if site.dtype == "float32" or site.value_dim != site.head_dim:
         return "16-bit and equal head dims only"
     if site.q_len is not None and site.kv_len is not None:
-        band = site.mask.resolve(site.q_len, site.kv_len)
+        band = site.band.resolve(site.q_len, site.kv_len)
         offset = site.kv_len - site.q_len
-    elif site.mask.is_full or site.square or site.mask.anchor == "bottom_right":
-        band, offset = site.mask, 0
+    elif site.band.is_full or site.square or site.band.anchor == "bottom_right":
+        band, offset = site.band, 0
     else:
         return "aligns masks bottom right"
     if (band.lo is not None and band.lo + offset > 0) or (band.hi is not None and band.hi + offset < 0):
-        return f"{site.mask} does not contain the bottom-right diagonal"
+        return f"{site.band} does not contain the bottom-right diagonal"
     if not band.is_full and (band.lo is None or band.lo + offset < 0) and not site.q_within_kv:
         return "look-ahead is wrong where there are more queries than keys"
     return _scale(site)
@@ -75,14 +75,14 @@ def _flash(site: Site) -> str:
 def _efficient(site: Site) -> str:
     if site.dtype != "float32" or site.value_dim != site.head_dim or site.head_dim > 128:
         return "planned for fp32 and equal head dims up to 128 only"
-    if not (site.mask.is_full or _is_causal(site) or (site.square and site.mask.lo == 0)):
-        return f"cannot compute {site.mask} for these lengths"
+    if not (site.band.is_full or _is_causal(site) or (site.square and site.band.lo == 0)):
+        return f"cannot compute {site.band} for these lengths"
     return "" if math.isfinite(site.scale) else f"wrong for scale={site.scale}"
 
 
 def _is_causal(site: Site) -> bool:
     """What PyTorch's operators mean by ``is_causal``: anchored top left."""
-    return (site.mask.lo, site.mask.hi) == (0, None) and (site.square or site.mask.anchor == "top_left")
+    return (site.band.lo, site.band.hi) == (0, None) and (site.square or site.band.anchor == "top_left")
 
 
 def _scale(site: Site) -> str:

@@ -1,4 +1,4 @@
-"""Every constant of the planner: tile shapes and costs per architecture, dtype width and padded head dim.
+"""Every constant of the planner: tile shapes and costs per kernel family, architecture, dtype and head dims.
 
 Costs are in units of the compute of one 128 x 128 tile pair at the architecture's best rate, five matmuls in one pass.
 They are calibrated from benchmarks/results/tiles.json (H100), never at run time: there a matmul of the two-pass kernels
@@ -10,9 +10,8 @@ add. The other architectures have shapes that compile without large spills, not 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from .problem import Tiles
+from ..model.plan import Tiles
 
 NUMERICS_VERSION = 4
 """Raise it whenever a kernel changes the bits of a gradient for an otherwise equal numerics key."""
@@ -40,7 +39,6 @@ class Candidate:
 
     Args:
         dkdv, dq: tiles; `dq` only for two_pass.
-        kernel: as in `Plan`; "reference" takes its place on the CPU.
         matmul: cost of one matmul over a 128 x 128 tile pair.  The one-pass kernel does 5 per pair, the two kernels of
             two_pass do 4 and 3.
         reduce: cost of adding a 128-row dq tile in order.
@@ -54,7 +52,6 @@ class Candidate:
     reduce: float = 0.0
     handover: float = 0.0
     depth: int = 0
-    kernel: Literal["portable", "hopper"] = "portable"
 
 
 Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
@@ -69,7 +66,7 @@ def _rows(
     return {(arch, bits, dim): (two_pass, one_pass) for dim in dims}
 
 
-CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
+PORTABLE: dict[Key, tuple[Candidate, ...]] = {
     **_rows("sm_80", 16, (128,), dkdv="64x64w4s2", dq="64x64w4s2", ordered="64x64w4s2"),
     **_rows("sm_80", 16, (16, 32, 64), dkdv="64x128w8s2", dq="128x64w8s2", ordered="64x128w8s2"),
     **_rows("sm_89", 16, (128,), dkdv="32x64w4s2", dq="64x32w4s2", ordered="32x64w4s2"),
@@ -78,40 +75,29 @@ CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
     **_rows("sm_90", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s3"),
     **_rows("sm_100", 16, (128,), dkdv="64x64w4s2", dq="128x64w8s2", ordered="64x128w8s2"),
     **_rows("sm_100", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s2"),
+}
+for _arch in SHARED_BYTES:
+    PORTABLE |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+
+REFERENCE: dict[Key, tuple[Candidate, ...]] = {
     **_rows("cpu", 16, (16, 32, 64, 128), dkdv="64x64w1s1", dq="64x64w1s1", ordered="64x64w1s1"),
     **_rows("cpu", 32, (16, 32, 64, 128), dkdv="64x64w1s1", dq="64x64w1s1", ordered="64x64w1s1"),
 }
-for _arch in SHARED_BYTES:
-    CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
 
 
-def _hopper(tiles: str, matmul: float) -> tuple[Candidate, ...]:
-    return (Candidate(Tiles.parse(tiles), matmul=matmul, reduce=0.3, handover=0.3, depth=2, kernel="hopper"),)
+def _hopper(tiles: str, matmul: float) -> Candidate:
+    return Candidate(Tiles.parse(tiles), matmul=matmul, reduce=0.3, handover=0.3, depth=2)
 
 
-CANDIDATES["sm_90", 16, 64] += _hopper("128x128w8s2", 0.25)
-CANDIDATES["sm_90", 16, 128] += _hopper("64x128w8s2", 0.232)
-CANDIDATES["sm_90", 16, 256] = _hopper("64x64w8s1", 0.43)
-
-
-UNEQUAL: dict[tuple[str, int], tuple[Candidate, ...]] = {("sm_90", 16): _hopper("64x128w8s2", 0.25)}
-"""By architecture and bits, for q and k of 136 to 192 beside v of 72 to 128."""
-
-
-def candidates(arch: str, bits: int, head_dim: int, value_dim: int) -> tuple[Candidate, ...]:
-    """The candidates for these head dims (of q and k, of v), none where no kernel covers them."""
-    if value_dim == head_dim:
-        return CANDIDATES.get((arch, bits, padded(head_dim)), ())
-    return UNEQUAL.get((arch, bits), ()) if 128 < head_dim <= 192 and 64 < value_dim <= 128 else ()
+HOPPER: dict[tuple[int, int], Candidate] = {
+    (64, 64): _hopper("128x128w8s2", 0.25),
+    (128, 128): _hopper("64x128w8s2", 0.232),
+    (192, 128): _hopper("64x128w8s2", 0.25),
+    (256, 256): _hopper("64x64w8s1", 0.43),
+}
+"""By the head dims of q and k, and of v, of a tile: smaller ones are filled up with zeros."""
 
 
 def padded(dim: int) -> int:
     """A head dim as the tables count it: the power of two that holds it."""
     return int(max(16, 1 << (dim - 1).bit_length()))
-
-
-def shared_bytes(tiles: Tiles, bits: int, head_dim: int, *, owns_kv: bool) -> int:
-    """Estimated shared memory of a kernel: its own two tiles, `num_stages` pairs of streamed ones, and P and dS."""
-    own, streamed = (tiles.block_kv, tiles.block_q) if owns_kv else (tiles.block_q, tiles.block_kv)
-    elements = 2 * head_dim * (own + tiles.num_stages * streamed) + tiles.block_q * tiles.block_kv
-    return elements * bits // 8

@@ -11,8 +11,9 @@ import functools
 from importlib import resources
 from typing import Any
 
+from ..model.mask import Band
+from ..model.plan import Plan, Tiles
 from ..schedule import codegen, geometry
-from ..schedule.problem import Band, Plan, Tiles
 
 _COMMON = """
     batch = {{size("Q", 0)}}
@@ -168,7 +169,7 @@ def _shape_of(has_lo: bool, has_hi: bool) -> Band:
     return Band(0 if has_lo else None, 0 if has_hi else None)
 
 
-def constants(
+def compile_time_values(
     plan: Plan,
     tiles: Tiles,
     mask: Band,

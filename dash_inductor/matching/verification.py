@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..schedule.problem import Band
+from ..model.mask import Band
 from .index_expr import NotRecognised
 from .mask_reader import Position, as_expr, is_size, shape_of
 from .real_values import RealValues, Window, pieces

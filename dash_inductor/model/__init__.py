@@ -1,0 +1,29 @@
+"""The vocabulary between the parts, as pure data (standard library only); `docs/glossary.md` says what the words mean.
+
+Matching writes a `Site`, whose `Call` says what is computed; planning makes the `Decision`; lowering and kernels read
+`Call` and `Plan`.
+"""
+
+from .call import Call, Order
+from .mask import MAX_LENGTH, Anchor, Band, Keys, Mask, Operand
+from .plan import Decision, Kept, Plan, Tiles
+from .reasons import Reason
+from .site import DType, Site
+
+__all__ = [
+    "MAX_LENGTH",
+    "Anchor",
+    "Band",
+    "Call",
+    "DType",
+    "Decision",
+    "Kept",
+    "Keys",
+    "Mask",
+    "Operand",
+    "Order",
+    "Plan",
+    "Reason",
+    "Site",
+    "Tiles",
+]

@@ -1,0 +1,66 @@
+"""`Call`: the description of one attention that stands in the graph, and the only one that is written as text."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from .mask import Mask
+
+Order = tuple[int, ...]
+"""The dimensions of a tensor from the largest stride to the smallest."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an operator of the graph computes, beside its tensors.
+
+    ``str`` gives for example ``causal & keys(0)/scale=0.125/orders=0213,0213,0213``; `parse` reads it back.  Every
+    graph dump and all generated code shows this text.
+
+    Args:
+        mask: who sees whom.
+        scale: what the scores are multiplied with.
+        orders: of the results that have a layout: of the output in a forward, of dq, dk and dv in a backward.  Empty
+            where no operator is called yet.
+    """
+
+    mask: Mask
+    scale: float
+    orders: tuple[Order, ...] = ()
+
+    def __post_init__(self) -> None:
+        for order in self.orders:
+            if sorted(order) != list(range(4)):
+                raise ArgumentError("orders", self.orders, "permutations of 0, 1, 2, 3")
+
+    def __hash__(self) -> int:  # launches look calls and plans up in caches
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        orders = ",".join("".join(map(str, order)) for order in self.orders)
+        return f"{self.mask}/scale={self.scale!r}" + (f"/orders={orders}" if orders else "")
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def parse(text: str) -> Call:
+        """Inverse of ``str``.
+
+        Raises:
+            ArgumentError: the text was not made by ``str(Call)``.
+        """
+        match = re.fullmatch(r"([^/]+)/scale=([^/]+?)(?:/orders=([0-3,]+))?", text)
+        if match is None:
+            raise ArgumentError("call", text, "a string made by str(Call)")
+        try:
+            scale = float(match[2])
+        except ValueError as error:
+            raise ArgumentError("call", text, "a string made by str(Call)") from error
+        orders = tuple(tuple(map(int, order)) for order in match[3].split(",")) if match[3] else ()
+        return Call(Mask.parse(match[1]), scale, orders)

@@ -1,0 +1,143 @@
+"""What an attention call may see: `Mask`, a conjunction of terms, each a rule or a tensor that arrives at run time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ArgumentError
+
+MAX_LENGTH = 2**30 - 1
+"""Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
+
+Anchor = Literal["top_left", "bottom_right"]
+
+
+@dataclass(frozen=True)
+class Band:
+    """A mask in normal form: query i sees key j iff ``lo <= i + offset - j <= hi``.
+
+    Args:
+        lo, hi: bounds in tokens; None means unbounded.
+        anchor: offset is 0 for "top_left", ``kv_len - q_len`` for "bottom_right" (only there do lengths matter).
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+    anchor: Anchor = "top_left"
+
+    def __post_init__(self) -> None:
+        if self.anchor not in ("top_left", "bottom_right"):
+            raise ArgumentError("anchor", self.anchor, ("top_left", "bottom_right"))
+        if self.lo is not None and self.hi is not None and self.lo > self.hi:
+            raise ArgumentError("hi", self.hi, f"None or an integer >= lo={self.lo}")
+        if self.is_full and self.anchor != "top_left":
+            object.__setattr__(self, "anchor", "top_left")  # one spelling of the full mask
+
+    @property
+    def is_full(self) -> bool:
+        return self.lo is None and self.hi is None
+
+    def resolve(self, q_len: int, kv_len: int) -> Band:
+        """The same mask anchored top left, for known lengths; bounds that exclude nothing become None."""
+        offset = kv_len - q_len if self.anchor == "bottom_right" else 0
+        lo = None if self.lo is None else self.lo - offset
+        hi = None if self.hi is None else self.hi - offset
+        if lo is not None and lo <= -(kv_len - 1):
+            lo = None
+        if hi is not None and hi >= q_len - 1:
+            hi = None
+        return Band(lo, hi)
+
+    def visible(self, i: int, j: int, q_len: int, kv_len: int) -> bool:
+        """Whether query i (0-based) sees key j."""
+        d = i - j + (kv_len - q_len if self.anchor == "bottom_right" else 0)
+        return (self.lo is None or d >= self.lo) and (self.hi is None or d <= self.hi)
+
+    def __str__(self) -> str:
+        if self.is_full:
+            return "full"
+        if (self.lo, self.hi) == (0, None):
+            text = "causal"
+        else:
+            text = "band({},{})".format(*("none" if x is None else x for x in (self.lo, self.hi)))
+        return text if self.anchor == "top_left" else f"{text}:{self.anchor}"
+
+    @staticmethod
+    def parse(text: str) -> Band:
+        """Inverse of ``str``."""
+        body, _, anchor = text.partition(":")
+        match = re.fullmatch(r"band\((none|-?\d+),(none|-?\d+)\)", body)
+        if body == "full":
+            lo, hi = None, None
+        elif body == "causal":
+            lo, hi = 0, None
+        elif match:
+            lo, hi = (None if x == "none" else int(x) for x in match.groups())
+        else:
+            raise ArgumentError("mask", text, "'full', 'causal' or 'band(lo,hi)', optionally with ':bottom_right'")
+        return Band(lo, hi, anchor or "top_left")  # type: ignore[arg-type]  # __post_init__ checks it
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a term reads, by its place in the operator's list `extras`."""
+
+    index: int
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            raise ArgumentError("operand", self.index, "an index >= 0 into the operator's extras")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A term of a mask: key j of batch element b is hidden from every query unless ``valid[b, j]``.
+
+    Args:
+        valid: a bool tensor [batch, kv_len], any strides, any values.
+    """
+
+    valid: Operand
+
+    def __str__(self) -> str:
+        return f"keys({self.valid.index})"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
+
+    ``str`` gives for example ``full``, ``causal``, ``keys(0)`` or ``causal & keys(0)``; `parse` reads it back.
+    """
+
+    band: Band = Band()
+    keys: Keys | None = None
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The tensors that the terms read."""
+        return () if self.keys is None else (self.keys.valid,)
+
+    def __str__(self) -> str:
+        terms = [] if self.band.is_full and self.keys else [str(self.band)]
+        return " & ".join([*terms, *([str(self.keys)] if self.keys else [])])
+
+    @staticmethod
+    def parse(text: str) -> Mask:
+        """Inverse of ``str``.
+
+        Raises:
+            ArgumentError: a term that is none, or two terms of one kind.
+        """
+        bands, keys = [], []
+        for term in text.split(" & "):
+            match = re.fullmatch(r"keys\((\d+)\)", term)
+            if match:
+                keys.append(Keys(Operand(int(match[1]))))
+            else:
+                bands.append(Band.parse(term))
+        if len(bands) > 1 or len(keys) > 1:
+            raise ArgumentError("mask", text, "at most one band and one keys(...), joined by ' & '")
+        return Mask(bands[0] if bands else Band(), keys[0] if keys else None)

@@ -1,0 +1,9 @@
+"""From the facts of a site to what becomes of it: candidates, their costs, and the one decision.
+
+Needs only the standard library and sympy.
+"""
+
+from . import costs, families, forwards, planner
+from .planner import decide, plan
+
+__all__ = ["costs", "decide", "families", "forwards", "plan", "planner"]

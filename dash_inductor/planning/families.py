@@ -1,0 +1,111 @@
+"""The kernel families: which kernels there are, in which order they are considered, and what each covers.
+
+This is the planner's half, which needs neither torch nor Triton; `kernels.registry` knows how the kernels of a family
+are compiled and launched.  Every limit of head dims stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..model.site import Site
+from . import costs
+from .costs import Candidate
+
+BITS = {"float16": 16, "bfloat16": 16, "float32": 32}
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """Kernels of the backward for one kind of device.
+
+    Args:
+        name: the value of `Plan.kernel`.
+        runs_on: whether there are kernels for an architecture and dtype (its width in bits).
+        head_dims: the head dims that are covered, in words.
+        has_head_dims: whether it covers the head dims of q and k, and of v, both multiples of 8.
+        reads_keys: whether it reads masks with a `Keys` term.
+        cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
+        candidates: the tiles to choose from at a site that is covered.
+    """
+
+    name: str
+    runs_on: Callable[[str, int], bool]
+    head_dims: str
+    has_head_dims: Callable[[int, int], bool]
+    reads_keys: bool
+    cta_per_query_head: bool
+    candidates: Callable[[Site, str], Sequence[Candidate]]
+
+    def covers_dims(self, site: Site, arch: str) -> bool:
+        """Whether it has the dtype and the head dims of `site` on `arch`, an architecture with tables of its own."""
+        dims = site.head_dim, site.value_dim
+        return (
+            self.runs_on(arch, BITS[site.dtype])
+            and all(dim >= 8 and dim % 8 == 0 for dim in dims)
+            and self.has_head_dims(*dims)
+        )
+
+    def covers(self, site: Site, arch: str) -> bool:
+        """Whether it can run `site` on `arch`, an architecture with tables of its own."""
+        return self.covers_dims(site, arch) and (self.reads_keys or site.mask.keys is None)
+
+
+PORTABLE_LIMIT = 128
+"""Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""
+
+
+def _equal(head_dim: int, value_dim: int) -> bool:
+    return head_dim == value_dim <= PORTABLE_LIMIT
+
+
+def hopper_dims(head_dim: int, value_dim: int) -> tuple[int, int] | None:
+    """The dims of the smallest tile that holds these head dims (a key of `costs.HOPPER`), None where there is none."""
+    for dims in costs.HOPPER:
+        if head_dim <= dims[0] and value_dim <= dims[1]:
+            return dims
+    return None
+
+
+def _hopper_has(head_dim: int, value_dim: int) -> bool:
+    if head_dim == value_dim:  # the templates fit the smallest heads better than tiles of 64, mostly zeros
+        return head_dim > 32 and hopper_dims(head_dim, value_dim) is not None
+    return 128 < head_dim <= 192 and 64 < value_dim <= 128
+
+
+def _hopper_candidates(site: Site, arch: str) -> Sequence[Candidate]:
+    dims = hopper_dims(site.head_dim, site.value_dim)
+    return () if dims is None else (costs.HOPPER[dims],)
+
+
+def _of_table(table: dict[costs.Key, tuple[Candidate, ...]]) -> Callable[[Site, str], Sequence[Candidate]]:
+    return lambda site, arch: table[arch, BITS[site.dtype], costs.padded(site.head_dim)]
+
+
+REFERENCE = KernelFamily(
+    "reference", lambda arch, bits: arch == "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, False,
+    _of_table(costs.REFERENCE),
+)  # fmt: skip
+PORTABLE = KernelFamily(
+    "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, False,
+    _of_table(costs.PORTABLE),
+)  # fmt: skip
+HOPPER = KernelFamily(
+    "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
+    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, True, _hopper_candidates,
+)  # fmt: skip
+
+FAMILIES = (REFERENCE, PORTABLE, HOPPER)
+"""In the order in which their candidates are considered: of equally good ones the first is taken."""
+
+
+def family(name: str) -> KernelFamily:
+    """The family of this name, a value of `Plan.kernel`."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def head_dims_in_words(site: Site, arch: str) -> str:
+    """The head dims that can be planned for sites like this one."""
+    ranges = [f"{f.name}: {f.head_dims}" for f in FAMILIES if f.runs_on(arch, BITS[site.dtype])]
+    return f"multiples of 8 ({'; '.join(ranges)})"
