@@ -14,6 +14,7 @@ from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, SiteKeptError
 from dash_inductor.matching import emit
 from dash_inductor.matching import sites as sites_module
+from dash_inductor.planning import planner
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
 
@@ -158,7 +159,7 @@ def test_unexpected_errors_keep_the_site_and_warn(stage, monkeypatch, caplog) ->
     module = joint_graph(efficient, bias=lambda: causal_bias(128))
     text = str(module.graph)
     if stage == "reading":
-        monkeypatch.setattr(sites_module, "plan", lambda *args, **kwargs: 1 / 0)
+        monkeypatch.setattr(sites_module, "decide", lambda *args, **kwargs: 1 / 0)
     else:
         original = emit.Emitter.call
 
@@ -185,7 +186,7 @@ def test_planner_errors_are_reasons_not_failures(monkeypatch: pytest.MonkeyPatch
     def refuse(*args: object, **kwargs: object) -> None:
         raise ArgumentError("mask", "x", "something else")
 
-    monkeypatch.setattr(sites_module, "plan", refuse)
+    monkeypatch.setattr(planner, "plan", refuse)
     _, record = rewritten(joint_graph(flash))
     assert (record.reason, record.detail) == (
         Reason.SCHEDULE_UNSUPPORTED,

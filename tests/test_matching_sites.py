@@ -12,8 +12,7 @@ from torch.fx import Graph
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.matching import attention_ops
-from dash_inductor.model.mask import Band
-from dash_inductor.model.site import Site
+from dash_inductor.model import Band, Call, Site
 from dash_inductor.observe.records import sites
 
 from .support.calls import call_of
@@ -71,8 +70,10 @@ def test_cuda_operators_are_replaced(maker, options, mask, scale, layout_name) -
     assert planes(graph, 101) == []
     assert outputs(graph) == before
     forward, backward = call(graph, FORWARD), call(graph, BACKWARD)
-    for arguments in (forward, backward):
-        assert (arguments["mask"], arguments["scale"]) == (mask, scale)
+    for arguments, results in ((forward, 1), (backward, 3)):
+        described = Call.parse(arguments["call"])
+        assert (str(described.mask), described.scale, len(described.orders)) == (mask, scale, results)
+        assert arguments["extras"] == []
         assert arguments["site"] == record.name
         assert arguments["plan"] == str(record.plan)
     assert backward["logsumexp"].meta["val"].shape == (2, 8, 101)

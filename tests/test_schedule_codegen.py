@@ -72,7 +72,7 @@ def test_source_of_an_unsupported_mask_is_refused() -> None:
 def test_source_is_the_same_in_every_process() -> None:
     """It enters Inductor's cache keys; a hash seed must not show."""
     code = (
-        "import hashlib; from dash_inductor.schedule import NAMES, Band, supports, triton_source;"
+        "import hashlib; from dash_inductor.model import Band; from dash_inductor.schedule import NAMES, supports, triton_source;"
         "bands = [Band(), Band(0, None), Band(0, 5), Band(None, 1)];"
         "text = ''.join(triton_source(n, b) for n in NAMES for b in bands if supports(n, b) is None);"
         "print(hashlib.sha256(text.encode()).hexdigest())"
@@ -82,8 +82,9 @@ def test_source_is_the_same_in_every_process() -> None:
 
 def test_package_needs_neither_torch_nor_triton() -> None:
     code = (
-        "import sys; import dash_inductor.schedule; assert 'sympy' not in sys.modules;"
-        "from dash_inductor.schedule import *; assert plan and triton_source;"
+        "import sys; import dash_inductor.schedule, dash_inductor.model; assert 'sympy' not in sys.modules;"
+        "from dash_inductor.schedule import *; assert tables and triton_source;"
+        "from dash_inductor.planning import plan;"
         "assert not {'torch', 'triton'} & set(sys.modules)"
     )
     run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

@@ -37,23 +37,19 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
         arch, compiler: as for `plan`.
         schedule: a schedule to prefer, or "auto".  Where the site cannot have it, the plan is the planner's own, and
             its `schedule_note` says why.
-
-    Raises:
-        ArgumentError: an unknown architecture or schedule.
     """
-    known = _known(arch)
-    if not any(f.covers(site, known) for f in FAMILIES):
-        return _why_not(site, known)
     note = ""
     try:
+        known = _known(arch)
+        if not any(f.covers(site, known) for f in FAMILIES):
+            return _why_not(site, known)
         if schedule != "auto":
-            check_name(schedule)
             try:
                 return plan(site, arch, schedule=schedule, compiler=compiler)
             except ArgumentError as error:
                 note = f"the setting schedule={schedule!r} cannot be followed here: {error}"
         return replace(plan(site, arch, compiler=compiler), schedule_note=note)
-    except DashError as error:
+    except DashError as error:  # an architecture without tables, or lengths that are too long
         return Kept(Reason.SCHEDULE_UNSUPPORTED, str(error))
 
 

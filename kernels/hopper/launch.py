@@ -116,9 +116,9 @@ class _State:
         self._lay_out_workspace(accumulator, rows, rows, sums, counters)
         self.after_semaphores = 4 * q_tiles, 4 * (q_tiles + kv_tiles)
         operands = [
-            Operand.of(q_shape, q, first_row, end_row), Operand.of(k_shape, k, first_key, end_key),
-            Operand.of(v_shape, v, first_key, end_key),
-            Operand.of((*q_shape[:3], value_dim), do, first_row, end_row),
+            SeenRows.of(q_shape, q, first_row, end_row), SeenRows.of(k_shape, k, first_key, end_key),
+            SeenRows.of(v_shape, v, first_key, end_key),
+            SeenRows.of((*q_shape[:3], value_dim), do, first_row, end_row),
         ]  # fmt: skip
         self.skipped = [operand.skipped for operand in operands]
         descriptors = [
@@ -173,7 +173,7 @@ class _State:
         return dq, dk, dv
 
 
-class Operand(NamedTuple):
+class SeenRows(NamedTuple):
     """The rows of q, do, k or v that take part, as TMA sees them; what it reads outside a descriptor is zero.
 
     Args:
@@ -185,11 +185,11 @@ class Operand(NamedTuple):
     skipped: int
 
     @staticmethod
-    def of(shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> Operand:
+    def of(shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> SeenRows:
         """Rows ``first .. end - 1``; where there are none nothing is walked, but a descriptor has at least one."""
         if end <= first:
             first, end = 0, 1
-        return Operand(_descriptor((*shape[:2], end - first, shape[3]), strides), 2 * first * strides[2])
+        return SeenRows(_descriptor((*shape[:2], end - first, shape[3]), strides), 2 * first * strides[2])
 
 
 def _descriptor(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
