@@ -51,7 +51,7 @@ lint: $(READY)
 	rm -rf build
 	$(PYTHON) -m pip install -q --no-index --no-build-isolation --no-deps --target build/installed .
 	cd build/installed && $(PYTHON) -m mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
-		-p dash_inductor -m _dash_inductor_autoload
+		-p dash_inductor -m _dash_inductor_autoload -m _dash_inductor_state
 
 format: $(READY)
 	$(PYTHON) -m ruff check --fix .

@@ -14,29 +14,18 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.machinery
-import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-BOOLEANS: Mapping[str, bool] = {
-    "0": False, "1": True, "false": False, "true": True, "no": False, "yes": True, "off": False, "on": True,
-}  # fmt: skip
-"""The spellings of a boolean in the environment; upper case is allowed too."""
+import _dash_inductor_state as state
 
 _OPERATORS = "torch._ops"
 _INDUCTOR = "torch._inductor.compile_fx"
 
-failure: str | None = None  # why dash_inductor is inactive for the rest of this process
 _armed = False
-
-
-def off_by_environment() -> bool:
-    """Whether DASH_INDUCTOR=0 (or another spelling of it) is set: Inductor is left alone, whatever the program asks."""
-    return BOOLEANS.get(os.environ.get("DASH_INDUCTOR", "").lower()) is False
 
 
 def autoload() -> None:
@@ -46,41 +35,19 @@ def autoload() -> None:
         return
     _armed = True
     _after_import(_OPERATORS, _offer_operators)
-    if off_by_environment():
+    if state.off_by_environment():
         return
     switch = os.environ.get("DASH_INDUCTOR", "")
-    if switch and switch.lower() not in BOOLEANS:
-        allowed = ", ".join(map(repr, BOOLEANS))
-        give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
+    if switch and switch.lower() not in state.BOOLEANS:
+        allowed = ", ".join(map(repr, state.BOOLEANS))
+        state.give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
     _after_import(_INDUCTOR, _install)
 
 
-def give_up(error: BaseException) -> None:
-    """Stay inactive for the rest of this process and say why, once: now, or with `strict` at every compile."""
-    global failure
-    if failure is not None:
-        return
-    failure = f"{type(error).__name__}: {error}"
-    logging.getLogger("dash_inductor").debug("inactive", exc_info=error)
-    if _strict_by_environment():
-        return
-    text = f"dash_inductor is inactive, attention is compiled as plain PyTorch compiles it. {failure}"
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-    except Warning:  # warnings are errors in this process, but this one must not break an import
-        print(f"warning: {text}", file=sys.stderr)
-
-
-def _strict_by_environment() -> bool:
-    """Whether DASH_INDUCTOR_STRICT asks for errors; a value that nobody understands may have meant that."""
-    text = os.environ.get("DASH_INDUCTOR_STRICT", "")
-    return BOOLEANS.get(text.lower(), bool(text))
-
-
 def _install() -> None:
-    if failure is None:
+    if state.failure is None:
         _guarded(_install_package)
-    if failure is not None and _strict_by_environment():
+    if state.failure is not None and state.strict_by_environment():
         _guarded(_refuse_to_compile)
 
 
@@ -99,7 +66,9 @@ def _refuse_to_compile() -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if sys.modules["torch"].are_deterministic_algorithms_enabled():
             strict = os.environ["DASH_INDUCTOR_STRICT"]
-            raise RuntimeError(f"DASH_INDUCTOR_STRICT={strict!r} is set, but dash_inductor is inactive. {failure}")
+            raise RuntimeError(
+                f"DASH_INDUCTOR_STRICT={strict!r} is set, but dash_inductor is inactive. {state.failure}"
+            )
         return compile_fx(*args, **kwargs)
 
     inductor.compile_fx = refuse
@@ -141,7 +110,7 @@ def _guarded(step: Callable[[], None]) -> None:
     try:
         step()
     except (Exception, SystemExit) as error:
-        give_up(error)
+        state.give_up(error)
 
 
 class _StepAfterImport:
@@ -178,4 +147,4 @@ class _StepAfterImport:
         try:
             loader.exec_module = exec_module  # type: ignore[method-assign]  # on this loader object alone
         except AttributeError as error:
-            give_up(error)
+            state.give_up(error)

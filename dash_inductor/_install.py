@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-import _dash_inductor_autoload as _autoload
+import _dash_inductor_state as _state
 
 from . import _cache_key, _switch, compat, probe
 from .config import config
@@ -120,7 +120,7 @@ def _loaded() -> ModuleType | None:
     except Exception as error:
         if config.strict:
             raise
-        _autoload.give_up(error)
+        _state.give_up(error)
         return None
 
 

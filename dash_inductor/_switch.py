@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-import _dash_inductor_autoload as _autoload
+import _dash_inductor_state as _state
 
 _on = True  # for the process
 _here: ContextVar[bool | None] = ContextVar("dash_inductor_switch", default=None)  # for a block; None: as the process
@@ -23,7 +23,7 @@ def enable() -> None:
     """
     global _on
     _on = True
-    if _autoload.off_by_environment():
+    if _state.off_by_environment():
         warnings.warn("dash_inductor.enable() has no effect: DASH_INDUCTOR=0 is set", RuntimeWarning, stacklevel=2)
 
 
@@ -57,10 +57,10 @@ def override(value: bool) -> Iterator[None]:
 
 def off_reason() -> str | None:
     """Why a graph compiled here and now would be left alone, or None."""
-    if _autoload.off_by_environment():
+    if _state.off_by_environment():
         return "DASH_INDUCTOR=0 is set"
-    if _autoload.failure is not None:
-        return _autoload.failure
+    if _state.failure is not None:
+        return _state.failure
     here = _here.get()
     if not (_on if here is None else here):
         return "switched off by dash_inductor.disable()" if here is None else "inside dash_inductor.disabled()"

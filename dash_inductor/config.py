@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
-from _dash_inductor_autoload import BOOLEANS
+from _dash_inductor_state import BOOLEANS
 
 from .errors import ArgumentError
 

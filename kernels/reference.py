@@ -21,7 +21,8 @@ from ..model.call import Call
 from ..model.mask import Band
 from ..model.plan import Plan, Tiles
 from ..planning.families import family
-from ..schedule.jobs import Problem, functions, tables, walked_query_heads
+from ..schedule.jobs import tables, walked_query_heads
+from ..schedule.walk import Problem, functions
 
 
 def backward(

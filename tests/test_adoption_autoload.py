@@ -139,13 +139,13 @@ def test_a_malformed_switch_is_one_warning() -> None:
 def test_the_switch_takes_every_spelling() -> None:
     program = """
 import os
-import _dash_inductor_autoload as autoload
-for text, on in autoload.BOOLEANS.items():
+import _dash_inductor_state as state
+for text, on in state.BOOLEANS.items():
     for spelling in (text, text.upper()):
         os.environ["DASH_INDUCTOR"] = spelling
-        assert autoload.off_by_environment() is not on, spelling
+        assert state.off_by_environment() is not on, spelling
 os.environ["DASH_INDUCTOR"] = ""
-assert not autoload.off_by_environment()
+assert not state.off_by_environment()
 """
     run_python(program)
 

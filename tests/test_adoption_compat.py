@@ -17,6 +17,7 @@ from torch._inductor import codecache, select_algorithm
 from torch._inductor.fx_passes import joint_graph
 
 import _dash_inductor_autoload
+import _dash_inductor_state
 from dash_inductor import _install, compat, probe
 from dash_inductor.errors import UnsupportedVersionError
 
@@ -58,7 +59,7 @@ def joint_passes() -> list[str]:
 @pytest.fixture
 def uninstalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The hook would install again, as in a new process; nothing may change."""
-    monkeypatch.setattr(_dash_inductor_autoload, "failure", None)
+    monkeypatch.setattr(_dash_inductor_state, "failure", None)
     monkeypatch.setattr(_install, "install", _install.install.__wrapped__)
     passes, details = joint_passes(), getattr(codecache, "FxGraphHashDetails", None)
     init = details and details.__init__
@@ -84,7 +85,7 @@ def test_a_missing_name_is_one_warning(module: str, name: str, purpose: str, mon
     (warning,) = [w for w in caught if w.category is RuntimeWarning]
     assert str(warning.message).startswith("dash_inductor is inactive, attention is compiled as plain PyTorch compiles")
     assert f"lacks what dash_inductor relies on: {module}.{name} ({purpose})" in str(warning.message)
-    assert _dash_inductor_autoload.failure is not None
+    assert _dash_inductor_state.failure is not None
     assert _install.rewriter() is None
 
 

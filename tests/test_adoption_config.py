@@ -7,7 +7,7 @@ import pydoc
 import pytest
 
 import dash_inductor
-from _dash_inductor_autoload import BOOLEANS
+from _dash_inductor_state import BOOLEANS
 from dash_inductor import toolchain
 from dash_inductor.config import SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError

@@ -34,7 +34,7 @@ def source_modules() -> set[str]:
     folders = {ROOT / "dash_inductor": "dash_inductor"}
     folders |= {ROOT / name: f"dash_inductor/{name}" for name in ("lowering", "kernels")}
     files = {f"{name}/{path.relative_to(folder)}" for folder, name in folders.items() for path in folder.rglob("*.py")}
-    return files | {"_dash_inductor_autoload.py", "dash_inductor/py.typed"}
+    return files | {"_dash_inductor_autoload.py", "_dash_inductor_state.py", "dash_inductor/py.typed"}
 
 
 @pytest.fixture(scope="module")
@@ -206,4 +206,4 @@ def test_what_runs_during_the_import_of_torch_needs_the_standard_library_only(mo
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
     foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    assert foreign <= {"_dash_inductor_autoload", "dash_inductor"}
+    assert foreign <= {"_dash_inductor_autoload", "_dash_inductor_state", "dash_inductor"}

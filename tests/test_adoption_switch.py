@@ -11,7 +11,7 @@ import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 
-import _dash_inductor_autoload
+import _dash_inductor_state
 import dash_inductor
 from dash_inductor import _install, _switch
 from dash_inductor.config import config
@@ -139,7 +139,7 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _switch.off_reason() is None
     with dash_inductor.disabled():
         assert _switch.off_reason() == "inside dash_inductor.disabled()"
-    monkeypatch.setattr(_dash_inductor_autoload, "failure", "RuntimeError: broken")
+    monkeypatch.setattr(_dash_inductor_state, "failure", "RuntimeError: broken")
     assert _switch.off_reason() == "RuntimeError: broken"
     assert not dash_inductor.is_enabled()
     monkeypatch.setenv("DASH_INDUCTOR", "0")

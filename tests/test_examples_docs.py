@@ -80,7 +80,7 @@ def test_troubleshooting_has_advice_for_every_reason() -> None:
 )
 def test_quoted_messages_exist(message: str) -> None:
     assert message in text_of("docs/troubleshooting.md")
-    sources = [ROOT / "_dash_inductor_autoload.py"]
+    sources = [*ROOT.glob("_dash_inductor_*.py")]
     sources += [path for folder in ("dash_inductor", "kernels") for path in (ROOT / folder).rglob("*.py")]
     assert any(message in literal for path in sources for literal in literals(path))
 

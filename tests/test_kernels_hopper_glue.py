@@ -16,8 +16,9 @@ from dash_inductor.kernels.hopper import launch as launch_side
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Tiles
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.jobs import Column, functions, resident, tables, walked_query_heads
+from dash_inductor.schedule.jobs import Column, tables, walked_query_heads
 from dash_inductor.schedule.schedules import NAMES, supports
+from dash_inductor.schedule.walk import ClosedForm, functions
 
 from .support.hopper_glue import Descriptor, DType, Fault, Pointer, Simulation, Store
 
@@ -251,7 +252,7 @@ LAUNCHES = [
 def test_roles_agree_with_the_tables(launch: Launch) -> None:
     """All CTAs at once, with copies that arrive late; and as few as the schedule needs, with copies at any time."""
     check(launch, launch.run(late=True), walks_of(launch))
-    check(launch, launch.run(resident=resident(launch.schedule, launch.tables), seed=1), walks_of(launch))
+    check(launch, launch.run(resident=ClosedForm(launch.schedule, launch.tables).resident, seed=1), walks_of(launch))
 
 
 def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:

@@ -11,7 +11,8 @@ import torch
 from dash_inductor import ops
 from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.schedule import NAMES, Problem, supports
-from dash_inductor.schedule.jobs import functions, tables, walked_query_heads
+from dash_inductor.schedule.jobs import tables, walked_query_heads
+from dash_inductor.schedule.walk import functions
 
 from .support.attention import Attention, Gradients
 from .support.calls import backward_call

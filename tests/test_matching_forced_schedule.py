@@ -12,8 +12,8 @@ import pytest
 from dash_inductor.config import Schedule, config
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
-from dash_inductor.model.site import Site
 from dash_inductor.model.plan import Plan
+from dash_inductor.model.site import Site
 from dash_inductor.planning import costs, decide, plan, planner
 
 from .support.calls import call_of

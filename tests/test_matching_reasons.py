@@ -14,9 +14,9 @@ from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, SiteKeptError
 from dash_inductor.matching import emit
 from dash_inductor.matching import sites as sites_module
-from dash_inductor.planning import planner
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
+from dash_inductor.planning import planner
 
 from .support.graphs import (
     Shape,

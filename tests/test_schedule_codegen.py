@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import SIGNATURES, triton_source
-from dash_inductor.schedule.jobs import Problem, functions
 from dash_inductor.schedule.schedules import NAMES, PARTS, supports
+from dash_inductor.schedule.walk import Problem, functions
 from tests.support.processes import run_python
 from tests.support.schedules import c_functions, names_for, problems
 
@@ -72,7 +72,8 @@ def test_source_of_an_unsupported_mask_is_refused() -> None:
 def test_source_is_the_same_in_every_process() -> None:
     """It enters Inductor's cache keys; a hash seed must not show."""
     code = (
-        "import hashlib; from dash_inductor.model import Band; from dash_inductor.schedule import NAMES, supports, triton_source;"
+        "import hashlib; from dash_inductor.model import Band;"
+        "from dash_inductor.schedule import NAMES, supports, triton_source;"
         "bands = [Band(), Band(0, None), Band(0, 5), Band(None, 1)];"
         "text = ''.join(triton_source(n, b) for n in NAMES for b in bands if supports(n, b) is None);"
         "print(hashlib.sha256(text.encode()).hexdigest())"

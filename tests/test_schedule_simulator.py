@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule import timeline
-from dash_inductor.schedule.jobs import Job, Problem, resident, tables
+from dash_inductor.schedule.jobs import Job, tables
 from dash_inductor.schedule.simulator import Costs, simulate
+from dash_inductor.schedule.walk import ClosedForm, Problem
 from tests.support.schedules import names_for, problems
 
 FULL, CAUSAL = Band(), Band(0, None)
@@ -95,7 +96,7 @@ def test_order_does_not_depend_on_speeds_or_workers(p: Problem, data: st.DataObj
     name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))
     rng, runs = random.Random(seed), []
     for _ in range(2):
-        workers = rng.randint(resident(name, p), max(200, resident(name, p)))
+        workers = rng.randint(bound := ClosedForm(name, p).resident, max(200, bound))
         speeds = [rng.uniform(0.2, 5.0) for _ in range(workers)]
         costs = Costs(1.0, rng.uniform(0.1, 2.0), 0.1, 1.0, depth)
         runs.append(

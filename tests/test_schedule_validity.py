@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule.jobs import Column, Job, Problem, resident, tables
+from dash_inductor.schedule.jobs import Column, Job, tables
 from dash_inductor.schedule.schedules import NAMES, PARTS, define, supports
 from dash_inductor.schedule.simulator import simulate
 from dash_inductor.schedule.validity import backward_wait, check
+from dash_inductor.schedule.walk import ClosedForm, Problem
 from tests.support.schedules import names_for, problems
 
 
@@ -40,16 +41,16 @@ def test_co_residency_bound_is_exact(p: Problem, name: str, causal: bool) -> Non
     """Finishes with as many workers as declared, hangs with one less."""
     if name not in names_for(p):
         p = replace(p, band=Band(0, None) if causal and name == "symmetric_shift" else Band())
-    bound = resident(name, p)
+    bound = ClosedForm(name, p).resident
     assert not simulate(tables(name, p), bound, group=p.group).unfinished
     if bound > 1:
         assert simulate(tables(name, p), bound - 1, group=p.group).unfinished
 
 
 def test_bound_of_the_usual_case_is_all_ctas_of_a_head() -> None:
-    assert resident("shift", Problem(Band(), 8, 12, 1, 1, heads=4)) == 12
-    assert resident("symmetric_shift", Problem(Band(0, None), 12, 12, 1, 1, heads=4)) == 6
-    assert resident("shift", Problem(Band(), 8, 12, 1, 1, heads=4, section=3)) == 11 * 3 + 1
+    assert ClosedForm("shift", Problem(Band(), 8, 12, 1, 1, heads=4)).resident == 12
+    assert ClosedForm("symmetric_shift", Problem(Band(0, None), 12, 12, 1, 1, heads=4)).resident == 6
+    assert ClosedForm("shift", Problem(Band(), 8, 12, 1, 1, heads=4, section=3)).resident == 11 * 3 + 1
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("shift", "symmetric_shift", "two_pass")])

@@ -22,9 +22,10 @@ from ..model.mask import MAX_LENGTH, Band
 from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
-from ..schedule.jobs import Problem, functions, resident, tables
+from ..schedule.jobs import tables
 from ..schedule.schedules import NAMES, check_name, define, supports
 from ..schedule.simulator import Costs, simulate
+from ..schedule.walk import ClosedForm, Problem
 from . import costs, forwards
 from .costs import Candidate
 from .families import BITS, FAMILIES, family, head_dims_in_words
@@ -186,15 +187,15 @@ def _kernel(
 
 def _steps(name: str, problem: Problem) -> list[int]:
     """Tile pairs per kv tile."""
-    count = functions(name, problem).dash_num_steps
-    return [count(kv, *problem.tail()) for kv in range(problem.n_kv)]
+    walk = ClosedForm(name, problem)
+    return [walk.visits(0, kv) for kv in range(problem.n_kv)]
 
 
 def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
     """Simulated time of one kernel; without waits (two passes, or one worker) that is plain list scheduling."""
-    if define(name, problem.band).shared_accumulator and costs.WORKERS[arch] > 1:
-        workers = max(costs.WORKERS[arch], resident(name, problem))
-        return simulate(tables(name, problem), workers, prices).makespan
+    walk = ClosedForm(name, problem)
+    if walk.shared_accumulator and costs.WORKERS[arch] > 1:
+        return simulate(tables(name, problem), max(costs.WORKERS[arch], walk.resident), prices).makespan
     steps = _steps(name, problem)
     free = [0.0] * costs.WORKERS[arch]
     for _ in range(problem.batch * problem.heads):

@@ -10,33 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .codegen import python_functions, triton_source
-    from .jobs import Column, Job, Problem, resident, tables
+    from .jobs import Column, Job, jobs_of, tables
     from .schedules import NAMES, PARTS, Schedule, define, supports
     from .simulator import Costs, Run, simulate
     from .validity import check
+    from .walk import ClosedForm, Problem, Walk
 
 _HOME = {
     "codegen": ("python_functions", "triton_source"),
-    "jobs": ("Column", "Job", "Problem", "resident", "tables"),
+    "jobs": ("Column", "Job", "jobs_of", "tables"),
     "schedules": ("NAMES", "PARTS", "Schedule", "define", "supports"),
     "simulator": ("Costs", "Run", "simulate"),
     "validity": ("check",),
+    "walk": ("ClosedForm", "Problem", "Walk"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "NAMES",
     "PARTS",
+    "ClosedForm",
     "Column",
     "Costs",
     "Job",
     "Problem",
     "Run",
     "Schedule",
+    "Walk",
     "check",
     "define",
+    "jobs_of",
     "python_functions",
-    "resident",
     "simulate",
     "supports",
     "tables",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .jobs import Job, Problem, functions, resident, tables
-from .schedules import define
+from .jobs import Job, tables
 from .simulator import simulate
+from .walk import ClosedForm, Problem
 
 
 def coverage_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[str]:
     """What is wrong with the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator."""
-    f, tail, found = functions(name, problem), problem.tail(), []
+    walk, found = ClosedForm(name, problem), []
     heads = range(problem.batch * problem.heads)
     owned = sorted((job.head, column.kv) for job in jobs for column in job.columns)
     if owned != [(head, kv) for head in heads for kv in range(problem.n_kv)]:
@@ -24,10 +24,9 @@ def coverage_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[st
                 pairs.append((job.head, q, column.kv))
                 ranks.setdefault((job.head, q), []).append(rank)
     visible = []
-    for q in range(problem.n_q):
-        first, _, _, end = f.dash_kv_range(q, *tail)
-        visible += [(q, kv) for kv in range(first, end)]
-    if sorted(pairs) != [(head, q, kv) for head in heads for q, kv in visible]:
+    for head in heads:
+        visible += [(head, q, kv) for q in range(problem.n_q) for kv in walk.visible(head, q)]
+    if sorted(pairs) != visible:
         found.append("the visible tile pairs are not computed exactly once each")
     for (head, q), values in sorted(ranks.items()):
         if sorted(values) != list(range(len(values))):
@@ -59,15 +58,14 @@ def progress_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[st
     Launch-ordered schedules may only wait for earlier tickets.  The others must finish with the number of workers that
     they declare to need, where every job is held up only by the model's waits.
     """
-    definition = define(name, problem.resolved.band)
-    if not definition.shared_accumulator:
+    walk = ClosedForm(name, problem)
+    if not walk.shared_accumulator:
         return []
-    if definition.resident is None:
+    if not walk.co_resident:
         wait = backward_wait(jobs)
         return [] if wait is None else [f"ticket {wait[0]} waits for ticket {wait[1]}, which may not have started"]
-    bound = resident(name, problem)
-    run = simulate(jobs, bound, group=problem.group)
-    return [f"hangs with {bound} resident CTAs, tickets {run.unfinished}"] if run.unfinished else []
+    run = simulate(jobs, walk.resident, group=problem.group)
+    return [f"hangs with {walk.resident} resident CTAs, tickets {run.unfinished}"] if run.unfinished else []
 
 
 def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> list[str]:

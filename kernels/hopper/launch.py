@@ -20,7 +20,7 @@ from ...model.call import Call
 from ...model.plan import Plan
 from ...model.site import DType
 from ...planning.families import HOPPER
-from ...schedule.jobs import Problem, functions
+from ...schedule.walk import ClosedForm, Problem
 from ..strides import dense_strides
 from .build import FINISH_ROWS, Specialisation, kernels
 
@@ -98,10 +98,10 @@ class _State:
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
             section=plan.section,
         )  # fmt: skip
-        schedule, tail = functions(plan.schedule, work), work.tail()
-        lo, hi = tail[2:4]
-        first_row, end_row = schedule.dash_seen_rows(*tail)
-        first_key, end_key = schedule.dash_seen_keys(*tail)
+        walk = ClosedForm(plan.schedule, work)
+        lo, hi = work.bounds
+        first_row, end_row = walk.seen_rows
+        first_key, end_key = walk.seen_keys
         self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
@@ -129,7 +129,7 @@ class _State:
         self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, first_row, end_row, work.n_q)
         self.main_sizes = (self.batch, *sizes, plan.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
-        ctas = self._checked(work.batch * work.heads * schedule.dash_slots(*tail))
+        ctas = self._checked(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constant_count(built.prepare))
         self.main = compat.KernelLauncher(built.main, ctas, descriptors, built.constant_count(built.main))
@@ -143,9 +143,10 @@ class _State:
             end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
         self.workspace_bytes = end
 
-    def _checked(self, ctas: int) -> int:
+    def _checked(self, walk: ClosedForm) -> int:
         """The number of CTAs, if they fit where the schedule needs all of them at once."""
-        if self.kernels.schedule.resident is not None:
+        ctas = walk.tickets
+        if walk.co_resident:
             available = torch.cuda.get_device_properties(self.device).multi_processor_count
             if ctas > available:
                 raise ArgumentError(

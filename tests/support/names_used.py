@@ -17,7 +17,7 @@ def names_used() -> dict[str, set[str]]:
     """Dotted name -> files.  Of torch only names with a leading underscore somewhere, of triton all."""
     found: dict[str, set[str]] = {}
     files = [path for folder in _FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    for path in [*files, ROOT / "_dash_inductor_autoload.py"]:
+    for path in [*files, *ROOT.glob("_dash_inductor_*.py")]:
         name = str(path.relative_to(ROOT))
         text = path.read_text(encoding="utf-8")
         names = set(_names(ast.parse(text)))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import PythonPrinter, compile_functions
-from dash_inductor.schedule.jobs import Problem
 from dash_inductor.schedule.schedules import NAMES, define, supports
+from dash_inductor.schedule.walk import Problem
 
 BANDS = (
     Band(),

@@ -1,0 +1,190 @@
+"""`Walk`: who visits which tile pairs, in which order, and the place of each in the accumulation of its dq tile.
+
+Tables, simulator, checks, reference executor and the host side of the kernels ask a walk and need not know where it
+comes from.  `ClosedForm` evaluates the expressions of a schedule, the same ones that the kernels run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
+from typing import Protocol
+
+import sympy
+
+from ..errors import ArgumentError
+from ..model.mask import MAX_LENGTH, Band
+from .codegen import python_functions
+from .schedules import define, first_mirrored
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention backward as the schedules see it.
+
+    Args:
+        band: the mask; any anchor.
+        q_len, kv_len: lengths in tokens, >= 1.
+        block_q, block_kv: tile shape in tokens.
+        batch: batch elements.
+        heads: heads of the schedule per batch element, see `jobs.walked_query_heads`.
+        group: query heads that a CTA runs through, in ascending order.
+        section: heads that are launched together.
+    """
+
+    band: Band
+    q_len: int
+    kv_len: int
+    block_q: int
+    block_kv: int
+    batch: int = 1
+    heads: int = 1
+    group: int = 1
+    section: int = 1
+
+    def __post_init__(self) -> None:
+        for f in fields(self)[1:]:
+            if getattr(self, f.name) < 1:
+                raise ArgumentError(f.name, getattr(self, f.name), "an integer >= 1")
+        far = {"q_len": self.q_len, "kv_len": self.kv_len, "band.lo": self.band.lo or 0, "band.hi": self.band.hi or 0}
+        for name, value in far.items():
+            if abs(value) > MAX_LENGTH:
+                raise ArgumentError(name, value, f"at most {MAX_LENGTH} in magnitude")
+
+    @property
+    def n_q(self) -> int:
+        """Query tiles."""
+        return -(-self.q_len // self.block_q)
+
+    @property
+    def n_kv(self) -> int:
+        """Key/value tiles."""
+        return -(-self.kv_len // self.block_kv)
+
+    @property
+    def resolved(self) -> Problem:
+        """The same problem with the mask anchored top left, as the generated functions want it.
+
+        Bounds that exclude nothing are kept: whether a bound exists is a fact of the mask, not of the lengths.
+        """
+        offset = self.kv_len - self.q_len if self.band.anchor == "bottom_right" else 0
+        lo, hi = (None if x is None else x - offset for x in (self.band.lo, self.band.hi))
+        return replace(self, band=Band(lo, hi))
+
+    def tail(self) -> tuple[int, int, int, int, int, int]:
+        """The last arguments of the generated functions: lengths, bounds (0 where there is none) and tile shape."""
+        return self.q_len, self.kv_len, *self.bounds, self.block_q, self.block_kv
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """lo and hi, anchored top left; 0 where there is none."""
+        band = self.resolved.band
+        return band.lo or 0, band.hi or 0
+
+
+class Walk(Protocol):
+    """What one launch does.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
+
+    Attributes:
+        tickets: CTAs of the launch; a CTA that takes a lower ticket starts earlier.
+        parts: kv tiles that one CTA processes at most, one after the other.
+        shared_accumulator: CTAs add to one dq accumulator and wait for their turn.
+        co_resident: some CTA waits for a later ticket.  Elsewhere any number of resident CTAs makes progress.
+        resident: the least number of simultaneously resident CTAs with which the launch cannot hang.
+    """
+
+    @property
+    def tickets(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
+    @property
+    def shared_accumulator(self) -> bool: ...
+    @property
+    def co_resident(self) -> bool: ...
+    @property
+    def resident(self) -> int: ...
+
+    def launch(self, ticket: int) -> tuple[int, int]:
+        """(head, slot) of the CTA that holds `ticket`."""
+
+    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
+        """The kv tile that a CTA processes `part`-th, None where there is none."""
+
+    def visits(self, head: int, kv: int) -> int:
+        """How many q tiles the walk of a kv tile visits."""
+
+    def q_tile(self, head: int, kv: int, step: int) -> int:
+        """The q tile that the walk of a kv tile visits in a step."""
+
+    def rank(self, head: int, q: int, kv: int) -> int:
+        """The place of a kv tile's contribution in the accumulation of a q tile; for visible pairs only."""
+
+    def visible(self, head: int, q: int) -> range:
+        """The kv tiles that contribute to a q tile."""
+
+    def needs_mask(self, head: int, q: int, kv: int) -> bool:
+        """Whether some element of a visible tile pair is hidden."""
+
+    def kind(self, head: int) -> int:
+        """Heads of one kind have the same walks and ranks."""
+
+
+def functions(name: str, problem: Problem) -> SimpleNamespace:
+    """The Python form of the schedule's functions for the problem's mask."""
+    return python_functions(name, problem.resolved.band)
+
+
+class ClosedForm:
+    """The walk of a schedule over a band.
+
+    Attributes:
+        seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; in an empty
+            interval ``end <= first``.
+
+    Raises:
+        ArgumentError: an unknown schedule or an unsupported mask.
+    """
+
+    def __init__(self, name: str, problem: Problem) -> None:
+        schedule = define(name, problem.resolved.band)
+        self.problem, self._f, self._tail = problem, functions(name, problem), problem.tail()
+        self.tickets = problem.batch * problem.heads * int(self._f.dash_slots(*self._tail))
+        self.parts = schedule.parts
+        self.shared_accumulator = schedule.shared_accumulator
+        self.co_resident = schedule.resident is not None
+        self.resident = int(self._f.dash_resident(problem.batch, problem.heads, *self._tail, problem.section))
+        self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
+        self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
+        self._mirrored = int(first_mirrored(sympy.Integer(problem.heads)))
+
+    def launch(self, ticket: int) -> tuple[int, int]:
+        p = self.problem
+        head, slot = self._f.dash_launch(ticket, p.batch, p.heads, *self._tail, p.section)
+        return int(head), int(slot)
+
+    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
+        heads = self.problem.heads
+        kv = int(self._f.dash_kv_tile(slot, part, head % heads, heads, *self._tail))
+        return kv if kv < self.problem.n_kv else None
+
+    def visits(self, head: int, kv: int) -> int:
+        return int(self._f.dash_num_steps(kv, *self._tail))
+
+    def q_tile(self, head: int, kv: int, step: int) -> int:
+        heads = self.problem.heads
+        return int(self._f.dash_q_tile(step, kv, head % heads, heads, *self._tail))
+
+    def rank(self, head: int, q: int, kv: int) -> int:
+        heads = self.problem.heads
+        return int(self._f.dash_rank(q, kv, head % heads, heads, *self._tail))
+
+    def visible(self, head: int, q: int) -> range:
+        first, _, _, end = self._f.dash_kv_range(q, *self._tail)
+        return range(first, end)
+
+    def needs_mask(self, head: int, q: int, kv: int) -> bool:
+        _, full_first, full_end, _ = self._f.dash_kv_range(q, *self._tail)
+        return not full_first <= kv < full_end
+
+    def kind(self, head: int) -> int:
+        return int(head % self.problem.heads >= self._mirrored)
