@@ -259,17 +259,22 @@ def test_warn_only_counts_as_deterministic() -> None:
     assert graphs.count(BACKWARD) == 1
 
 
-def test_setting_forward_keep() -> None:
+@pytest.mark.parametrize("function", [causal, full, boolean_mask, additive_mask])
+def test_setting_forward_keep(function) -> None:
+    """The forward is PyTorch's own node, and its output has PyTorch's own bits."""
     inputs = tensors(*QKV)
+    with dash_inductor.disabled(), capture() as graphs:
+        plain = step(graphs.compile(function), inputs)
     with capture(forward="keep") as graphs:
-        results = step(graphs.compile(causal), inputs)
+        results = step(graphs.compile(function), inputs)
+    assert torch.equal(results[0], plain[0])
     assert (graphs.count(CPU_FORWARD), graphs.count(FORWARD), graphs.count(BACKWARD)) == (1, 0, 1)
     (record,) = sites()
     assert record.forward == "kept: by the setting forward='keep'"
     assert record.plan is not None
     assert record.plan.forward == "keep"
     assert record.plan.numerics_key.endswith(f"forward=keep:{CPU_FORWARD}")
-    assert_as_exact(causal, inputs, results)
+    assert_as_exact(function, inputs, results)
 
 
 def test_setting_schedule_is_used_where_it_is_valid() -> None:

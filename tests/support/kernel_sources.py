@@ -1,0 +1,48 @@
+"""Digests of everything that ends up in the text of a kernel.
+
+``python -m tests.support.kernel_sources > tests/golden/kernel_sources.json`` writes them down.  Before you do that,
+raise `planning.costs.NUMERICS_VERSION` if the change can change a bit of a result.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import json
+import tokenize
+
+from dash_inductor.planning import costs
+
+from .distribution import ROOT
+
+HOST = {"registry.py", "standalone.py", "launch.py", "forward.py", "strides.py", "schedule_functions.py"}
+"""Modules of kernels/ of which nothing runs on a device."""
+
+
+def sources() -> dict[str, str]:
+    """SHA-256 (hex) by file, of the code without comments, docstrings and blank lines."""
+    files = [path for path in sorted((ROOT / "kernels").rglob("*.py")) if path.name not in HOST]
+    files += [ROOT / "dash_inductor/schedule" / name for name in ("codegen.py", "geometry.py", "schedules.py", "symbols.py")]
+    return {
+        str(path.relative_to(ROOT)): hashlib.sha256(code(path.read_text(encoding="utf-8")).encode()).hexdigest()
+        for path in files
+    }
+
+
+def code(text: str) -> str:
+    """The lines of a module that Python would run."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            assert node.end_lineno is not None
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+if __name__ == "__main__":
+    print(json.dumps({"numerics_version": costs.NUMERICS_VERSION, "sources": sources()}, indent=1))
