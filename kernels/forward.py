@@ -11,24 +11,41 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..schedule import codegen
+from ..schedule import codegen, costs
 from ..schedule.problem import Band, Plan
+from . import reference_forward
 from .reference import logits, visible
 
 aten = torch.ops.aten
 
 
-def run(query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, plan: str) -> tuple[Tensor, Tensor]:
+def run(
+    query: Tensor, key: Tensor, value: Tensor, mask: str, scale: float, plan: str, keys: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp): out [batch, q heads, q_len, head dim]; lse fp32 [batch, q heads, q_len], natural, contiguous.
 
     Rows that see no key give zeros; their log-sum-exp is infinite.
+
+    keys: bool or uint8 [batch, kv_len], no row sees a key whose entry is zero; for the forward "portable" only.
     """
     name = Plan.parse(plan).forward
+    if name == "portable":
+        return _portable(query, key, value, Band.parse(mask), scale, keys)
+    if keys is not None:
+        raise ArgumentError("keys", keys, f"None with the plan {plan}: its forward reads no vector of keys")
     if name not in _FORWARDS:
-        raise ArgumentError("plan.forward", name, list(_FORWARDS))
+        raise ArgumentError("plan.forward", name, [*_FORWARDS, "portable"])
     band = Band.parse(mask).resolve(query.shape[2], key.shape[2])
     out, logsumexp = _FORWARDS[name](query, key, value, band, scale)
     return out, logsumexp.contiguous()
+
+
+def _portable(
+    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, keys: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Inductor lowers it to a kernel; an eager call runs the executor of that kernel, with the tiles of the CPU."""
+    tiles = costs.forward_tiles("cpu", 8 * query.dtype.itemsize, query.shape[3], value.shape[3])
+    return reference_forward.forward(query, key, value, band, scale, tiles, keys)
 
 
 def _cudnn(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
