@@ -124,7 +124,7 @@ FORWARD_TILES: dict[ForwardKey, Tiles] = {
     **_forward("sm_80", 16, "128x64w4s3", "128x64w8s3", "64x64w8s2", "128x64w8s2"),
     **_forward("sm_89", 16, "128x64w4s2", "128x64w8s2", "64x32w8s2", "64x64w8s2"),
     **_forward("sm_90", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s3"),
-    **_forward("sm_100", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s2"),
+    **_forward("sm_100", 16, "128x64w8s3", "128x64w8s3", "128x64w8s2", "128x64w8s2"),
     **_forward("cpu", 16, *["64x64w1s1"] * 4),
     **_forward("cpu", 32, *["64x64w1s1"] * 4),
 }
