@@ -59,7 +59,7 @@ def attention_backward(
         return result
     log.debug("lowering %s: mask=%s plan=%s", site, mask, plan)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    call = _Call(parsed, Band.parse(mask), scale, *tensors, None if keys is None else realized(keys))
+    call = _Call(parsed, Band.parse(mask), scale, *tensors, keys=None if keys is None else realized(keys))
     return call.two_pass(dq_order, dk_order, dv_order) if parsed.dq else call.one_pass(dq_order, dk_order, dv_order)
 
 
@@ -77,6 +77,7 @@ class _Call:
         logsumexp: TensorBox,
         grad_out: TensorBox,
         out: TensorBox,
+        *,
         keys: TensorBox | None,
     ) -> None:
         self.plan, self.mask, self.scale = plan, mask, scale
