@@ -3,7 +3,7 @@
     python -m benchmarks.forwards                  # everything, in random order, until the time is up
     python -m benchmarks.forwards --seconds 60 --only cudnn
 
-Every forward of `dash_inductor.kernels.forward` that runs on CUDA is called `REPEATS` times in batches of three sizes,
+Every forward of `dash_inductor.kernels.borrowed` that runs on CUDA is called `REPEATS` times in batches of three sizes,
 the second half of the repeats beside matmuls on another stream.  Output and log-sum-exp must be bitwise equal every
 time, and those of the first and the last batch element must be those of that element alone.  Once they are compared
 with fp64.  Results: benchmarks/results/forwards.json, with every case that differed; exit status 1 if a case that the
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from dash_inductor.kernels import forward
+from dash_inductor.kernels import borrowed
 from dash_inductor.kernels.reference import visible
 from torch import Tensor
 
@@ -72,7 +72,7 @@ class Case:
             least_q_len=min(self.q_len, 2), square=False,
             q_within_kv=self.q_len <= self.kv_len,
         )  # fmt: skip
-        return any(choose(site, f"sm_{major}{minor}")[0] == self.forward for site in (static, dynamic))
+        return any(choose(site, f"sm_{major}{minor}").name == self.forward for site in (static, dynamic))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"mask": str(self.mask), "heads": list(self.heads)}
@@ -141,7 +141,7 @@ def row_of(case: Case) -> dict[str, Any] | None:
 
 def check(case: Case) -> dict[str, Any]:
     """What went wrong, by kind; empty if nothing did."""
-    run = forward._FORWARDS[case.forward]
+    run = borrowed._FORWARDS[case.forward]
     band = case.mask.resolve(case.q_len, case.kv_len)
     faults: dict[str, Any] = {}
     for batch in BATCHES:
@@ -213,7 +213,7 @@ def times() -> list[dict[str, Any]]:
                 )  # fmt: skip
 
             def packed(q: Tensor = q, k: Tensor = k, v: Tensor = v, band: Band = band) -> object:
-                return forward._flash(q, k, v, band, 0.1)
+                return borrowed._flash(q, k, v, band, 0.1)
 
             dense_ms, packed_ms = common.time_ms(dense, packed)
             layout = "interleaved" if interleaved else "contiguous"

@@ -12,16 +12,16 @@ from .schedule_functions import (
     dash_seen_keys,
     dash_seen_rows,
 )
-from .tiles import head_start, load_rows, load_tile, visible
+from .tiles import head_start, load_chosen, load_keys, load_rows, load_tile, load_valid, visible
 
 
 @triton.jit
 def dkdv_tile(
-    Q, K, V, DO, LSE, DELTA, DQ, SEM, q_strides, k_strides, v_strides, do_strides, lse_strides,
+    Q, K, V, DO, LSE, DELTA, DQ, SEM, KEYS, q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
     b, h, kv, heads, q_len, kv_len, lo, hi, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
+    ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
@@ -31,13 +31,21 @@ def dkdv_tile(
     and only used when ORDERED (see Note [Ordered accumulation]).  The query heads of a group are walked in ascending
     order, so dk and dv of grouped heads have a fixed order too.  Rows that see no key and keys that no row sees may
     hold anything: they are not read.
+
+    KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key).  No row sees a key whose entry is zero; its dk and
+    dv are zero.  The log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
     """
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
     q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-    k = load_tile(k_head, kv_rows, kv_first, kv_end, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
-    v = load_tile(v_head, kv_rows, kv_first, kv_end, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+    valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
+    k = load_valid(
+        k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+    )
+    v = load_valid(
+        v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+    )
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     _first, full_first, full_end, _end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
@@ -52,21 +60,31 @@ def dkdv_tile(
         for step in tl.range(0, steps, num_stages=STAGES):
             q_tile = dash_q_tile(step, kv, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-            q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+            if HAS_KEYS:
+                nothing = float("-inf")  # the log-sum-exp of a row whose keys are all invalid
+                seeing = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], nothing, EVEN_Q) != nothing
+                q = load_chosen(q_head, q_rows, seeing, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D)
+            else:
+                q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
             # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+            if HAS_KEYS:
+                do = load_chosen(do_head, q_rows, seeing, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D)
+            else:
+                do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
-            masked = (q_tile < full_first) | (q_tile >= full_end)
-            if (HAS_LO or HAS_HI or not EVEN_KV) and masked:
-                keep = visible(q_rows[None, :], kv_rows[:, None], kv_len, lo, hi, HAS_LO, HAS_HI)
+            masked = HAS_KEYS or ((q_tile < full_first) | (q_tile >= full_end))
+            if (HAS_LO or HAS_HI or HAS_KEYS or not EVEN_KV) and masked:
+                keep = visible(
+                    q_rows[None, :], kv_rows[:, None], valid[:, None], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS
+                )
                 p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
-            if HAS_LO or HAS_HI or not EVEN_KV:
+            if HAS_LO or HAS_HI or HAS_KEYS or not EVEN_KV:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)
             ds = ds.to(q.dtype)
@@ -81,4 +99,7 @@ def dkdv_tile(
                 inside = (q_rows[:, None] < q_len) & (cols[None, :] < HEAD_DIM)
                 tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
                 pass_turn_on(semaphore, INTERPRET)
+    if HAS_KEYS:
+        dk = tl.where(valid[:, None], dk, 0.0)
+        dv = tl.where(valid[:, None], dv, 0.0)
     return dk, dv

@@ -5,21 +5,23 @@ import triton.language as tl
 
 from .delta import delta_tile
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_rows, load_tile, visible
+from .tiles import head_start, load_keys, load_rows, load_tile, load_valid, visible
 
 
 @triton.jit
 def dq_tile(
-    Q, K, V, OUT, DO, LSE, DELTA, q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides,
+    Q, K, V, OUT, DO, LSE, DELTA, KEYS,
+    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
     b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
     Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta, which is
-    rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.
+    rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.  dq of a row
+    without a valid key is zero.
     """
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
@@ -37,13 +39,20 @@ def dq_tile(
     first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        k = load_tile(k_head, kv_rows, kv_first, kv_end, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+        valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
+        k = load_valid(
+            k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+        )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_tile(v_head, kv_rows, kv_first, kv_end, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV)
+        v = load_valid(
+            v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+        )
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
         ds = p * (dp - delta[:, None])
-        if (HAS_LO or HAS_HI or not EVEN_KV) and (kv < full_first) | (kv >= full_end):
-            ds = tl.where(visible(q_rows[:, None], kv_rows[None, :], kv_len, lo, hi, HAS_LO, HAS_HI), ds, 0.0)
+        masked = HAS_KEYS or ((kv < full_first) | (kv >= full_end))
+        if (HAS_LO or HAS_HI or HAS_KEYS or not EVEN_KV) and masked:
+            keep = visible(q_rows[:, None], kv_rows[None, :], valid[None, :], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS)
+            ds = tl.where(keep, ds, 0.0)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq * scale

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..model.call import Call
@@ -38,13 +39,24 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.ops`."""
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    band, scale, keys = call.mask.band, call.scale, valid_keys(extras, call)
     for b in range(query.shape[0]):
-        element = _Element.of(grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], call.mask.band, call.scale)
+        valid = None if keys is None else keys[b]
+        element = _Element.of(grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], band, scale, valid)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
         if plan.dq is not None:
             dq_sums = element.dq_pass(plan.dq)
-        dq[b], dk[b], dv[b] = dq_sums * call.scale, dk_sums * call.scale, dv_sums
+        dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
+        if valid is not None:
+            dk[b], dv[b] = (torch.where(valid[:, None], t, 0.0) for t in (dk[b], dv[b]))
     return dq, dk, dv
+
+
+def valid_keys(extras: Sequence[Tensor], call: Call) -> Tensor | None:
+    """Booleans [batch, kv_len], False for the keys that the call's mask hides from every query; None if it has no term
+    for that.
+    """
+    return None if call.mask.keys is None else extras[call.mask.keys.valid.index] != 0
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -61,6 +73,33 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
     if band.hi is not None:
         keep &= distance <= band.hi
     return keep
+
+
+def looked_at(band: Band, q_len: int, kv_len: int, valid: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which rows see a key, and which keys a row may see: booleans [q_len], [kv_len].
+
+    valid: booleans [kv_len]; no row sees the other keys.
+    """
+    everything = Problem(band, q_len, kv_len, q_len, kv_len)
+    f, tail = functions("two_pass", everything), everything.tail()
+    row, key = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
+    rows, keys = (
+        (x >= first) & (x < end) for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (key, f.dash_seen_keys(*tail)))
+    )
+    if valid is not None:
+        keys = keys & valid
+        below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
+        lo, hi = everything.resolved.band.lo, everything.resolved.band.hi
+        first = torch.zeros_like(row) if hi is None else (row - hi).clamp(0, kv_len)
+        end = torch.full_like(row, kv_len) if lo is None else (row - lo + 1).clamp(0, kv_len)
+        rows = rows & (below[end] > below[first])
+    return rows, keys
+
+
+def only(tensor: Tensor, part: Tensor, elsewhere: float = 0.0) -> Tensor:
+    """fp32, contiguous, [heads, length, ...]; `elsewhere` at the positions not in `part`, which are not read."""
+    shape = (len(part), *[1] * (tensor.dim() - 2))
+    return torch.where(part.view(shape), tensor.float(), elsewhere).contiguous()
 
 
 @dataclass(frozen=True)
@@ -81,25 +120,27 @@ class _Element:
     band: Band
     scale: float
     dtype: torch.dtype
+    valid: Tensor | None
 
     @staticmethod
     def of(
-        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, band: Band, scale: float
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        band: Band,
+        scale: float,
+        valid: Tensor | None,
     ) -> _Element:
         q_len, kv_len = query.shape[1], key.shape[1]
-        everything = Problem(band, q_len, kv_len, q_len, kv_len)
-        f, tail = functions("two_pass", everything), everything.tail()
-        rows, keys = _interval(*f.dash_seen_rows(*tail)), _interval(*f.dash_seen_keys(*tail))
-
-        def seen(tensor: Tensor, part: slice, elsewhere: float = 0.0) -> Tensor:
-            whole = torch.full(tensor.shape, elsewhere, dtype=torch.float32, device=tensor.device)
-            whole[:, part] = tensor[:, part].float()
-            return whole
-
-        q, do, o = (seen(t, rows) for t in (query, grad_out, out))
-        k, v = (seen(t, keys) for t in (key, value))
-        sums = seen(lse[:, :q_len], rows, float("inf"))
-        return _Element(q, k, v, do, sums, (o * do).sum(-1), everything.resolved.band, scale, query.dtype)
+        rows, keys = looked_at(band, q_len, kv_len, valid, query.device)
+        q, do, o = (only(t, rows) for t in (query, grad_out, out))
+        k, v = (only(t, keys) for t in (key, value))
+        sums = only(lse[:, :q_len], rows, float("inf"))
+        resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
+        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, valid)
 
     def problem(self, tiles: Tiles, heads: int) -> Problem:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
@@ -111,6 +152,8 @@ class _Element:
             self.band, torch.arange(rows.start, rows.stop, device=device),
             torch.arange(keys.start, keys.stop, device=device),
         )  # fmt: skip
+        if self.valid is not None:
+            keep &= self.valid[keys]
         s = logits(self.q[q_head, rows], self.k[kv_head, keys], self.scale)
         p = torch.where(keep, torch.exp(s - self.lse[q_head, rows, None]), 0.0)
         dp = self.do[q_head, rows] @ self.v[kv_head, keys].T
@@ -129,11 +172,11 @@ class _Element:
         turns = _Turns(dq)
         for job in tables(plan.schedule, problem):
             for column in job.columns:
-                keys = _tile(column.kv, problem.block_kv, problem.kv_len)
+                keys = tile_of(column.kv, problem.block_kv, problem.kv_len)
                 for q_head in walked[job.head]:
                     k = self.k[self.kv_head(q_head), keys]
                     for q_tile, rank in column.steps:
-                        rows = _tile(q_tile, problem.block_q, problem.q_len)
+                        rows = tile_of(q_tile, problem.block_q, problem.q_len)
                         p, ds = self.pair(q_head, rows, keys)
                         dv[job.head, keys] += p.T @ self.do[q_head, rows]
                         dk[job.head, keys] += ds.T @ self.q[q_head, rows]
@@ -154,20 +197,17 @@ class _Element:
         dq = torch.zeros_like(self.q)
         for q_head in range(self.q.shape[0]):
             for q_tile in range(problem.n_q):
-                rows = _tile(q_tile, problem.block_q, problem.q_len)
+                rows = tile_of(q_tile, problem.block_q, problem.q_len)
                 first, _, _, end = kv_range(q_tile, *tail)
                 for kv in range(first, end):
-                    keys = _tile(kv, problem.block_kv, problem.kv_len)
+                    keys = tile_of(kv, problem.block_kv, problem.kv_len)
                     _, ds = self.pair(q_head, rows, keys)
                     dq[q_head, rows] += ds @ self.k[self.kv_head(q_head), keys]
         return dq
 
 
-def _interval(first: int, end: int) -> slice:
-    return slice(first, max(first, end))
-
-
-def _tile(tile: int, block: int, length: int) -> slice:
+def tile_of(tile: int, block: int, length: int) -> slice:
+    """The positions of a tile of `block` positions."""
     return slice(tile * block, min((tile + 1) * block, length))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..model.call import Call
-from ..model.plan import Plan
+from ..model.plan import Plan, Tiles
 from ..model.site import Site
 from ..planning import families
 
@@ -21,6 +21,8 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """grad_out, query, key, value, out and log-sum-exp, shaped as `dash_inductor.ops` says."""
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dq, dk and dv."""
+Results = tuple[Tensor, Tensor]
+"""Output and log-sum-exp."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,13 @@ class Execution:
     """What a family's kernels need to run.
 
     Args:
-        backward: runs them outside of Inductor.
+        backward, forward: run them outside of Inductor; the forward is given its tiles.
         compiled: Triton's compiled kernels for a site on a CUDA device, compiled now.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan], Gradients]
+    forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
     compiled: Callable[[Site, Plan, torch.device], Iterator[Any]]
     templates: bool = False
 
@@ -42,6 +45,14 @@ def _reference(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Pla
     from . import reference
 
     return reference.backward(*tensors, extras, call, plan)
+
+
+def _reference_forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
+) -> Results:
+    from . import reference_forward
+
+    return reference_forward.forward(query, key, value, extras, call, tiles)
 
 
 def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
@@ -72,11 +83,11 @@ def _compiled_hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[A
 
 
 EXECUTIONS: Mapping[str, Execution] = {
-    families.REFERENCE.name: Execution(_reference, _nothing),
-    families.PORTABLE.name: Execution(_reference, _compiled_templates, templates=True),
-    families.HOPPER.name: Execution(_hopper, _compiled_hopper),
+    families.REFERENCE.name: Execution(_reference, _reference_forward, _nothing),
+    families.PORTABLE.name: Execution(_reference, _reference_forward, _compiled_templates, templates=True),
+    families.HOPPER.name: Execution(_hopper, _reference_forward, _compiled_hopper),
 }
-"""By the family's name, which is `Plan.kernel`."""
+"""By the family's name, which is `Plan.kernel` and, for forwards of our own, `Plan.forward`."""
 
 
 def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
@@ -84,10 +95,19 @@ def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan)
     return EXECUTIONS[plan.kernel].backward(tensors, extras, call, plan)
 
 
-def forward(
-    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call, by the plan's forward."""
-    from . import forward
+def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan) -> Results:
+    """Output and log-sum-exp of a call outside of Inductor, by the plan's forward.
 
-    return forward.run(query, key, value, extras, call, plan)
+    Raises:
+        ArgumentError: a plan that keeps the graph's own forward, or a mask that a borrowed forward cannot compute.
+    """
+    if plan.forward_tiles is not None:
+        return EXECUTIONS[plan.forward].forward(query, key, value, extras, call, plan.forward_tiles)
+    from . import borrowed
+
+    return borrowed.forward(query, key, value, call, plan.forward)
+
+
+def has_templates(name: str) -> bool:
+    """Whether kernels of this name, a `Plan.kernel` or a `Plan.forward`, are lowered from templates."""
+    return name in EXECUTIONS and EXECUTIONS[name].templates

@@ -63,7 +63,7 @@ class Resources:
 
 
 def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = None) -> list[Rendered]:
-    """The kernels of a plan in launch order, for static sizes.
+    """The kernels of a plan's backward in launch order, for static sizes.
 
     Args:
         plan: a plan of the portable kernel.
@@ -72,35 +72,72 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     """
     if plan.kernel != PORTABLE.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
-    if site.batch is None or site.q_len is None or site.kv_len is None:
-        raise ArgumentError("site", site, "a site whose batch, q_len and kv_len are known")
-    q_shape = (site.batch, site.q_heads, site.q_len, site.head_dim)
-    kv_shape = (site.batch, site.kv_heads, site.kv_len, site.head_dim)
-    rows = (site.batch, site.q_heads, site.q_len)
-    dtype, fp32 = _TYPES[site.dtype], "*fp32"
-    shapes: dict[str, tuple[Sequence[int], str]] = {
-        "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (kv_shape, dtype), "DO": (q_shape, dtype),
-        "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (q_shape, dtype), "DV": (kv_shape, dtype),
-        "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
-    }  # fmt: skip
-    has_lo, has_hi = site.band.lo is not None, site.band.hi is not None
+    batch, q_len, kv_len = _sizes(site)
+    kind = site.band.lo is not None, site.band.hi is not None, site.mask.keys is not None
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
     if plan.dq is not None:
-        programs = site.batch * site.q_heads * -(-site.q_len // plan.dq.block_q)
-        text = templates.dq_template(has_lo, has_hi)
-        kernels.append(_render(text, plan, plan.dq, site, shapes, strides or {}, "DQ_OUT", programs, {}))
+        programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
+        text = templates.dq_template(*kind)
+        kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, {}))
     else:
-        programs = site.batch * site.q_heads * -(-site.q_len // plan.dkdv.block_q)
+        programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
         text = templates.delta_template()
-        kernels.append(_render(text, plan, plan.dkdv, site, shapes, strides or {}, "DELTA", programs, {}))
-    kv_tiles = -(-site.kv_len // plan.dkdv.block_kv)
+        kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
+    kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
-    text = templates.dkdv_template(plan.schedule, has_lo, has_hi)
-    programs = site.batch * site.kv_heads * slots
-    kernels.append(_render(text, plan, plan.dkdv, site, shapes, strides or {}, "DK_OUT", programs, extra))
+    text = templates.dkdv_template(plan.schedule, *kind)
+    programs = batch * site.kv_heads * slots
+    kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     return kernels
+
+
+def render_forward(
+    plan: Plan,
+    site: Site,
+    strides: dict[str, Sequence[int]] | None = None,
+    *,
+    interpret: bool = False,
+) -> Rendered:
+    """The portable forward, for static sizes.
+
+    Args:
+        plan: its forward's tiles, section and tf32 count, whatever its backward is.
+        site: batch and lengths must be known.
+        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, key) of KEYS.
+        interpret: the kernel is for Triton's interpreter.
+    """
+    tiles = plan.forward_tiles
+    if plan.forward != PORTABLE.name or tiles is None:
+        raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
+    batch, q_len, _ = _sizes(site)
+    kind = site.band.lo is not None, site.band.hi is not None, site.mask.keys is not None
+    text = templates.forward_template(*kind)
+    extra = templates.forward_constants(site.scale, site.value_dim)
+    programs = batch * site.q_heads * -(-q_len // tiles.block_q)
+    return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
+
+
+def _sizes(site: Site) -> tuple[int, int, int]:
+    if site.batch is None or site.q_len is None or site.kv_len is None:
+        raise ArgumentError("site", site, "a site whose batch, q_len and kv_len are known")
+    return site.batch, site.q_len, site.kv_len
+
+
+def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
+    """Shape and Triton's pointer type of every tensor that a kernel may name."""
+    batch, q_len, kv_len = _sizes(site)
+    rows, keys = (batch, site.q_heads, q_len), (batch, site.kv_heads, kv_len)
+    q_shape, kv_shape = (*rows, site.head_dim), (*keys, site.head_dim)
+    out_shape, v_shape = (*rows, site.value_dim), (*keys, site.value_dim)
+    dtype, fp32 = _TYPES[site.dtype], "*fp32"
+    return {
+        "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
+        "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
+        "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+        "KEYS": ((batch, kv_len), "*i1"),
+    }  # fmt: skip
 
 
 def _render(
@@ -108,18 +145,20 @@ def _render(
     plan: Plan,
     tiles: Tiles,
     site: Site,
-    shapes: dict[str, tuple[Sequence[int], str]],
     strides: dict[str, Sequence[int]],
     output: str,
     programs: int,
     extra: dict[str, Any],
+    *,
+    interpret: bool = False,
 ) -> Rendered:
-    assert site.q_len is not None
-    assert site.kv_len is not None
+    shapes = _tensors(site)
+    _, q_len, kv_len = _sizes(site)
     constants = {"INDEX_DTYPE": "tl.int32"} | extra | templates.compile_time_values(
-        plan, tiles, site.band, site.scale, site.head_dim, site.group, (site.q_len, site.kv_len),
-        even_q=site.q_len % tiles.block_q == 0,
-        even_kv=site.kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=False,
+        plan, tiles, site.band, site.scale, site.head_dim, site.group, (q_len, kv_len),
+        even_q=q_len % tiles.block_q == 0,
+        even_kv=kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=interpret,
+        has_keys=site.mask.keys is not None,
     )  # fmt: skip
     arguments: list[str] = []
 

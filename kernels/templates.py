@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
+import struct
 from importlib import resources
 from typing import Any
 
+from ..errors import ArgumentError
 from ..model.mask import Band
 from ..model.plan import Plan, Tiles
+from ..planning.costs import padded
 from ..schedule import codegen, geometry
 
-_COMMON = """
+_OPERANDS = """
     batch = {{size("Q", 0)}}
     q_heads = {{size("Q", 1)}}
     q_len = {{size("Q", 2)}}
@@ -29,11 +33,26 @@ _COMMON = """
     q_strides = ({{stride("Q")}},)
     k_strides = ({{stride("K")}},)
     v_strides = ({{stride("V")}},)
-    do_strides = ({{stride("DO")}},)
     lse_strides = ({{stride("LSE")}},)
 """
+_COMMON = (
+    _OPERANDS
+    + """
+    do_strides = ({{stride("DO")}},)
+"""
+)
 
-_DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(dq_argument)s)}}
+# KEYS: bool or uint8 [batch, kv_len], an input only of kernels for a vector of valid keys; elsewhere it is never read.
+_KEYS = """
+    keys = KEYS
+    keys_strides = ({{stride("KEYS")}},)
+"""
+_NO_KEYS = """
+    keys = LSE
+    keys_strides = (0, 0)
+"""
+
+_DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
     # Q, DO: [batch, q_heads, q_len, HEAD_DIM]; K, V, DV and the output (dk): [batch, heads, kv_len, HEAD_DIM]
     # LSE: [batch, q_heads, >= q_len] natural log; DELTA: [batch, q_heads, q_len] rowsum(out * do)
     # lo <= q - kv <= hi is the mask (bounds exist where HAS_LO, HAS_HI); SECTION heads are launched together
@@ -47,10 +66,10 @@ _DKDV_TAIL = """
     for part in range(PARTS):
         kv = dash_kv_tile(slot, part, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
-            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
-            q_strides, k_strides, v_strides, do_strides, lse_strides,
+            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores, keys,
+            q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
             b, h, kv, heads, q_len, kv_len, lo, hi, SCALE,
-            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, EVEN_Q, EVEN_KV,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, EVEN_Q, EVEN_KV,
             ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
@@ -79,12 +98,11 @@ _UNORDERED_ENTRY = """
     dq_acc = DELTA
 """
 
-_DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT")}}
+_DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT"%(arguments)s)}}
     # as the dk/dv kernel; OUT: [batch, q_heads, q_len, HEAD_DIM]; DELTA is written here; the output is dq
     # one program per q tile, the last q tile first: under a causal mask it is the longest
 """
-_DQ_TAIL = """
-    out_strides = ({{stride("OUT")}},)
+_Q_PROGRAM = """
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     section = pid // (SECTION * n_q)
@@ -94,11 +112,14 @@ _DQ_TAIL = """
     head = section * SECTION + place % width
     b = head // q_heads
     hq = head % q_heads
+"""
+_DQ_TAIL = """
+    out_strides = ({{stride("OUT")}},)
     dq = dq_tile(
-        Q, K, V, OUT, DO, LSE, DELTA,
-        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides,
+        Q, K, V, OUT, DO, LSE, DELTA, keys,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
         b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, SCALE,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, EVEN_Q, EVEN_KV,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, EVEN_Q, EVEN_KV,
         PRECISION, STAGES, INDEX_DTYPE,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
@@ -107,6 +128,29 @@ _DQ_TAIL = """
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", val_shape=("BLOCK_Q", "BLOCK_D"))}}
+"""
+
+_FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
+    # Q: [batch, q_heads, q_len, HEAD_DIM]; K: [batch, heads, kv_len, HEAD_DIM]; V: [batch, heads, kv_len, VALUE_DIM]
+    # LSE: [batch, q_heads, q_len] natural log, written here; the output is [batch, q_heads, q_len, VALUE_DIM]
+    # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
+"""
+_FORWARD_TAIL = """
+    out, lse = attend_tile(
+        Q, K, V, keys, q_strides, k_strides, v_strides, keys_strides,
+        b, hq, q_tile, q_len, kv_len, lo, hi, SIGN, SLOPE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, EVEN_Q, EVEN_KV,
+        PRECISION, STAGES, INDEX_DTYPE,
+    )
+    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
+    lse_head = head_start(LSE, b, hq, lse_strides)
+    tl.store(lse_head + q_rows * lse_strides[2], lse, mask=q_rows < q_len)
+    idx_m = q_rows[:, None]
+    idx_d = tl.arange(0, BLOCK_DV)[None, :]
+    inside = (idx_m < q_len) & (idx_d < VALUE_DIM)
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "out", "inside", val_shape=("BLOCK_Q", "BLOCK_DV"))}}
 """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
@@ -140,28 +184,43 @@ def _functions(module: str) -> str:
 
 
 @functools.cache
-def dkdv_template(schedule: str, has_lo: bool, has_hi: bool) -> str:
+def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, has_keys: bool = False) -> str:
     """Template text of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
     ordered = schedule != "two_pass"
     generated = codegen.triton_source(schedule, _shape_of(has_lo, has_hi))
-    head = _DKDV_HEAD % {"dq_argument": ', "DQ"' if ordered else ""}
-    body = head + (_ORDERED_ENTRY if ordered else _UNORDERED_ENTRY) + _COMMON + _DKDV_TAIL
+    head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *(["KEYS"] if has_keys else []))
+    entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
+    body = head + entry + _COMMON + (_KEYS if has_keys else _NO_KEYS) + _DKDV_TAIL
     return "\n\n".join((body, generated, _functions("tiles"), _functions("ordering"), _functions("dkdv")))
 
 
 @functools.cache
-def dq_template(has_lo: bool, has_hi: bool) -> str:
+def dq_template(has_lo: bool, has_hi: bool, has_keys: bool = False) -> str:
     """Template text of the dq kernel of the two-pass backward."""
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    return "\n\n".join(
-        (_DQ + _COMMON + _DQ_TAIL, generated, _functions("tiles"), _functions("delta"), _functions("dq"))
-    )
+    head = _head(_DQ, *(["KEYS"] if has_keys else []))
+    body = head + _COMMON + (_KEYS if has_keys else _NO_KEYS) + _Q_PROGRAM + _DQ_TAIL
+    return "\n\n".join((body, generated, _functions("tiles"), _functions("delta"), _functions("dq")))
+
+
+@functools.cache
+def forward_template(has_lo: bool, has_hi: bool, has_keys: bool = False) -> str:
+    """Template text of the forward; LSE is an input that it writes."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    head = _head(_FORWARD, *(["KEYS"] if has_keys else []))
+    body = head + _OPERANDS + (_KEYS if has_keys else _NO_KEYS) + _Q_PROGRAM + _FORWARD_TAIL
+    return "\n\n".join((body, generated, _functions("tiles"), _functions("attend")))
 
 
 @functools.cache
 def delta_template() -> str:
     """Template text of the delta kernel of the ordered, single-pass backward."""
     return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
+
+
+def _head(text: str, *arguments: str) -> str:
+    """The first lines of a body with these arguments behind those that it always has."""
+    return text % {"arguments": "".join(f', "{name}"' for name in arguments)}
 
 
 def _shape_of(has_lo: bool, has_hi: bool) -> Band:
@@ -181,12 +240,14 @@ def compile_time_values(
     even_q: bool,
     even_kv: bool,
     interpret: bool,
+    has_keys: bool = False,
 ) -> dict[str, Any]:
     """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
 
     Args:
         lengths: q_len and kv_len, integers or sympy's.
         even_q, even_kv: no tile reaches past q_len, past kv_len.
+        has_keys: the kernel reads a vector of valid keys.
     """
     every_row, every_key = geometry.all_seen(mask, *lengths)
     return {
@@ -194,11 +255,12 @@ def compile_time_values(
         "BLOCK_KV": tiles.block_kv,
         "STAGES": tiles.num_stages,
         "HEAD_DIM": head_dim,
-        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
+        "BLOCK_D": padded(head_dim),
         "GROUP": group,
         "SCALE": scale,
         "HAS_LO": mask.lo is not None,
         "HAS_HI": mask.hi is not None,
+        "HAS_KEYS": has_keys,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",
@@ -208,3 +270,31 @@ def compile_time_values(
         "PRECISION": "'tf32'" if plan.tf32 else "'ieee'",
         "INTERPRET": interpret,
     }
+
+
+def forward_constants(scale: float, value_dim: int) -> dict[str, Any]:
+    """The constexpr values of the forward that come on top of `compile_time_values`.
+
+    Raises:
+        ArgumentError: as `signed_slope`.
+    """
+    sign, slope = signed_slope(scale)
+    return {"VALUE_DIM": value_dim, "BLOCK_DV": padded(value_dim), "SIGN": sign, "SLOPE": slope}
+
+
+def signed_slope(scale: float) -> tuple[float, float]:
+    """(sign, slope): a product of query and key, times sign and slope, is their score in base 2.
+
+    The sign is 1.0, -1.0 or 0.0, the slope a positive fp32 value, so that the largest product times the slope is the
+    largest score, rounded as every other one.  A scale that is zero in fp32 has the sign 0.0 and the slope 1.0.
+
+    Raises:
+        ArgumentError: the scale is not finite, or its multiple by log2(e) is not finite in fp32.
+    """
+    try:
+        slope = float(struct.unpack("f", struct.pack("f", abs(scale) * math.log2(math.e)))[0])
+    except OverflowError:
+        slope = math.inf
+    if not slope < math.inf:
+        raise ArgumentError("scale", scale, "a finite number of magnitude 2e38 at most")
+    return (math.copysign(1.0, scale), slope) if slope else (0.0, 1.0)

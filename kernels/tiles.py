@@ -35,6 +35,42 @@ def load_tile(
 
 
 @triton.jit
+def load_chosen(ptr, rows, chosen, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """As `load_tile`, with zeros for the rows that are not `chosen` (booleans, one per row), which are not read."""
+    cols = tl.arange(0, BLOCK_D)
+    ptrs = ptr + rows[:, None] * row_stride + cols[None, :] * col_stride
+    if HEAD_DIM == BLOCK_D:
+        return tl.load(ptrs, mask=chosen[:, None], other=0.0)
+    else:
+        return tl.load(ptrs, mask=chosen[:, None] & (cols[None, :] < HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def load_valid(
+    ptr, rows, first, end, valid, row_stride, col_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, HAS_KEYS: tl.constexpr,
+):  # fmt: skip
+    """A tile of K or V: as `load_tile`; with a vector of keys, zeros also stand for those that are not `valid`."""
+    if HAS_KEYS:
+        return load_chosen(ptr, rows, valid, row_stride, col_stride, HEAD_DIM, BLOCK_D)
+    else:
+        return load_tile(ptr, rows, first, end, row_stride, col_stride, HEAD_DIM, BLOCK_D, EVEN)
+
+
+@triton.jit
+def load_keys(ptr, b, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
+    """Which of the keys `kv_rows` of batch element `b` are valid, as booleans; all of them without a vector of keys.
+
+    ptr: bool or uint8 [batch, kv_len], of which nothing outside first .. end-1 is read: those keys are not valid.
+    """
+    if HAS_KEYS:
+        ptrs = ptr + b.to(tl.int64) * strides[0] + kv_rows * strides[1]
+        return tl.load(ptrs, mask=(kv_rows >= first) & (kv_rows < end), other=0) != 0
+    else:
+        return kv_rows >= 0
+
+
+@triton.jit
 def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
     """One fp32 value per row; `other` outside first .. end-1, where nothing is read."""
     if EVEN:
@@ -44,11 +80,16 @@ def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
 
 
 @triton.jit
-def visible(q_rows, kv_rows, kv_len, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Which (query, key) pairs of a tile the mask lets through; `q_rows` and `kv_rows` broadcast against each other."""
+def visible(q_rows, kv_rows, valid, kv_len, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr):
+    """Which (query, key) pairs of a tile the mask lets through.
+
+    `q_rows` broadcasts against `kv_rows` and `valid`, which says of each key whether it is valid (`load_keys`).
+    """
     keep = (kv_rows < kv_len) & (q_rows >= 0)
     if HAS_LO:
         keep = keep & (q_rows - kv_rows >= lo)
     if HAS_HI:
         keep = keep & (q_rows - kv_rows <= hi)
+    if HAS_KEYS:
+        keep = keep & valid
     return keep

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 @functools.cache
 def register() -> None:
-    """Make Inductor lower `dash::attention_backward` to the kernels of its plan."""
-    from . import backward
+    """Make Inductor lower the operators to the kernels of their plans."""
+    from . import backward, forward
 
     backward.register()
+    forward.register()
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:

@@ -1,14 +1,10 @@
 """Lowering of `dash::attention_backward`: one Triton template per kernel of the plan, or a call of the operator.
 
 Templates exist for the families that `kernels.registry` says; Gluon kernels are launched by the operator.
-
-One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
-a kernel on semaphores that were zeroed once.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,18 +13,17 @@ import sympy
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import ExternKernel, FixedLayout, IRNode, TensorBox
-from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
-from torch._inductor.select_algorithm import SymbolicGridFn
+from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
-from .. import compat, ops, toolchain
+from .. import compat, ops
 from ..kernels import registry, templates
-from ..kernels.strides import dense_strides
 from ..model.call import Call
 from ..model.plan import Plan, Tiles
 from ..schedule import schedules
 from . import early
+from .template import empty, kind, operands, q_grid, realized, strides, template
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -57,8 +52,9 @@ def attention_backward(
         result: Sequence[TensorBox] = fallback_handler(ops.attention_backward, add_to_fallback_set=False)(*args)
         return result
     log.debug("lowering %s: call=%s plan=%s", site, call, plan)
-    tensors = [_realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    kernels = _Kernels(parsed, Call.parse(call), *tensors)
+    described = Call.parse(call)
+    tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
+    kernels = _Kernels(parsed, described, *tensors, keys=operands(described.mask, extras))
     return kernels.two_pass() if parsed.dq else kernels.one_pass()
 
 
@@ -75,9 +71,14 @@ class _Kernels:
         logsumexp: TensorBox,
         grad_out: TensorBox,
         out: TensorBox,
+        *,
+        keys: Sequence[TensorBox],
     ) -> None:
         self.plan, self.mask, self.scale = plan, call.mask.band, call.scale
         self.dq_order, self.dk_order, self.dv_order = call.orders
+        self.keys = keys
+        self.kind = self.mask.lo is not None, self.mask.hi is not None, bool(keys)
+        self.name = kind(call.mask)
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
         device = query.get_device()
@@ -92,12 +93,12 @@ class _Kernels:
     def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The dq kernel, which also writes delta, then the dk/dv kernel."""
         assert self.plan.dq is not None
-        delta = _empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
-        dq = _template(
-            f"dash_dq_{self._bounds()}",
-            templates.dq_template(self.mask.lo is not None, self.mask.hi is not None),
-            _dq_grid,
-            [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out],
+        delta = empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
+        dq = template(
+            f"dash_dq_{self.name}",
+            templates.dq_template(*self.kind),
+            q_grid,
+            [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *self.keys],
             self._layout(self.query, self.dq_order),
             mutated=[delta],
             call_sizes=[self.batch, self.q_heads, self.q_len],
@@ -111,12 +112,12 @@ class _Kernels:
         """The delta kernel, the ordered kernel, then dq's scale and cast."""
         early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
-        delta = _template(
+        delta = template(
             "dash_delta",
             templates.delta_template(),
-            _dq_grid,
+            q_grid,
             [self.grad_out, self.out],
-            FixedLayout(self.device, torch.float32, rows, stride=_strides(rows, (0, 1, 2))),
+            FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,
             tiles=self.plan.dkdv,
@@ -127,13 +128,13 @@ class _Kernels:
         accumulator.realize()
         dk, dv = self._dkdv(delta, accumulator)
         dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
-        strides = self._layout(self.query, self.dq_order).stride
-        return _box(ExternKernel.require_exact_strides(dq, strides)), dk, dv
+        wanted = self._layout(self.query, self.dq_order).stride
+        return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
 
     def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> tuple[TensorBox, TensorBox]:
         tiles = self.plan.dkdv
         schedule = schedules.define(self.plan.schedule, self.mask)
-        dv = _empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
+        dv = empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
         inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
         extra: dict[str, Any] = {}
         if accumulator is not None:
@@ -149,11 +150,11 @@ class _Kernels:
             )
             if schedule.resident is not None:
                 extra["cooperative"] = True
-        dk = _template(
-            f"dash_dkdv_{self.plan.schedule}_{self._bounds()}",
-            templates.dkdv_template(self.plan.schedule, self.mask.lo is not None, self.mask.hi is not None),
+        dk = template(
+            f"dash_dkdv_{self.plan.schedule}_{self.name}",
+            templates.dkdv_template(self.plan.schedule, *self.kind),
             _dkdv_grid,
-            inputs,
+            [*inputs, *self.keys],
             self._layout(self.key, self.dk_order),
             mutated=inputs[6:],
             call_sizes=[self.batch, self.heads, self.kv_len],
@@ -177,68 +178,18 @@ class _Kernels:
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
+            has_keys=bool(self.keys),
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:
         size = list(like.get_size())
-        return FixedLayout(self.device, like.get_dtype(), size, stride=_strides(size, order))
-
-    def _bounds(self) -> str:
-        return (
-            "_".join(name for name, bound in (("lo", self.mask.lo), ("hi", self.mask.hi)) if bound is not None)
-            or "full"
-        )
+        return FixedLayout(self.device, like.get_dtype(), size, stride=strides(size, order))
 
 
 def _dkdv_grid(
     batch: Any, heads: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
 ) -> tuple[Any, int, int]:
     return batch * heads * cdiv(cdiv(kv_len, meta["BLOCK_KV"]), meta["PARTS"]), 1, 1
-
-
-def _dq_grid(
-    batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
-) -> tuple[Any, int, int]:
-    return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
-
-
-@functools.cache
-def _compiled_template(name: str, text: str, grid: Callable[..., Any]) -> Any:
-    return compat.make_template(name=name, grid=SymbolicGridFn(grid), source=text)
-
-
-def _template(
-    name: str,
-    text: str,
-    grid: Callable[..., Any],
-    inputs: list[TensorBox],
-    layout: FixedLayout,
-    *,
-    mutated: list[TensorBox],
-    call_sizes: list[Any],
-    tiles: Tiles,
-    constants: dict[str, Any],
-    cooperative: bool = False,
-    **extra: Any,
-) -> TensorBox:
-    """One kernel of the graph: the template as the only choice; `cooperative` launches all CTAs at once or fails."""
-    choices: list[Any] = []
-    error = _compiled_template(name, text, grid).maybe_append_choice(
-        choices,
-        input_nodes=inputs,
-        layout=layout,
-        mutated_inputs=mutated,
-        call_sizes=call_sizes,
-        num_stages=tiles.num_stages,
-        num_warps=tiles.num_warps,
-        triton_meta={**toolchain.OPTIONS, **({"launch_cooperative_grid": True} if cooperative else {})},
-        **constants,
-        **extra,
-    )
-    if error is not None:
-        raise error
-    output: TensorBox = compat.autotune_select(name, choices, inputs, layout)
-    return output
 
 
 def _to(x: TensorBox, dtype: torch.dtype) -> TensorBox:
@@ -249,17 +200,3 @@ def _to(x: TensorBox, dtype: torch.dtype) -> TensorBox:
 def _box(x: IRNode) -> TensorBox:
     assert isinstance(x, TensorBox)
     return x
-
-
-def _realized(x: TensorBox) -> TensorBox:
-    x.realize()
-    return x
-
-
-def _strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    return [sympy.sympify(stride) for stride in dense_strides(size, order)]
-
-
-def _empty(size: Sequence[Any], order: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorBox:
-    buffer: TensorBox = empty_strided(list(size), _strides(size, order), dtype=dtype, device=device)
-    return buffer

@@ -21,7 +21,8 @@ TOLERANCE = 2e-5
 
 def reference_plan(schedule: str, forward: str = "reference") -> Plan:
     dq = Tiles(32, 16, 1, 1) if schedule == "two_pass" else None
-    return Plan("reference", schedule, forward, Tiles(16, 32, 1, 1), dq)
+    own = Tiles(16, 32, 1, 1) if forward == "reference" else None
+    return Plan("reference", schedule, forward, Tiles(16, 32, 1, 1), dq, forward_tiles=own)
 
 
 @pytest.mark.parametrize("schedule", NAMES)

@@ -66,7 +66,8 @@ TABLE = [
 
 @pytest.mark.parametrize(("facts", "arch", "forward"), TABLE)
 def test_table(facts: Site, arch: str, forward: str) -> None:
-    name, why = choose(facts, arch)
+    chosen = choose(facts, arch)
+    name, why = chosen.name, chosen.note
     assert name == forward
     assert (why != "") == (forward == "keep")
     assert plan(facts, arch).forward_note == why
@@ -90,7 +91,7 @@ def test_flash_is_planned_only_where_it_computes_the_mask() -> None:
         facts += [site(None, 64, band)]
         facts += [site(None, 64, band, square=True)] if q_len == kv_len else []
         facts += [site(None, 64, band, q_within_kv=True)] if q_len <= kv_len else []
-        if not any(choose(f, "sm_80")[0] == "flash" for f in facts):
+        if not any(choose(f, "sm_80").name == "flash" for f in facts):
             continue
         planned += 1
         seen = flash_sees(band.resolve(q_len, kv_len), q_len, kv_len)
@@ -108,4 +109,4 @@ def test_most_masks_that_flash_computes_are_planned() -> None:
             resolved.hi is None or resolved.hi + offset >= 0
         )
         if diagonal and q_len <= kv_len:
-            assert choose(site(q_len, 64, resolved, kv_len=kv_len), "sm_80")[0] == "flash"
+            assert choose(site(q_len, 64, resolved, kv_len=kv_len), "sm_80").name == "flash"

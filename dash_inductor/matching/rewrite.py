@@ -19,6 +19,7 @@ from ..model.reasons import Reason
 from ..model.site import Site
 from ..observe.records import SiteRecord
 from ..observe.report import publish
+from ..planning.planner import keeping
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
 from .math_path import OP, MathCall, math_calls
@@ -196,7 +197,7 @@ def _replace_group(graph: Graph, group: list[_Reading]) -> None:
         matches = [reading.match.refreshed() for reading in group if reading.match is not None]
         cause = cause_to_keep(group[0].forward, matches)
         if cause:
-            matches = [dataclasses.replace(match, plan=_keeping(match)) for match in matches]
+            matches = [dataclasses.replace(match, plan=keeping(match.plan, match.backend.forward)) for match in matches]
         replace(graph, None if cause else group[0].forward, matches)
     except Exception as error:
         for reading in group:
@@ -204,10 +205,3 @@ def _replace_group(graph: Graph, group: list[_Reading]) -> None:
         return
     for reading, match in zip(group, matches, strict=True):
         reading.match, reading.forward_kept = match, cause
-
-
-def _keeping(match: Match) -> Plan:
-    """The match's plan with PyTorch's forward, which its numerics key then names."""
-    plan = match.plan
-    key = plan.numerics_key.removesuffix(f"/forward={plan.forward}")
-    return dataclasses.replace(plan, forward="keep", numerics_key=f"{key}/forward=keep:{match.backend.forward}")

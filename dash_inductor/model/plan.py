@@ -38,11 +38,13 @@ class Plan:
         kernel: the name of a kernel family: "hopper" (warp-specialised Gluon), "portable" (Triton templates) or
             "reference" (plain ATen).
         schedule: name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
-        forward: which forward produces the log-sum-exp; "keep" leaves the graph's own forward.
+        forward: which forward makes the log-sum-exp: a kernel family, a forward of PyTorch's, or "keep", which leaves
+            the graph's own.
         dkdv: tiles of the kernel that owns dk and dv (and, in one pass, accumulates dq).
         dq: tiles of the dq kernel; two_pass only.
         section: heads that are launched together (changes speed, never bits).
         tf32: fp32 matmuls may use tf32.
+        forward_tiles: tiles of the forward of a kernel family; None for the other forwards.
         critical_path: predicted time in the schedule's DAG model (units: one tile's compute); not part of ``str``.
         numerics_key: changes whenever the bits of the gradients could; not part of ``str``.
         forward_note: where `forward` is "keep", why; not part of ``str``.
@@ -56,6 +58,7 @@ class Plan:
     dq: Tiles | None = None
     section: int = 1
     tf32: bool = False
+    forward_tiles: Tiles | None = None
     critical_path: float = 0.0
     numerics_key: str = ""
     forward_note: str = ""
@@ -70,9 +73,11 @@ class Plan:
 
     def __str__(self) -> str:
         dq = f"/dq={self.dq}" if self.dq else ""
-        return f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/section={self.section}/forward={self.forward}" + (
-            "/tf32" if self.tf32 else ""
+        tiles = f"/fwd={self.forward_tiles}" if self.forward_tiles else ""
+        text = (
+            f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/section={self.section}/forward={self.forward}{tiles}"
         )
+        return text + ("/tf32" if self.tf32 else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -85,6 +90,8 @@ class Plan:
             plan = Plan(head, flags[0], fields.pop("forward"), Tiles.parse(fields.pop("dkdv")))
             if "dq" in fields:
                 plan = replace(plan, dq=Tiles.parse(fields.pop("dq")))
+            if "fwd" in fields:
+                plan = replace(plan, forward_tiles=Tiles.parse(fields.pop("fwd")))
             plan = replace(plan, section=int(fields.pop("section")), tf32=flags[1:] == ["tf32"])
         except (IndexError, KeyError, ValueError) as e:
             raise ArgumentError("plan", text, "a string made by str(Plan)") from e

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ArgumentError
 from ..model.plan import Tiles
 
 NUMERICS_VERSION = 4
@@ -96,6 +97,49 @@ HOPPER: dict[tuple[int, int], Candidate] = {
     (256, 256): _hopper("64x64w8s1", 0.43),
 }
 """By the head dims of q and k, and of v, of a tile: smaller ones are filled up with zeros."""
+
+
+ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padded head dims of q and k, and of v
+
+
+def _forward(arch: str, bits: int, up_to_64: str, up_to_128: str, wide: str, narrow_v: str) -> dict[ForwardKey, Tiles]:
+    """Tiles by the larger head dim, where that is 256 also by the smaller one: `narrow_v` is for v of at most 128."""
+    rows: dict[ForwardKey, Tiles] = {}
+    for dim in (16, 32, 64, 128, 256):
+        for value_dim in (16, 32, 64, 128, 256):
+            largest = max(dim, value_dim)
+            shape = up_to_64 if largest <= 64 else up_to_128 if largest <= 128 else wide
+            rows[arch, bits, dim, value_dim] = Tiles.parse(narrow_v if value_dim < dim == 256 else shape)
+    return rows
+
+
+FORWARD_TILES: dict[ForwardKey, Tiles] = {
+    **_forward("sm_80", 16, "128x64w4s3", "128x64w8s3", "64x64w8s2", "128x64w8s2"),
+    **_forward("sm_89", 16, "128x64w4s2", "128x64w8s2", "64x32w8s2", "64x64w8s2"),
+    **_forward("sm_90", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s3"),
+    **_forward("sm_100", 16, "128x64w8s3", "128x64w8s3", "128x64w8s2", "128x64w8s2"),
+    **_forward("cpu", 16, *["64x64w1s1"] * 4),
+    **_forward("cpu", 32, *["64x64w1s1"] * 4),
+}
+"""Tiles of the portable forward.  They compile without large spills; none has been measured."""
+for _arch in SHARED_BYTES:
+    FORWARD_TILES |= _forward(_arch, 32, *["32x32w8s1"] * 4)
+
+
+def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
+    """Tiles of the portable forward on `arch`, a name of `WORKERS` or `SAME_AS`, for elements of `bits` bits.
+
+    Raises:
+        ArgumentError: an unknown architecture, or head dims (of q and k, of v) that the kernel does not cover.
+    """
+    if arch not in WORKERS and arch not in SAME_AS:
+        raise ArgumentError("arch", arch, [*WORKERS, *SAME_AS])
+    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
+        if dim % 8 or not 8 <= dim <= 256:
+            raise ArgumentError(name, dim, "a multiple of 8 from 8 to 256")
+    if bits not in (16, 32):
+        raise ArgumentError("bits", bits, (16, 32))
+    return FORWARD_TILES[SAME_AS.get(arch, arch), bits, padded(head_dim), padded(value_dim)]
 
 
 def padded(dim: int) -> int:

@@ -1,6 +1,6 @@
 """Which forward runs at a site: the fastest one whose bits are known to be the same on every call and in every batch.
 
-All are borrowed, so each has its own limits, written down here and nowhere else:
+Most are borrowed, so each has its own limits, written down here and nowhere else:
 
 * "cudnn" computes full masks and causal ones anchored top left.  It comes with a proof by experiment only, so it is
   planned on the architecture on which `benchmarks/forwards.py` was run, and not for a single query that sees all keys:
@@ -10,7 +10,10 @@ All are borrowed, so each has its own limits, written down here and nowhere else
   where there are more queries than keys.
 * "efficient", the memory-efficient kernel, computes fp32; its windows are aligned bottom right, and wrong where a row
   sees no key, so it needs equal lengths there.
-* "cpu" is PyTorch's CPU kernel, "reference" plain ATen.
+* "cpu" is PyTorch's CPU kernel.
+
+A kernel family may have a forward too.  "reference" is what the CPU has for other masks than full and causal ones, and
+"portable" what CUDA has for masks with keys.
 
 "cudnn", "flash" and "cpu" are wrong for a scale that is not positive: they look for the largest score before they scale
 it, and a hidden score of -inf becomes inf.  Where none fits, "keep" leaves the graph's own forward, whose bits are
@@ -21,27 +24,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from ..model.plan import Tiles
 from ..model.site import Site
+from . import costs
+from .families import BITS, PORTABLE, REFERENCE
 
 CUDNN_ARCH = "sm_90"
 """Where cuDNN's forward has been compared with itself."""
 
 
-def choose(site: Site, arch: str) -> tuple[str, str]:
-    """(forward, why) for a site on an architecture: `why` says what rules the others out where PyTorch's is kept."""
+@dataclass(frozen=True)
+class Forward:
+    """The forward of a site.
+
+    Args:
+        name: as in `Plan.forward`.
+        tiles: those of a kernel family's forward; None for the other forwards.
+        note: where `name` is "keep", what rules the others out.
+    """
+
+    name: str
+    tiles: Tiles | None = None
+    note: str = ""
+
+
+def choose(site: Site, arch: str) -> Forward:
+    """The forward of a site on an architecture with tables of its own."""
     if site.device == "cpu":
-        return ("reference", "") if _cpu(site) else ("cpu", "")
+        return own(site, arch) if _cpu(site) else Forward("cpu")
+    if site.mask.keys is not None:
+        return own(site, arch)  # nobody else's reads keys without a mask tensor of [q_len, kv_len]
     causes = []
     for name in _ORDER.get(arch, ("flash", "efficient")):
         cause = _RULES[name](site)
         if not cause:
-            return name, ""
+            return Forward(name)
         causes.append(f"{name}: {cause}")
-    return "keep", "; ".join(causes)
+    return Forward("keep", note="; ".join(causes))
+
+
+def own(site: Site, arch: str) -> Forward:
+    """The forward that a kernel family has for a site, whatever others there are."""
+    family = REFERENCE if site.device == "cpu" else PORTABLE
+    return Forward(family.name, costs.forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim))
 
 
 def _cpu(site: Site) -> str:
+    if site.mask.keys is not None:
+        return "reads no keys"
     return _scale(site) or ("" if site.band.is_full or _is_causal(site) else "not full or causal")
 
 

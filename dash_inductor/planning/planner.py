@@ -14,6 +14,7 @@ the lengths compare as far as that is known; the numerics key shows the outcome.
 from __future__ import annotations
 
 import heapq
+import re
 from dataclasses import replace
 from functools import lru_cache
 
@@ -29,6 +30,7 @@ from ..schedule.walk import ClosedForm, Problem
 from . import costs, forwards
 from .costs import Candidate
 from .families import BITS, FAMILIES, family, head_dims_in_words
+from .forwards import Forward
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
@@ -82,11 +84,20 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
     name, kernel, candidate, length = _choose(known, candidates, site.band, schedule)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    forward, why = forwards.choose(site, known)
+    forward = forwards.choose(site, known)
     section = _section(name, site, known, kernel, candidate)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
-    return Plan(kernel, name, forward, candidate.dkdv, candidate.dq, section, tf32, length, key, why)
+    return Plan(
+        kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
+        critical_path=length, numerics_key=key, forward_note=forward.note,
+    )  # fmt: skip
+
+
+def keeping(plan: Plan, operator: str) -> Plan:
+    """The plan with the graph's own forward, the operator of this name, which its numerics key then names."""
+    key = re.sub(r"/forward=[^/]*", f"/forward=keep:{operator}", plan.numerics_key)
+    return replace(plan, forward="keep", forward_tiles=None, numerics_key=key)
 
 
 def _known(arch: str) -> str:
@@ -228,12 +239,15 @@ def _fits_l2(site: Site, length: int) -> int:
     return 1 << (int(heads).bit_length() - 1)
 
 
-def _numerics_key(site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: str, tf32: bool) -> str:
+def _numerics_key(
+    site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: Forward, tf32: bool
+) -> str:
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
+    own = f":{_shape(forward.tiles)}" if forward.tiles else ""
     facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"heads{site.q_heads}:{site.kv_heads}", arch]
-    return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts, f"forward={forward}"])
+    return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts, f"forward={forward.name}{own}"])
 
 
 def _shape(tiles: Tiles) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dash_inductor.kernels import forward
+from dash_inductor.kernels import borrowed
 from torch import Tensor
 
 from dash_inductor.model import Band
@@ -23,7 +23,7 @@ def window_sees(i: int, j: int, q_len: int, kv_len: int, left: int, right: int) 
 
 
 class Library:
-    """Stands for `torch.ops.aten` in `kernels.forward`; keeps the arguments of the last call."""
+    """Stands for `torch.ops.aten` in `kernels.borrowed`; keeps the arguments of the last call."""
 
     def __init__(self) -> None:
         self.arguments: dict[str, Any] = {}
@@ -66,14 +66,14 @@ class Library:
 
 
 def flash_sees(band: Band, q_len: int, kv_len: int) -> set[tuple[int, int]]:
-    """The pairs (query, key) that count if `kernels.forward` hands this mask (anchored top left) to the library."""
+    """The pairs (query, key) that count if `kernels.borrowed` hands this mask (anchored top left) to the library."""
     library = Library()
     rows = torch.zeros(1, 1, q_len, 8), torch.zeros(1, 1, kv_len, 8)
-    before = forward.aten
-    forward.aten = library
+    before = borrowed.aten
+    borrowed.aten = library
     try:
-        forward._flash(rows[0], rows[1], rows[1], band, 1.0)
+        borrowed._flash(rows[0], rows[1], rows[1], band, 1.0)
     finally:
-        forward.aten = before
+        borrowed.aten = before
     left, right = library.arguments["left"], library.arguments["right"]
     return {(i, j) for i in range(q_len) for j in range(kv_len) if window_sees(i, j, q_len, kv_len, left, right)}

@@ -23,7 +23,9 @@ HOST = {"registry.py", "standalone.py", "launch.py", "forward.py", "strides.py",
 def sources() -> dict[str, str]:
     """SHA-256 (hex) by file, of the code without comments, docstrings and blank lines."""
     files = [path for path in sorted((ROOT / "kernels").rglob("*.py")) if path.name not in HOST]
-    files += [ROOT / "dash_inductor/schedule" / name for name in ("codegen.py", "geometry.py", "schedules.py", "symbols.py")]
+    files += [
+        ROOT / "dash_inductor/schedule" / name for name in ("codegen.py", "geometry.py", "schedules.py", "symbols.py")
+    ]
     return {
         str(path.relative_to(ROOT)): hashlib.sha256(code(path.read_text(encoding="utf-8")).encode()).hexdigest()
         for path in files

@@ -6,13 +6,18 @@ from itertools import product
 
 import pytest
 import torch
-from dash_inductor.kernels import forward
+from dash_inductor.kernels import borrowed, reference_forward
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band
+from dash_inductor.model import Band, Tiles
 from tests.support.borrowed import Library
+from tests.support.calls import forward_call
 
 BOTTOM = [Band(lo, hi, "bottom_right") for lo, hi in ((None, None), (0, None), (0, 4), (-3, 2), (-2, None))]
+
+
+def exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> tuple[torch.Tensor, torch.Tensor]:
+    return reference_forward.forward(q, k, v, [], forward_call(band, 0.3), Tiles(64, 64, 1, 1))
 
 
 @pytest.mark.parametrize("mask", BOTTOM, ids=str)
@@ -21,7 +26,7 @@ def test_flash_gives_what_the_reference_gives(
     mask: Band, q_len: int, kv_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = Library()
-    monkeypatch.setattr(forward, "aten", library)
+    monkeypatch.setattr(borrowed, "aten", library)
     for batch, group, layout in product((1, 3), (1, 4), ("interleaved", "contiguous", "strided columns")):
 
         def tensor(heads: int, length: int, batch: int = batch, layout: str = layout) -> torch.Tensor:
@@ -35,8 +40,8 @@ def test_flash_gives_what_the_reference_gives(
 
         q, k, v = tensor(2 * group, q_len), tensor(2, kv_len), tensor(2, kv_len)
         band = mask.resolve(q_len, kv_len)
-        out, lse = forward._flash(q, k, v, band, 0.3)
-        exact, exact_lse = forward._reference(q, k, v, band, 0.3)
+        out, lse = borrowed._flash(q, k, v, band, 0.3)
+        exact, exact_lse = exactly(q, k, v, band=band)
         assert out.shape == q.shape
         torch.testing.assert_close(out, exact)
         torch.testing.assert_close(lse, exact_lse)
@@ -50,7 +55,7 @@ def test_flash_gives_what_the_reference_gives(
 def test_flash_refuses_what_it_would_compute_wrongly(mask: Band, q_len: int, kv_len: int) -> None:
     q, k = torch.randn(1, 1, q_len, 8), torch.randn(1, 1, kv_len, 8)
     with pytest.raises(ArgumentError, match="mask="):
-        forward._flash(q, k, k, mask.resolve(q_len, kv_len), 1.0)
+        borrowed._flash(q, k, k, mask.resolve(q_len, kv_len), 1.0)
 
 
 @pytest.mark.parametrize("mask", [Band(0, None), Band(0, 3), Band(-40, -35), Band(None, -3)], ids=str)
@@ -62,7 +67,5 @@ def test_the_reference_reads_no_value_that_nobody_sees(mask: Band) -> None:
         for t, seen in ((q, keep.any(1)), (k, keep.any(0)), (v, keep.any(0)))
     ]
     band = mask.resolve(20, 50)
-    for clean, found in zip(
-        forward._reference(q, k, v, band, 0.3), forward._reference(*poisoned, band, 0.3), strict=True
-    ):
+    for clean, found in zip(exactly(q, k, v, band=band), exactly(*poisoned, band=band), strict=True):
         assert torch.equal(clean, found)

@@ -1,11 +1,12 @@
-"""The forwards whose log-sum-exp the backward reads: one function per value of `Plan.forward`.
+"""The forwards that PyTorch has and whose log-sum-exp the backward reads: one function per name in `Plan.forward`.
 
-All are deterministic (one writer per output element, no split sums); which one runs is the planner's table.
+All are deterministic where they are planned (one writer per output element, no split sums); `planning.forwards` knows
+where that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,24 +14,24 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..model.call import Call
 from ..model.mask import Band
-from ..model.plan import Plan
-from ..schedule import codegen
-from .reference import logits, visible
 
 aten = torch.ops.aten
 
 
-def run(
-    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan
-) -> tuple[Tensor, Tensor]:
+def forward(query: Tensor, key: Tensor, value: Tensor, call: Call, name: str) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp): out [batch, q heads, q_len, head dim]; lse fp32 [batch, q heads, q_len], natural, contiguous.
 
     Rows that see no key give zeros; their log-sum-exp is infinite.
+
+    Raises:
+        ArgumentError: an unknown name, or a mask that this forward cannot compute.
     """
-    if plan.forward not in _FORWARDS:
-        raise ArgumentError("plan.forward", plan.forward, list(_FORWARDS))
+    if name not in _FORWARDS:
+        raise ArgumentError("plan.forward", name, list(_FORWARDS))
+    if call.mask.keys is not None:
+        raise ArgumentError("mask", str(call.mask), f"for the {name} forward: a band alone")
     band = call.mask.band.resolve(query.shape[2], key.shape[2])
-    out, logsumexp = _FORWARDS[plan.forward](query, key, value, band, call.scale)
+    out, logsumexp = _FORWARDS[name](query, key, value, band, call.scale)
     return out, logsumexp.contiguous()
 
 
@@ -102,26 +103,6 @@ def _cpu(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) ->
     return out, lse
 
 
-def _reference(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
-    """Plain softmax attention, 128 query rows at a time; values that no query sees may hold anything."""
-    group = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
-    kv_rows = torch.arange(key.shape[2], device=query.device)
-    seen_keys = codegen.python_functions("two_pass", band).dash_seen_keys
-    first, end = seen_keys(query.shape[2], key.shape[2], band.lo or 0, band.hi or 0, 1, 1)
-    value = torch.where(((kv_rows >= first) & (kv_rows < end))[:, None], value, 0.0)
-    outs, sums = [], []
-    for start in range(0, query.shape[2], 128):
-        q = query[:, :, start : start + 128]
-        keep = visible(band, start + torch.arange(q.shape[2], device=q.device), kv_rows)
-        s = logits(q, key, scale).masked_fill(~keep, float("-inf"))
-        lse = torch.logsumexp(s, -1)
-        p = torch.where(keep, torch.exp(s - lse[..., None]), 0.0)
-        outs.append((p.to(q.dtype).float() @ value.float()).to(q.dtype))
-        sums.append(lse)
-    return torch.cat(outs, 2), torch.cat(sums, 2)
-
-
 def _is_causal(forward: str, band: Band) -> bool:
     if band.is_full:
         return False
@@ -135,5 +116,4 @@ _FORWARDS: dict[str, Callable[[Tensor, Tensor, Tensor, Band, float], tuple[Tenso
     "flash": _flash,
     "efficient": _efficient,
     "cpu": _cpu,
-    "reference": _reference,
 }

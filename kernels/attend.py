@@ -1,0 +1,130 @@
+"""The portable forward: out and log-sum-exp of one q tile, by a softmax that goes over the kv tiles once.
+
+Note [Bits of the forward]
+    One program owns a q tile and walks its kv tiles in ascending order; nothing is split and nothing is added twice.
+    So the bits of a row are those of a fixed sequence of operations, if the compiler has no choice in any of them:
+
+    1. Every product that is added to something is spelled as a fused multiply-add.  Other products are exact (SIGN),
+       only compared (the largest score), or the start value of a matmul, which no multiply-add can absorb.
+    2. A tile that the mask does not cut has the same bits whether it is masked or not: a select that lets everything
+       pass changes no value, and the scores are fused with the shift after it.  There are separate loops for tiles
+       that the mask may cut and for others, without a branch inside: with a branch between the two matmuls, Triton
+       would spread the columns of a score tile over other warps, and a row would be summed in another order.
+    3. A tile of which a row sees nothing leaves the row as it is: its largest score stays, so `shrink` is exactly 1,
+       and zeros are added.
+
+    Hence neither EVEN_Q and EVEN_KV, which say what is known of lengths when a graph is compiled, nor the other rows
+    of a tile change a bit.  The order inside a matmul or a row's sum follows from the tile shape and the number of
+    warps.
+"""
+
+import triton
+import triton.language as tl
+
+from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
+from .tiles import head_start, load_keys, load_tile, load_valid, visible
+
+
+@triton.jit
+def attend_range(
+    state, operands, place, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_KV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
+
+    state: per row the unscaled output, the sum of the probabilities, and the largest score in base 2, by which both are
+    divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  The arguments are those of `attend_tile`, and what it has
+    made of them.
+    """
+    out, total, largest = state
+    q, k_head, v_head, KEYS, k_strides, v_strides, keys_strides = operands
+    b, q_rows, kv_first, kv_end, kv_len, lo, hi = place
+    for kv in tl.range(first, end, num_stages=STAGES):
+        kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
+        valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
+        k = load_valid(
+            k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+        )
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if SIGN <= 0:
+            s = s * SIGN
+        if MASKED:
+            keep = visible(q_rows[:, None], kv_rows[None, :], valid[None, :], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS)
+            s = tl.where(keep, s, float("-inf"))
+        larger = tl.maximum(largest, tl.max(s, 1) * SLOPE)
+        shift = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
+        p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
+        shrink = tl.math.exp2(largest - shift)
+        total = tl.math.fma(total, shrink, tl.sum(p, 1))
+        v = load_valid(
+            v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
+        )
+        out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
+        largest = larger
+    return out, total, largest
+
+
+@triton.jit
+def attend_tile(
+    Q, K, V, KEYS, q_strides, k_strides, v_strides, keys_strides,
+    b, hq, q_tile, q_len, kv_len, lo, hi, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """(out, log-sum-exp) of q tile `q_tile` of query head `hq` of batch element `b`.
+
+    out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  A row that sees no key gives zeros and
+    -inf, whatever q, k and v hold.
+
+    Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
+    strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
+    whose entry is zero.  Rows that see no key by the band, and keys that no row sees, are not read.
+
+    The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `source.slope`).
+
+    The softmax is the online one: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
+    1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
+    depend on nothing but the operands, the mask and the tile shape.
+    """
+    h = hq // GROUP
+    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
+    q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    q_head = head_start(Q, b, hq, q_strides)
+    q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
+    out = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    state = out, total, largest
+    operands = q, k_head, v_head, KEYS, k_strides, v_strides, keys_strides
+    place = b, q_rows, kv_first, kv_end, kv_len, lo, hi
+    first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    if HAS_KEYS:
+        state = attend_range(
+            state, operands, place, first, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV,
+            HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+        )  # fmt: skip
+    else:
+        if HAS_HI:
+            state = attend_range(
+                state, operands, place, first, full_first, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
+                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+            )  # fmt: skip
+        state = attend_range(
+            state, operands, place, full_first, full_end, False, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
+            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+        )  # fmt: skip
+        if HAS_LO or HAS_HI or not EVEN_KV:
+            state = attend_range(
+                state, operands, place, full_end, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
+                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+            )  # fmt: skip
+    out, total, largest = state
+    total = tl.where(total == 0.0, 1.0, total)  # a row that sees no key
+    ln2 = 0.6931471805599453
+    return out / total[:, None], (largest + tl.math.log2(total)) * ln2

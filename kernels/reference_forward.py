@@ -1,0 +1,73 @@
+"""Reference executor of the portable forward: the order of its kernel in plain ATen, tile by tile.
+
+Slow and obvious on purpose, as `reference`: it is the eager kernel of plans with this forward, and the tests' oracle.
+Like the kernel it keeps scores and sums in fp32, rounds p to the input's dtype before it enters a matmul, and reads
+neither keys that no row sees nor rows that see no key.  Every matmul is one of two contiguous matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..model.call import Call
+from ..model.plan import Tiles
+from ..schedule.walk import Problem, functions
+from .reference import logits, looked_at, only, tile_of, valid_keys, visible
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
+
+    A row that sees no key gives zeros and -inf.
+
+    Args:
+        query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
+        extras: the tensors that the call's mask reads.
+    """
+    band, keys = call.mask.band, valid_keys(extras, call)
+    (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
+    out = query.new_empty(batch, q_heads, q_len, value_dim)
+    logsumexp = query.new_empty(batch, q_heads, q_len, dtype=torch.float32)
+    problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
+    for b in range(batch):
+        valid = None if keys is None else keys[b]
+        rows, seen = looked_at(band, q_len, kv_len, valid, query.device)
+        q, k, v = only(query[b], rows), only(key[b], seen), only(value[b], seen)
+        for head in range(q_heads):
+            kv_head = head // (q_heads // kv_heads)
+            for tile in range(problem.n_q):
+                place = b, head, tile_of(tile, problem.block_q, q_len)
+                out[place], logsumexp[place] = _attend(
+                    q[place[1:]], k[kv_head], v[kv_head], valid, problem, tile, call.scale, query.dtype
+                )
+    return out, logsumexp
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, problem: Problem, tile: int, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(out, log-sum-exp) of one q tile, fp32; q: its rows, k and v: those of the head."""
+    kv_range = functions("two_pass", problem).dash_kv_range
+    first, _, _, end = kv_range(tile, *problem.tail())
+    q_rows = tile * problem.block_q + torch.arange(len(q), device=q.device)
+    out, total = q.new_zeros(len(q), v.shape[1]), q.new_zeros(len(q))
+    largest = q.new_full((len(q),), float("-inf"))
+    for kv in range(first, end):
+        keys = tile_of(kv, problem.block_kv, problem.kv_len)
+        keep = visible(problem.resolved.band, q_rows, torch.arange(keys.start, keys.stop, device=q.device))
+        if valid is not None:
+            keep &= valid[keys]
+        s = torch.where(keep, logits(q, k[keys], scale), float("-inf"))
+        larger = torch.maximum(largest, s.amax(1))
+        shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
+        p, shrink = torch.exp(s - shift[:, None]), torch.exp(largest - shift)
+        total = total * shrink + p.sum(1)
+        out = out * shrink[:, None] + p.to(dtype).float() @ v[keys]
+        largest = larger
+    total = torch.where(total == 0.0, 1.0, total)  # a row that sees no key
+    return out / total[:, None], largest + torch.log(total)

@@ -1,0 +1,82 @@
+"""Lowering of `dash::attention_forward`: a Triton template where the plan's forward has one, else the operator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch._inductor.ir import FixedLayout, TensorBox
+from torch._inductor.lowering import fallback_handler, register_lowering
+from torch._inductor.virtualized import V
+
+from .. import compat, ops
+from ..kernels import registry, templates
+from ..model.call import Call
+from ..model.plan import Plan
+from .template import empty, kind, operands, q_grid, realized, strides, template
+
+log = logging.getLogger("dash_inductor")
+
+
+def register() -> None:
+    register_lowering(ops.attention_forward, type_promotion_kind=None)(attention_forward)
+
+
+def attention_forward(
+    query: TensorBox,
+    key: TensorBox,
+    value: TensorBox,
+    extras: Sequence[TensorBox],
+    call: str,
+    plan: str,
+    site: str,
+) -> Sequence[TensorBox]:
+    """out and log-sum-exp of one site; shapes as in `ops`.
+
+    Raises:
+        ArgumentError: a scale that fp32 cannot hold.
+    """
+    parsed, described = Plan.parse(plan), Call.parse(call)
+    tiles = parsed.forward_tiles
+    if tiles is None or not registry.has_templates(parsed.forward):
+        args = (query, key, value, extras, call, plan, site)
+        result: Sequence[TensorBox] = fallback_handler(ops.attention_forward, add_to_fallback_set=False)(*args)
+        return result
+    log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
+    band, keys = described.mask.band, operands(described.mask, extras)
+    inputs = [realized(x) for x in (query, key, value)]
+    device = query.get_device()
+    assert device is not None
+    guard, multiple = V.graph.sizevars.guard_int, V.graph.sizevars.statically_known_multiple_of
+    batch, q_heads, q_len, head_dim = query.get_size()
+    _, heads, kv_len, value_dim = value.get_size()
+    dims = guard(head_dim), guard(value_dim)
+    constants = templates.compile_time_values(
+        parsed,
+        tiles,
+        band,
+        described.scale,
+        dims[0],
+        guard(q_heads) // guard(heads),
+        (q_len, kv_len),
+        even_q=multiple(q_len, tiles.block_q),
+        even_kv=multiple(kv_len, tiles.block_kv),
+        interpret=compat.interpreting(),
+        has_keys=bool(keys),
+    )
+    rows = [batch, q_heads, q_len]
+    logsumexp = empty(rows, (0, 1, 2), torch.float32, device)
+    size = [*rows, value_dim]
+    out = template(
+        f"dash_forward_{kind(described.mask)}",
+        templates.forward_template(band.lo is not None, band.hi is not None, bool(keys)),
+        q_grid,
+        [*inputs, logsumexp, *keys],
+        FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
+        mutated=[logsumexp],
+        call_sizes=rows,
+        tiles=tiles,
+        constants=constants | templates.forward_constants(described.scale, dims[1]),
+    )
+    return out, logsumexp

@@ -1,0 +1,96 @@
+"""Triton templates as the only choice, and the buffers around them: what the lowerings of both operators share.
+
+One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
+a kernel on semaphores that were zeroed once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import FixedLayout, TensorBox
+from torch._inductor.lowering import empty_strided
+from torch._inductor.select_algorithm import SymbolicGridFn
+
+from .. import compat, toolchain
+from ..kernels.strides import dense_strides
+from ..model.mask import Mask
+from ..model.plan import Tiles
+
+
+@functools.cache
+def _compiled_template(name: str, text: str, grid: Callable[..., Any]) -> Any:
+    return compat.make_template(name=name, grid=SymbolicGridFn(grid), source=text)
+
+
+def template(
+    name: str,
+    text: str,
+    grid: Callable[..., Any],
+    inputs: list[TensorBox],
+    layout: FixedLayout,
+    *,
+    mutated: list[TensorBox],
+    call_sizes: list[Any],
+    tiles: Tiles,
+    constants: dict[str, Any],
+    cooperative: bool = False,
+    **extra: Any,
+) -> TensorBox:
+    """One kernel of the graph: the template as the only choice; `cooperative` launches all CTAs at once or fails."""
+    choices: list[Any] = []
+    error = _compiled_template(name, text, grid).maybe_append_choice(
+        choices,
+        input_nodes=inputs,
+        layout=layout,
+        mutated_inputs=mutated,
+        call_sizes=call_sizes,
+        num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps,
+        triton_meta={**toolchain.OPTIONS, **({"launch_cooperative_grid": True} if cooperative else {})},
+        **constants,
+        **extra,
+    )
+    if error is not None:
+        raise error
+    output: TensorBox = compat.autotune_select(name, choices, inputs, layout)
+    return output
+
+
+def q_grid(
+    batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+) -> tuple[Any, int, int]:
+    """One program per q tile of every query head."""
+    return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
+
+
+def kind(mask: Mask) -> str:
+    """What tells the text of a mask's kernels from that of others, for their names."""
+    bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
+    return "_".join([*(bounds or ["full"]), *(["keys"] if mask.keys else [])])
+
+
+def operands(mask: Mask, extras: Sequence[TensorBox]) -> list[TensorBox]:
+    """The tensors that the terms of a mask read, in the order in which templates take them."""
+    return [realized(extras[operand.index]) for operand in mask.operands]
+
+
+def realized(x: TensorBox) -> TensorBox:
+    """`x` as a buffer: a template reads memory."""
+    x.realize()
+    return x
+
+
+def strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Strides of a dense buffer with this order of dimensions, largest stride first, as sympy's integers."""
+    return [sympy.sympify(stride) for stride in dense_strides(size, order)]
+
+
+def empty(size: Sequence[Any], order: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorBox:
+    """An uninitialised buffer, for a kernel to write."""
+    buffer: TensorBox = empty_strided(list(size), strides(size, order), dtype=dtype, device=device)
+    return buffer

@@ -1,0 +1,199 @@
+"""Run the portable forward in Triton's interpreter, and the portable backward with a vector of valid keys.
+
+    python -m tests.support.interpreted_forward CASE ...
+
+A program of its own, as it claims a GPU.  A case is words joined by commas, of which the first is one of `MODES`; one
+line of output per case.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from .mockgpu import install_driver  # Triton reads the environment when it is imported
+
+install_driver()
+
+import re  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from dataclasses import replace  # noqa: E402
+
+import torch  # noqa: E402
+import torch._inductor.config as inductor_config  # noqa: E402
+from dash_inductor.kernels import standalone  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from dash_inductor import lowering  # noqa: E402
+from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
+
+from . import keyed  # noqa: E402
+from .attention import errors  # noqa: E402
+from .keyed import KeyedAttention  # noqa: E402
+
+TILES = Tiles(32, 16, 4, 1)
+FORWARD = Plan("portable", "two_pass", "portable", TILES, TILES, section=3, forward_tiles=TILES)
+
+
+def problem(words: Sequence[str]) -> KeyedAttention:
+    """MASK/Q_LEN/KV_LEN/HEAD_DIM/VALUE_DIM/GROUP/DTYPE/SCALE/VALID, the last one as in `KeyedAttention.random`."""
+    mask, q_len, kv_len, head_dim, value_dim, group, dtype, scale, valid = words
+    return KeyedAttention.random(
+        int(q_len), int(kv_len), Band.parse(mask.replace(";", ",")), dims=(int(head_dim), int(value_dim)),
+        kv_heads=1 if int(group) > 1 else 2, group=int(group), dtype=getattr(torch, dtype), scale=float(scale),
+        valid=valid,
+    )  # fmt: skip
+
+
+def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tuple[Tensor, Tensor]:
+    """(out, log-sum-exp) by the kernel that `standalone` renders; `forget` takes back what it knows of lengths."""
+    (batch, q_heads, q_len, _), value_dim = p.q.shape, p.v.shape[3]
+    strides = {"Q": p.q.stride(), "K": p.k.stride(), "V": p.v.stride()}
+    if p.keys is not None:
+        strides["KEYS"] = p.keys.stride()
+    plan = replace(FORWARD, section=section)
+    kernel = standalone.render_forward(plan, p.site(), strides, interpret=True)
+    if forget:
+        text = re.sub(r"(EVEN_\w+: tl.constexpr = )True", r"\1False", kernel.text)
+        if text == kernel.text:
+            raise ValueError("nothing is known of these lengths")
+        kernel = replace(kernel, text=text)
+    out = p.q.new_full((batch, q_heads, q_len, value_dim), float("nan"))
+    lse = torch.full((batch, q_heads, q_len), float("nan"))
+    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": p.keys}
+    kernel.load()[(kernel.grid,)](*[tensors[name] for name in kernel.names])
+    return out, lse
+
+
+def same(a: Sequence[Tensor], b: Sequence[Tensor], what: object) -> None:
+    assert [torch.equal(x, y) for x, y in zip(a, b, strict=True)] == [True] * len(a), f"other bits: {what}"
+
+
+def exact(p: KeyedAttention) -> str:
+    """The largest errors of out and log-sum-exp."""
+    out, lse, _ = p.exact()
+    got, got_lse = launched(p)
+    sees = p.keep().any(2)[:, None].expand_as(lse)
+    assert (got[~sees] == 0).all(), "a row without keys is not zero"
+    assert (got_lse[~sees] == float("-inf")).all(), "a row without keys has another log-sum-exp than -inf"
+    assert got_lse[sees].isfinite().all()
+    return " ".join(f"{float(e.abs().max()) if e.numel() else 0.0:.1e}" for e in (got - out, (got_lse - lse)[sees]))
+
+
+def poison(p: KeyedAttention) -> str:
+    """What nobody sees may hold anything."""
+    expected = launched(p.surrounded(0.0))
+    assert expected[0].isfinite().all()
+    for fill in (float("nan"), float("inf"), float("-inf")):
+        same(expected, launched(p.surrounded(fill)), fill)
+    return "unharmed"
+
+
+def bits(p: KeyedAttention) -> str:
+    """The bits of a (batch, head) are its own business."""
+    out, lse = expected = launched(p)
+    same(expected, launched(p, section=1), "other launch order")
+    for b in range(len(p.q)):
+        at = slice(b, b + 1)
+        alone = replace(p, q=p.q[at], k=p.k[at], v=p.v[at], keys=None if p.keys is None else p.keys[at])
+        same((out[at], lse[at]), launched(alone), "a batch element alone")
+        same((out[at], lse[at]), [x[1:] for x in launched(repeated(alone))], "a batch element in another batch")
+    for h in range(p.k.shape[1]):
+        heads = slice(h * p.group, (h + 1) * p.group)
+        alone = replace(p, q=p.q[:, heads], k=p.k[:, h : h + 1], v=p.v[:, h : h + 1])
+        same((out[:, heads], lse[:, heads]), launched(alone), "a group of heads alone")
+    dense = replace(p, q=p.q.contiguous(), k=p.k.contiguous(), v=p.v.mT.contiguous().mT)
+    same(expected, launched(dense), "other strides")
+    if p.keys is None:
+        everybody = torch.ones(p.k.shape[2], dtype=torch.uint8).expand(len(p.k), -1)
+        same(expected, launched(replace(p, keys=everybody)), "a vector in which all keys are valid")
+    if p.mask.is_full:
+        same(expected, launched(longer(p)), "more keys, of which none is valid")
+    try:
+        same(expected, launched(p, forget=True), "nothing known of lengths")
+    except ValueError:
+        return "equal"
+    return "equal, with nothing known of lengths too"
+
+
+def repeated(p: KeyedAttention) -> KeyedAttention:
+    """The same batch element twice, without copies."""
+    keys = None if p.keys is None else p.keys.expand(2, -1)
+    q, k, v = (t.expand(2, -1, -1, -1) for t in (p.q, p.k, p.v))
+    return replace(p, q=q, k=k, v=v, keys=keys)
+
+
+def longer(p: KeyedAttention) -> KeyedAttention:
+    """The same problem with 20 keys more behind the others, which are not valid."""
+    k, v = (torch.nn.functional.pad(t, (0, 0, 0, 20), value=float("nan")) for t in (p.k, p.v))
+    valid = torch.ones(len(p.k), p.k.shape[2], dtype=torch.bool) if p.keys is None else p.keys
+    return replace(p, k=k, v=v, keys=torch.nn.functional.pad(valid, (0, 20)))
+
+
+def inductor(p: KeyedAttention) -> str:
+    """Static and dynamic lengths through Inductor have the bits of the rendered kernel."""
+    expected = launched(p)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        tensors = [t.clone(memory_format=torch.preserve_format) for t in (p.q, p.k, p.v)]
+        if dynamic:
+            for t in tensors:
+                torch._dynamo.mark_dynamic(t, 2)
+        got = torch.compile(keyed.attend, dynamic=False)(*tensors, p.keys, p.mask, p.scale, FORWARD)
+        assert got[0].stride() == p.q.new_empty(got[0].transpose(1, 2).shape).transpose(1, 2).stride()
+        same(expected, got, f"dynamic={dynamic}")
+    return "equal"
+
+
+def backward(p: KeyedAttention, schedule: str) -> str:
+    """The largest errors of the gradients; nothing that nobody sees changes a bit, and its own gradients are zero."""
+    torch._dynamo.reset()
+    p = p.surrounded(0.0)
+    dq = TILES if schedule == "two_pass" else None
+    plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES)
+    compiled = torch.compile(keyed.gradients, dynamic=False)
+    keep = p.keep()
+
+    def run(fill: float) -> tuple[Tensor, ...]:
+        """`fill` wherever nobody looks; the log-sum-exp of rows without valid keys is the forward's."""
+        out, lse, _ = p.exact()
+        out = torch.where(keep.any(2)[:, None, :, None], out, fill).to(p.q.dtype)
+        q = p.surrounded(fill)
+        result: tuple[Tensor, ...] = compiled(
+            q.do, q.q, q.k, q.v, out, lse.float(), p.keys, p.mask, p.scale, plan
+        )  # fmt: skip
+        return result
+
+    expected = run(0.0)
+    for gradient, looked_at in zip(expected, (keep.any(2), keep.any(1), keep.any(1)), strict=True):
+        assert (gradient.transpose(1, 2)[~looked_at] == 0).all(), "a gradient that is not zero"
+    for fill in (float("nan"), float("inf")):
+        same(expected, run(fill), fill)
+    return " ".join(f"{e:.1e}" for e in errors(expected, p.exact()[2]))  # type: ignore[arg-type]  # three of them
+
+
+MODES: dict[str, Callable[[KeyedAttention], str]] = {
+    "exact": exact,
+    "poison": poison,
+    "bits": bits,
+    "inductor": inductor,
+}
+
+
+def main(cases: list[str]) -> None:
+    inductor_config.cpu_backend = "triton"
+    lowering.register()
+    for case in cases:
+        mode, *words = case.split(",")
+        p = problem(words)
+        try:
+            result = MODES[mode](p) if mode in MODES else backward(p, mode)
+        except AssertionError as error:
+            result = f"failed: {error}"
+        print("RESULT", result, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,166 @@
+"""What the portable forward takes on each architecture, compiled without a GPU, and what its bits rest on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+from dash_inductor.kernels import standalone
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Site, Tiles
+from dash_inductor.planning import costs, plan
+
+CASES = [
+    ("sm_80", "bfloat16", (64, 64), Band(0, 1023), False),
+    ("sm_80", "bfloat16", (128, 128), Band(0), True),
+    ("sm_80", "float16", (256, 256), Band(), False),
+    ("sm_80", "float32", (128, 128), Band(0), False),
+    ("sm_89", "bfloat16", (128, 128), Band(0), False),
+    ("sm_89", "bfloat16", (192, 128), Band(0), True),
+    ("sm_90", "bfloat16", (64, 64), Band(0, 1023), True),
+    ("sm_90", "bfloat16", (128, 128), Band(), False),
+    ("sm_90", "float16", (192, 128), Band(0), False),
+    ("sm_90", "bfloat16", (256, 256), Band(-64, 64), False),
+    ("sm_100", "bfloat16", (64, 64), Band(0), False),
+    ("sm_100", "bfloat16", (128, 128), Band(), True),
+]
+"""Architecture, dtype, head dims of q and k and of v, mask, whether there is a vector of valid keys."""
+
+
+def rendered(
+    arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001
+) -> standalone.Rendered:
+    call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125)
+    site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, call)  # type: ignore[arg-type]  # a name
+    tiles = costs.forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
+    facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    return standalone.render_forward(facts, site)
+
+
+@functools.cache
+def compiled(kernel: standalone.Rendered, arch: str) -> tuple[dict[str, str], standalone.Resources]:
+    """(TTGIR and PTX, resources)."""
+    code, used = standalone.compile_for(kernel, arch)
+    return {"ttgir": code.asm["ttgir"], "ptx": code.asm["ptx"]}, used
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+def test_fits_the_architecture(case: tuple[str, str, tuple[int, int], Band, bool]) -> None:
+    """Lengths that fill no tile: at least as much of everything.  Tiles are loaded ahead where a plan says so."""
+    arch, *_ = case
+    kernel = rendered(*case)
+    asm, used = compiled(kernel, arch)
+    assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+    assert max(used.spill_stores, used.spill_loads) <= 128, used
+    assert ("cp.async" in asm["ptx"]) == (kernel.tiles.num_stages > 1)
+    assert not re.search(r"\b(red|atom)\.global", asm["ptx"]), "nothing is accumulated in memory"
+
+
+def with_runtime_lengths(kernel: standalone.Rendered) -> standalone.Rendered:
+    """The kernel that Inductor would make for dynamic lengths: they are not known when it is compiled."""
+    text, count = re.subn(
+        r"^    (q_len|kv_len) = (\d+)$", r"    \1 = tl.load(LSE).to(tl.int32)", kernel.text, flags=re.M
+    )
+    assert count == 2
+    return dataclasses.replace(kernel, text=re.sub(r"(EVEN_\w+: tl.constexpr = )True", r"\1False", text))
+
+
+def layouts(ttgir: str) -> dict[str, set[str]]:
+    """The types of the operands of every reduction and of the accumulators of every matmul, layouts spelled out."""
+    names = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    for name in sorted(names, key=len, reverse=True):
+        ttgir = ttgir.replace(f"{name}>", f"{names[name]}>").replace(f"{name},", f"{names[name]},")
+    reduced = re.findall(r"^\s*\}\) : \((tensor<.*>)\) -> tensor", ttgir, re.MULTILINE)
+    matmuls = re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma) .* : (.*)$", ttgir, re.MULTILINE)
+    assert reduced
+    assert matmuls
+    return {"reductions": set(reduced), "matmuls": {re.sub(r" loc\(.*", "", m) for m in matmuls}}
+
+
+def arithmetic(ptx: str) -> dict[str, int]:
+    """How often each instruction on fp32 numbers that rounds occurs, and each exchange between threads."""
+    found = re.findall(
+        r"^\s+(?:@%p\d+ )?((?:fma|mul|add|sub|ex2|lg2|div|mma|wgmma|shfl\.sync\.bfly)[.\w:]*)", ptx, re.M
+    )
+    kinds = [name for name in found if re.search(r"f32|bfly", name)]
+    return {name: kinds.count(name) for name in set(kinds)}
+
+
+SAME = [
+    ("sm_80", "bfloat16", (64, 64)),
+    ("sm_80", "float16", (128, 128)),
+    ("sm_89", "bfloat16", (192, 128)),
+    ("sm_90", "bfloat16", (128, 128)),
+    ("sm_90", "float32", (64, 64)),
+]
+
+
+@pytest.mark.parametrize("case", SAME, ids=lambda c: "-".join(map(str, c)))
+def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, tuple[int, int]]) -> None:
+    """Note [Bits of the forward]: a full mask without and with knowledge of lengths, a causal one, and keys.
+
+    Rows are summed in layouts that are the same in all loops of all kernels, and every loop has the same instructions:
+    the kernel of dynamic lengths has one loop more than that of even ones.
+    """
+    arch, dtype, dims = case
+    even = rendered(arch, dtype, dims, Band(), False, 4096)
+    keyed, causal = (rendered(arch, dtype, dims, *kind, 4096) for kind in ((Band(), True), (Band(0), False)))
+    assert "EVEN_KV: tl.constexpr = True" in even.text
+    asm = [compiled(kernel, arch)[0] for kernel in (even, keyed, with_runtime_lengths(even), causal)]
+    expected = layouts(asm[0]["ttgir"])
+    for other in asm[1:]:
+        assert layouts(other["ttgir"]) == expected
+    one, with_keys, dynamic, two = (arithmetic(a["ptx"]) for a in asm)
+    assert with_keys == one
+    assert dynamic == two, "a loop for full tiles and one for others"
+    assert all(one[name] < two[name] <= 2 * one[name] for name in one if name.startswith(("fma", "ex2", "mma")))
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_compiles_with_64_bit_indices(has_keys: bool) -> None:
+    """As Inductor renders it for tensors of 2**31 elements."""
+    kernel = rendered("sm_90", "bfloat16", (64, 64), Band(0, 99), has_keys, 1 << 21)
+    text = kernel.text.replace("INDEX_DTYPE: tl.constexpr = tl.int32", "INDEX_DTYPE: tl.constexpr = tl.int64")
+    names = "batch|heads|q_heads|q_len|kv_len"
+    text = re.sub(rf"^    ({names}) = (\d+)$", r"    \1 = tl.full([], \2, dtype=INDEX_DTYPE)", text, flags=re.M)
+    assert text.count("tl.full([], ") >= 2
+    standalone.compile_for(dataclasses.replace(kernel, text=text), "sm_90")
+
+
+@pytest.mark.parametrize(("arch", "schedule"), [("sm_80", "two_pass"), ("sm_90", "two_pass"), ("sm_80", "spt")])
+def test_the_backward_with_keys_fits(arch: str, schedule: str) -> None:
+    call = Call(Mask(Band(0), Keys(Operand(0))), 0.125)
+    facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, 128, 128, call)
+    for kernel in standalone.render(plan(facts, arch, schedule), facts):
+        _, used = compiled(kernel, arch)
+        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert max(used.spill_stores, used.spill_loads) <= 512, used
+        assert ("KEYS" in kernel.names) == ("def delta_tile" not in kernel.text or "def dq_tile" in kernel.text)
+
+
+def test_every_class_has_tiles() -> None:
+    for arch, bits, dim, value_dim in product(costs.WORKERS, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
+        tiles = costs.forward_tiles(arch, bits, dim, value_dim)
+        assert min(tiles.block_q, tiles.block_kv) >= 16
+        assert all(x & (x - 1) == 0 for x in (tiles.block_q, tiles.block_kv, tiles.num_warps))
+    for arch, same_as in costs.SAME_AS.items():
+        assert costs.forward_tiles(arch, 16, 64, 64) == costs.forward_tiles(same_as, 16, 64, 64)
+
+
+REFUSED: list[tuple[Callable[[], Tiles], str]] = [
+    (lambda: costs.forward_tiles("sm_70", 16, 64, 64), "arch='sm_70'"),
+    (lambda: costs.forward_tiles("sm_90", 8, 64, 64), "bits=8"),
+    (lambda: costs.forward_tiles("sm_90", 16, 264, 64), "head_dim=264"),
+    (lambda: costs.forward_tiles("sm_90", 16, 64, 4), "value_dim=4"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_has_no_tiles(call: Callable[[], Tiles], message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        call()

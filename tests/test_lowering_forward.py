@@ -1,0 +1,66 @@
+"""What a compiled graph makes of a plan with the portable forward: one Triton template."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .support.fakecuda import compiler
+from .support.processes import run_python
+from .test_lowering_hopper import PROGRAM as BASE
+
+PROGRAM = BASE.replace("torch.bfloat16", "torch.float32").replace(
+    "from dash_inductor.kernels.hopper import build\n",
+    """from dash_inductor.kernels.hopper import build
+    from dash_inductor.lowering import early, forward
+    from dash_inductor.planning import forwards
+
+    early.compile_kernels = lambda *arguments: None  # the backward is not what this is about
+""",
+)
+
+
+def changed(line: str) -> str:
+    """The program with a line more before it compiles anything."""
+    return PROGRAM.replace("    class Compiled(", f"    {line}\n\n    class Compiled(")
+
+
+def compiled(program: str) -> tuple[str, str]:
+    """The plan, and the code of the forward graph."""
+    output = run_python(
+        program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1, TRITON_DEFAULT_FP_FUSION=0
+    ).stdout
+    plan, codes, _ = json.loads(output.splitlines()[-1])
+    return plan, codes[0]
+
+
+def without_comments(code: str) -> str:
+    """Inductor writes the graph, and the places of its caches, into comments."""
+    return re.sub(r"#.*", "", code)
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_one_template() -> None:
+    plan, code = compiled(changed("forwards.choose = forwards.own"))
+    assert plan.startswith("portable/two_pass/")
+    assert "/forward=portable" in plan
+    assert "torch.ops.dash" not in without_comments(code)
+    (template,) = re.findall(r"@triton_heuristics\.template\((.*?)\n\)", code, re.DOTALL)
+    assert "'enable_fp_fusion': True" in template
+    assert "num_stages=1,\nnum_warps=8," in template
+    assert code.count("= attend_tile(") == 1
+    programs = 2 * 8 * 1024 // 32  # q tiles of all heads
+    assert len(re.findall(rf"triton_tem_\w+\.run\(.*, {programs}, 1, 1, stream=", code)) == 1
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_other_forwards_are_called_as_before() -> None:
+    """With the lowering and without it the code is the same."""
+    plan, code = compiled(PROGRAM)
+    assert "/forward=efficient" in plan
+    assert "torch.ops.dash.attention_forward" in without_comments(code)
+    _, fallback = compiled(changed("forward.register = lambda: None"))
+    assert without_comments(code) == without_comments(fallback)
