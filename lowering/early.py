@@ -17,6 +17,7 @@ import torch._inductor.config as inductor_config
 
 from .. import compat
 from ..errors import ArgumentError, DashError
+from ..schedule import costs
 from ..schedule.problem import Plan, Site
 
 
@@ -60,11 +61,17 @@ def _lengths(site: Site, plan: Plan) -> tuple[int, ...]:
 def _attempt(site: Site, plan: Plan, device: torch.device) -> Exception | None:
     """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds."""
     try:
-        for kernel in (_hopper if plan.kernel == "hopper" else _portable)(site, plan, device):
+        for kernel in _kernels(site, plan, device):
             _check_shared_memory(kernel.metadata, device)
     except Exception as error:
         return error
     return None
+
+
+def _kernels(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    yield from (_hopper if plan.kernel == "hopper" else _portable)(site, plan, device)
+    if plan.forward == "portable":
+        yield _forward(site, plan, device)
 
 
 def _hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
@@ -77,9 +84,24 @@ def _hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
 def _portable(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     from ..kernels import standalone
 
-    major, minor = torch.cuda.get_device_capability(device)
     for kernel in standalone.render(plan, site):
-        yield standalone.build(kernel, f"sm_{major}{minor}")
+        yield standalone.build(kernel, arch_of(device))
+
+
+def _forward(site: Site, plan: Plan, device: torch.device) -> Any:
+    from ..kernels import standalone
+
+    arch, bits = arch_of(device), 32 if site.dtype == "float32" else 16
+    tiles = costs.forward_tiles(arch, bits, site.head_dim, site.value_dim)
+    return standalone.build(standalone.render_forward(plan, tiles, site), arch)
+
+
+def arch_of(device: torch.device) -> str:
+    """The architecture of a device, as the tables of `costs` name it."""
+    if device.type == "cpu":
+        return "cpu"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
 
 
 def _check_shared_memory(metadata: Any, device: torch.device) -> None:

@@ -15,6 +15,7 @@ from ..errors import ArgumentError
 from ..kernels import source
 from ..schedule import costs
 from ..schedule.problem import Band, Plan
+from .early import arch_of
 from .template import empty, kind, q_grid, realized, strides, template
 
 log = logging.getLogger("dash_inductor")
@@ -57,7 +58,7 @@ def attention_forward(
     batch, q_heads, q_len, head_dim = query.get_size()
     _, heads, kv_len, value_dim = value.get_size()
     dims = guard(head_dim), guard(value_dim)
-    tiles = costs.forward_tiles(_arch(device), 8 * query.get_dtype().itemsize, *dims)
+    tiles = costs.forward_tiles(arch_of(device), 8 * query.get_dtype().itemsize, *dims)
     constants = source.constants(
         parsed,
         tiles,
@@ -86,11 +87,3 @@ def attention_forward(
         constants=constants | source.forward_constants(scale, dims[1]),
     )
     return out, logsumexp
-
-
-def _arch(device: torch.device) -> str:
-    """The architecture of a device, as the planner's tables name it."""
-    if device.type == "cpu":
-        return "cpu"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
