@@ -76,15 +76,17 @@ def dkdv_tile(
             delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
-            masked = HAS_KEYS or ((q_tile < full_first) | (q_tile >= full_end))
-            if (HAS_LO or HAS_HI or HAS_KEYS or not EVEN_KV) and masked:
+            # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
+            masked = (HAS_KEYS and ORDERED) or ((q_tile < full_first) | (q_tile >= full_end))
+            if (HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or not EVEN_KV) and masked:
                 keep = visible(
-                    q_rows[None, :], kv_rows[:, None], valid[:, None], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS
-                )
+                    q_rows[None, :], kv_rows[:, None], valid[:, None], kv_len, lo, hi, HAS_LO, HAS_HI,
+                    HAS_KEYS and ORDERED,
+                )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
-            if HAS_LO or HAS_HI or HAS_KEYS or not EVEN_KV:
+            if HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or not EVEN_KV:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)
             ds = ds.to(q.dtype)

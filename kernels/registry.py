@@ -31,13 +31,14 @@ class Execution:
 
     Args:
         backward, forward: run them outside of Inductor; the forward is given its tiles.
-        compiled: Triton's compiled kernels for a site on a CUDA device, compiled now.
+        compiled, compiled_forward: Triton's compiled kernels for a site on a CUDA device, compiled now.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan], Gradients]
     forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
     compiled: Callable[[Site, Plan, torch.device], Iterator[Any]]
+    compiled_forward: Callable[[Site, Plan, torch.device], Iterator[Any]]
     templates: bool = False
 
 
@@ -70,9 +71,19 @@ def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
 def _compiled_templates(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     from . import standalone
 
-    major, minor = torch.cuda.get_device_capability(device)
     for kernel in standalone.render(plan, site):
-        yield standalone.build(kernel, f"sm_{major}{minor}")
+        yield standalone.build(kernel, _arch_of(device))
+
+
+def _compiled_forward_template(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    from . import standalone
+
+    yield standalone.build(standalone.render_forward(plan, site), _arch_of(device))
+
+
+def _arch_of(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
 
 
 def _compiled_hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
@@ -83,9 +94,11 @@ def _compiled_hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[A
 
 
 EXECUTIONS: Mapping[str, Execution] = {
-    families.REFERENCE.name: Execution(_reference, _reference_forward, _nothing),
-    families.PORTABLE.name: Execution(_reference, _reference_forward, _compiled_templates, templates=True),
-    families.HOPPER.name: Execution(_hopper, _reference_forward, _compiled_hopper),
+    families.REFERENCE.name: Execution(_reference, _reference_forward, _nothing, _nothing),
+    families.PORTABLE.name: Execution(
+        _reference, _reference_forward, _compiled_templates, _compiled_forward_template, templates=True
+    ),
+    families.HOPPER.name: Execution(_hopper, _reference_forward, _compiled_hopper, _nothing),
 }
 """By the family's name, which is `Plan.kernel` and, for forwards of our own, `Plan.forward`."""
 
@@ -106,6 +119,15 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
     from . import borrowed
 
     return borrowed.forward(query, key, value, call, plan.forward)
+
+
+def compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    """Triton's compiled kernels for a site on a CUDA device, compiled now: the backward's and, if it is ours, the
+    forward's.
+    """
+    yield from EXECUTIONS[plan.kernel].compiled(site, plan, device)
+    if plan.forward_tiles is not None:
+        yield from EXECUTIONS[plan.forward].compiled_forward(site, plan, device)
 
 
 def has_templates(name: str) -> bool:

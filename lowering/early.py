@@ -61,7 +61,7 @@ def _lengths(site: Site, plan: Plan) -> tuple[int, ...]:
 def _attempt(site: Site, plan: Plan, device: torch.device) -> Exception | None:
     """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds."""
     try:
-        for kernel in registry.EXECUTIONS[plan.kernel].compiled(site, plan, device):
+        for kernel in registry.compiled(site, plan, device):
             _check_shared_memory(kernel.metadata, device)
     except Exception as error:
         return error

@@ -21,7 +21,7 @@ from dash_inductor import compat
 from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, DashError, SiteKeptError
 from dash_inductor.matching.rewrite import rewrite_graph
-from dash_inductor.model import Band, Plan, Site
+from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
 from dash_inductor.planning import plan
@@ -93,6 +93,18 @@ def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
         full = dataclasses.replace(site, call=call_of(Band(), 0.125))
         compile_kernels(full, planned(full), CUDA)
         assert len(attempts) == 2 * (3 if site is HOPPER else 2)
+
+
+def test_the_portable_forward_is_compiled_beside_every_backward(attempts: list[Any]) -> None:
+    """Once for all lengths beside the portable backward; beside the Hopper kernel, for even and uneven lengths."""
+    dynamic = dataclasses.replace(HOPPER, q_len=None, kv_len=None)
+    for site, kernels, forwards in ((PORTABLE, 2, 1), (HOPPER, 3, 1), (dynamic, 6, 2)):
+        attempts.clear()
+        compile_kernels(
+            site, dataclasses.replace(planned(site), forward="portable", forward_tiles=Tiles(64, 32, 4, 2)), CUDA
+        )
+        rendered = [thing[0] for thing in attempts if isinstance(thing, tuple) and "attend_tile" in thing[0].text]
+        assert (len(attempts), len(rendered)) == (kernels + forwards, forwards)
 
 
 def test_a_failure_is_kept_for_all_sites_of_its_class(attempts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
