@@ -116,6 +116,8 @@ def test_a_function_compiled_ahead_of_time_runs_in_a_fresh_process(folder: Path)
         import torch
         import saved_attention as saved
         q = saved.inputs()
+        if hasattr(torch._dynamo.config, "enable_aot_compile"):
+            torch._dynamo.config.enable_aot_compile = True  # torch 2.11 does not have it on by default
         function = torch.compile(saved.attend, fullgraph=True).aot_compile((tuple(q), {}))
         function(*q).sum().backward()
         function.save_compiled_function(sys.argv[1])
