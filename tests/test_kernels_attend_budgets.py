@@ -18,7 +18,7 @@ CASES = [
     ("sm_80", "bfloat16", (64, 64), Band(0, 1023), False),
     ("sm_80", "bfloat16", (128, 128), Band(0), True),
     ("sm_80", "float16", (256, 256), Band(), False),
-    ("sm_80", "float32", (128, 128), Band(0), False),
+    ("sm_90", "float32", (256, 256), Band(0), False),
     ("sm_89", "bfloat16", (128, 128), Band(0), False),
     ("sm_89", "bfloat16", (192, 128), Band(0), True),
     ("sm_90", "bfloat16", (64, 64), Band(0, 1023), True),
