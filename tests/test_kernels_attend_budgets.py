@@ -15,7 +15,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.schedule import Band, Plan, Site, Tiles, costs, plan
 
 CASES = [
-    ("sm_80", "bfloat16", (64, 64), Band(0, 1023), False),
+    ("sm_80", "bfloat16", (64, 64), Band(0), False),
     ("sm_80", "bfloat16", (128, 128), Band(0), True),
     ("sm_80", "float16", (256, 256), Band(), False),
     ("sm_90", "float32", (256, 256), Band(0), False),
@@ -93,7 +93,7 @@ def arithmetic(ptx: str) -> dict[str, int]:
 
 SAME = [
     ("sm_80", "float16", (128, 128)),
-    ("sm_89", "bfloat16", (192, 128)),
+    ("sm_89", "bfloat16", (64, 64)),
     ("sm_90", "bfloat16", (128, 128)),
     ("sm_90", "float32", (64, 64)),
 ]
