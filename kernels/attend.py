@@ -125,6 +125,8 @@ def attend_tile(
                 BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
             )  # fmt: skip
     out, total, largest = state
-    total = tl.where(total == 0.0, 1.0, total)  # a row that sees no key
+    sees = total != 0.0
+    total = tl.where(sees, total, 1.0)
+    out = tl.where(sees[:, None], out / total[:, None], 0.0)  # zero times a value that others see may be NaN
     ln2 = 0.6931471805599453
-    return out / total[:, None], (largest + tl.math.log2(total)) * ln2
+    return out, (largest + tl.math.log2(total)) * ln2

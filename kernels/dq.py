@@ -21,7 +21,7 @@ def dq_tile(
 
     Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta, which is
     rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.  dq of a row
-    without a valid key is zero.
+    whose log-sum-exp is -inf, which has no valid key, is zero.
     """
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
@@ -55,4 +55,6 @@ def dq_tile(
             keep = visible(q_rows[:, None], kv_rows[None, :], valid[None, :], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS)
             ds = tl.where(keep, ds, 0.0)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    if HAS_KEYS:
+        dq = tl.where((lse != float("-inf"))[:, None], dq, 0.0)
     return dq * scale

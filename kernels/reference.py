@@ -49,6 +49,7 @@ def backward(
         dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
         if valid is not None:
             dk[b], dv[b] = (torch.where(valid[:, None], t, 0.0) for t in (dk[b], dv[b]))
+            dq[b] = torch.where(element.rows[:, None], dq[b], 0.0)
     return dq, dk, dv
 
 
@@ -108,7 +109,7 @@ class _Element:
 
     q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, delta: [q heads, q_len]; all fp32 and
     contiguous.  Rows that see no key and keys that no row sees are zero, whatever the tensors hold there, and the
-    log-sum-exp of such a row is infinite.
+    log-sum-exp of such a row is infinite.  rows: who sees a key, [q_len]; valid: who may be seen, [kv_len].
     """
 
     q: Tensor
@@ -120,6 +121,7 @@ class _Element:
     band: Band
     scale: float
     dtype: torch.dtype
+    rows: Tensor
     valid: Tensor | None
 
     @staticmethod
@@ -140,7 +142,7 @@ class _Element:
         k, v = (only(t, keys) for t in (key, value))
         sums = only(lse[:, :q_len], rows, float("inf"))
         resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
-        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, valid)
+        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, rows, valid)
 
     def problem(self, tiles: Tiles, heads: int) -> Problem:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)

@@ -69,5 +69,6 @@ def _attend(
         total = total * shrink + p.sum(1)
         out = out * shrink[:, None] + p.to(dtype).float() @ v[keys]
         largest = larger
-    total = torch.where(total == 0.0, 1.0, total)  # a row that sees no key
-    return out / total[:, None], largest + torch.log(total)
+    sees = total != 0.0
+    total = torch.where(sees, total, 1.0)
+    return torch.where(sees[:, None], out / total[:, None], 0.0), largest + torch.log(total)

@@ -42,10 +42,11 @@ INDUCTOR = [
     "full,64,32,24,24,1,float32,0.3,all",
 ]
 BACKWARD = [
-    "two_pass,causal,40,70,24,24,2,float32,0.3,holes",
+    "two_pass,band(0;20),40,50,24,24,2,float32,0.3,holes",
+    "two_pass,causal,40,40,24,24,1,float32,-0.3,left",
     "two_pass,full,32,48,24,24,1,float32,0.3,nobody",
     "spt,causal:bottom_right,40,33,24,24,1,float32,0.3,left",
-    "fold,band(0;20),33,40,24,24,2,float32,-0.3,padded",
+    "fold,full,32,64,24,24,2,float32,0.3,nobody",
 ]
 CASES = [
     *(f"exact,{case}" for case in EXACT),

@@ -16,10 +16,10 @@ from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Site, Til
 from dash_inductor.planning import costs, plan
 
 CASES = [
-    ("sm_80", "bfloat16", (64, 64), Band(0, 1023), False),
+    ("sm_80", "bfloat16", (64, 64), Band(0), False),
     ("sm_80", "bfloat16", (128, 128), Band(0), True),
     ("sm_80", "float16", (256, 256), Band(), False),
-    ("sm_80", "float32", (128, 128), Band(0), False),
+    ("sm_90", "float32", (256, 256), Band(0), False),
     ("sm_89", "bfloat16", (128, 128), Band(0), False),
     ("sm_89", "bfloat16", (192, 128), Band(0), True),
     ("sm_90", "bfloat16", (64, 64), Band(0, 1023), True),
@@ -95,9 +95,9 @@ def arithmetic(ptx: str) -> dict[str, int]:
 
 SAME = [
     ("sm_80", "float16", (128, 128)),
-    ("sm_89", "bfloat16", (192, 128)),
+    ("sm_89", "bfloat16", (64, 64)),
     ("sm_90", "bfloat16", (128, 128)),
-    ("sm_100", "float32", (32, 32)),
+    ("sm_90", "float32", (64, 64)),
 ]
 
 

@@ -85,14 +85,17 @@ def test_what_nobody_sees_may_hold_anything(mask: Band, valid: str) -> None:
         assert all(map(torch.equal, gradients, executed_backward(poisoned, "two_pass", fill))), fill
 
 
-def test_a_nan_in_a_row_that_sees_keys_does_not_reach_keys_that_are_not_valid() -> None:
-    p = KeyedAttention.random(40, 33, Band(), valid="holes")
-    p.q[0, 0, 3], p.do[0, 0, 4] = math.nan, math.nan
+def test_a_nan_that_somebody_sees_does_not_reach_those_who_see_nothing() -> None:
+    p = KeyedAttention.random(40, 33, Band(0, 9), valid="left")
     assert p.keys is not None
-    _, dk, dv = executed_backward(p, "two_pass")
-    assert dk.isnan().any()
-    for gradient in (dk, dv):
-        assert (gradient.transpose(1, 2)[~p.keys] == 0).all()
+    p = replace(p, **{name: getattr(p, name) * math.nan for name in ("q", "k", "v", "do")})
+    rows = p.keep().any(2)
+    out, lse = executed(p)
+    dq, dk, dv = executed_backward(p, "two_pass")
+    for tensor, looked_at in ((out, rows), (dq, rows), (dk, p.keys), (dv, p.keys)):
+        assert tensor.isnan().any()
+        assert (tensor.transpose(1, 2)[~looked_at] == 0).all()
+    assert (lse.transpose(1, 2)[~rows] == -math.inf).all()
 
 
 @pytest.mark.parametrize("valid", ["all", "holes"])

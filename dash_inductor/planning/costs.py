@@ -123,7 +123,7 @@ FORWARD_TILES: dict[ForwardKey, Tiles] = {
 }
 """Tiles of the portable forward.  They compile without large spills; none has been measured."""
 for _arch in SHARED_BYTES:
-    FORWARD_TILES |= _forward(_arch, 32, *["32x32w8s1"] * 4)
+    FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", *["32x16w8s1"] * 3)
 
 
 def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:

@@ -71,13 +71,19 @@ def same(a: Sequence[Tensor], b: Sequence[Tensor], what: object) -> None:
     assert [torch.equal(x, y) for x, y in zip(a, b, strict=True)] == [True] * len(a), f"other bits: {what}"
 
 
+def without_keys(p: KeyedAttention, out: Tensor, lse: Tensor) -> Tensor:
+    """Checks the rows that see no key; which rows see one, [batch, q heads, q_len]."""
+    sees = p.keep().any(2)[:, None].expand_as(lse)
+    assert (out[~sees] == 0).all(), "a row without keys is not zero"
+    assert (lse[~sees] == float("-inf")).all(), "a row without keys has another log-sum-exp than -inf"
+    return sees
+
+
 def exact(p: KeyedAttention) -> str:
     """The largest errors of out and log-sum-exp."""
     out, lse, _ = p.exact()
     got, got_lse = launched(p)
-    sees = p.keep().any(2)[:, None].expand_as(lse)
-    assert (got[~sees] == 0).all(), "a row without keys is not zero"
-    assert (got_lse[~sees] == float("-inf")).all(), "a row without keys has another log-sum-exp than -inf"
+    sees = without_keys(p, got, got_lse)
     assert got_lse[sees].isfinite().all()
     return " ".join(f"{float(e.abs().max()) if e.numel() else 0.0:.1e}" for e in (got - out, (got_lse - lse)[sees]))
 
@@ -88,6 +94,8 @@ def poison(p: KeyedAttention) -> str:
     assert expected[0].isfinite().all()
     for fill in (float("nan"), float("inf"), float("-inf")):
         same(expected, launched(p.surrounded(fill)), fill)
+        everywhere = replace(p, q=p.q * fill, k=p.k * fill, v=p.v * fill)
+        without_keys(everywhere, *launched(everywhere))
     return "unharmed"
 
 
