@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import triton
-from dash_inductor.kernels.hopper import build
+from dash_inductor.kernels.hopper import build, compiling
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from dash_inductor.model import Band
@@ -36,7 +36,7 @@ def test_nothing_fits_beside_the_spinner() -> None:
     """The kernel that holds SMs in GPU tests compiles, and leaves no room for a CTA of the smallest variant."""
     names = {"stop": "*i32", "started": "*i32", "ROWS": "constexpr", "WORDS": "constexpr"}
     source = GluonASTSource(fn=spinner.hold, signature=names, constexprs={(2,): spinner.ROWS, (3,): spinner.WORDS})
-    compiled = triton.compile(source, target=build.TARGET, options={"num_warps": 4})
+    compiled = triton.compile(source, target=compiling.TARGET, options={"num_warps": 4})
     assert compiled.metadata.shared >= spinner.SHARED_BYTES
     smallest = min(
         build.Kernels(Case(dims, Band(), "ascending").specialisation()).main.metadata.shared for dims in TILES

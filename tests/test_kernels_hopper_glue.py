@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper import build
-from dash_inductor.kernels.hopper import launch as launch_side
+from dash_inductor.kernels.hopper import build, tensors
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Tiles
@@ -72,7 +71,9 @@ class Launch:
         """Compile-time constants and types of the kernel's arguments, as `build` has them."""
         found: list[tuple[dict[str, Any], dict[str, str]]] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "_compile", lambda _f, _s, constants, types, *_: found.append((constants, types)))
+            patch.setattr(
+                build, "compile_kernel", lambda _f, _s, constants, types, *_: found.append((constants, types))
+            )
             _ = build.Kernels(self.specialisation()).main
         return found[0]
 
@@ -362,7 +363,7 @@ def test_descriptors_hold_the_rows_that_take_part(shape: tuple[int, ...], first:
     """Read as TMA would, in BSHD order; one row, never read, where none takes part."""
     b, h, length, dim = shape
     tensor = torch.arange(b * h * length * dim).view(b, length, h, dim).transpose(1, 2)
-    (sizes, strides), skipped = launch_side.SeenRows.of(shape, tensor.stride(), first, end)
+    (sizes, strides), skipped = tensors.SeenRows.of(shape, tensor.stride(), first, end)
     assert not any(stride * 2 % 16 for stride in strides[:3])
     assert not skipped % 16
     if end <= first:

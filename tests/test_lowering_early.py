@@ -184,7 +184,7 @@ def test_one_site_of_two_does_not_compile(monkeypatch: pytest.MonkeyPatch, stric
 @pytest.mark.parametrize("kernel", ["hopper", "portable"])
 def test_a_compile_goes_on_with_pytorchs_operator(kernel: str) -> None:
     """The whole way through Inductor on a fake H100, with a compiler that fails."""
-    program = PROGRAM.replace("compile = build._compile\n", "compile = None  # called, it fails\n")
+    program = PROGRAM.replace("compile = build.compile_kernel\n", "compile = None  # called, it fails\n")
     program = program.replace("strict=True", "strict=False").replace("str(site.plan)", "site.reason.value, site.detail")
     if kernel == "portable":
         program = (
@@ -193,7 +193,7 @@ def test_a_compile_goes_on_with_pytorchs_operator(kernel: str) -> None:
                 "from dash_inductor.kernels.hopper import build",
                 "from dash_inductor.kernels import standalone as build",
             )
-            .replace("build._compile", "build.build")
+            .replace("build.compile_kernel", "build.build")
             .replace("function.__name__", "function.text")
         )
     output = run_python(program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout

@@ -35,13 +35,13 @@ PROGRAM = """
         pass
 
     codes, compiled = [], []
-    compile = build._compile
+    compile = build.compile_kernel
 
     def record(function, *rest):
         compiled.append(function.__name__)
         return compile(function, *rest)
 
-    build._compile = record
+    build.compile_kernel = record
 
     def save(code):
         codes.append(code)

@@ -8,28 +8,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import ModuleType
 from typing import Any, Literal
 
-import triton
-from torch._inductor.codecache import PyCodeCache
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from ... import toolchain
 from ...errors import ArgumentError
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
-from ...schedule import codegen, schedules
+from ...schedule import schedules
+from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
 from .prepare import prepare
 
-TARGET = GPUTarget("cuda", 90, 32)
 WARPS = 8
 """Warps of the consumers; producer and reducers come on top."""
 
@@ -150,13 +145,6 @@ class Specialisation:
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
 
 
-@cache
-def schedule_module(schedule: str, band: Band) -> ModuleType:
-    """The schedule's generated functions as a module, kept as a file in Inductor's cache."""
-    text = "import triton\nimport triton.language as tl\n\n\n" + codegen.triton_source(schedule, band)
-    return PyCodeCache.load(text)
-
-
 class Kernels:
     """prepare, main and finish of a `Specialisation`, compiled on first use."""
 
@@ -185,27 +173,27 @@ class Kernels:
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
-            "q_desc": self._columns(q // v.halves), "k_desc": self._columns(kv), "v_desc": self._columns(kv),
-            "do_desc": self._columns(q // v.halves), "dk_desc": self._columns(kv), "dv_desc": self._columns(kv),
-            "dq_desc": _descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
-            "lse_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT),
-            "delta_desc": _descriptor("fp32", [q // v.halves], ROW_LAYOUT),
+            **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, q // v.halves)),
+            **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), columns(p.dtype, kv)),
+            "dq_desc": descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
+            "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
+            "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32",
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
-        return _compile(hopper_backward, GluonASTSource, constants, types, {}, options)
+        return compile_kernel(hopper_backward, GluonASTSource, constants, types, {}, options)
 
     @cached_property
     def prepare(self) -> Any:
         p = self.of
         constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.value_columns}
-        dtype = _TYPES[p.dtype]
+        dtype = TYPES[p.dtype]
         types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
                  "delta_ptr": "*fp32", "counters_ptr": "*i32",
                  **dict.fromkeys(_OUT_STRIDES + _LSE_STRIDES, "i64")}  # fmt: skip
-        return _compile(prepare, ASTSource, constants, types, dict.fromkeys(_OUT_STRIDES, 8), {"num_warps": 8})
+        return compile_kernel(prepare, ASTSource, constants, types, dict.fromkeys(_OUT_STRIDES, 8), {"num_warps": 8})
 
     @cached_property
     def finish(self) -> Any:
@@ -213,58 +201,20 @@ class Kernels:
         constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
                      "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
                      "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS}  # fmt: skip
-        types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{_TYPES[p.dtype]}", "scale": "fp32",
+        types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
                  **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
         options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
-        return _compile(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), options)
+        return compile_kernel(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), options)
 
     @staticmethod
     def constant_count(compiled: Any) -> int:
         """How many compile-time constants, always last, a compiled kernel's argument list has."""
         return sum(parameter.is_constexpr for parameter in compiled.src.fn.params)
 
-    def _columns(self, rows: int) -> str:
-        """64 columns of a tile with so many rows."""
-        dtype = gl.bfloat16 if self.of.dtype == "bfloat16" else gl.float16
-        block = [1, 1, rows, 64]
-        return _descriptor(_TYPES[self.of.dtype], block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
-
-_TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 _OUT_STRIDES = ("out_b", "out_h", "out_row", "do_b", "do_h", "do_row")
 _LSE_STRIDES = ("lse_b", "lse_h", "lse_row")
 _DQ_STRIDES = ("dq_b", "dq_h", "dq_row")
-
-
-def _descriptor(dtype: str, block: list[int], layout: Any) -> str:
-    return f"tensordesc<{dtype}{block},{layout!r}>"
-
-
-def _compile(
-    function: Any,
-    source: Any,
-    constants: dict[str, Any],
-    types: dict[str, str],
-    multiples: dict[str, int],
-    options: dict[str, Any],
-) -> Any:
-    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned."""
-    signature: dict[str, str] = {}
-    constexprs: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for i, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name], constexprs[(i,)] = "constexpr", constants[name]
-            continue
-        signature[name] = types.get(name, "i32")
-        multiple = 16 if signature[name].startswith("*") else multiples.get(name, 1)
-        if multiple > 1:
-            attributes[(i,)] = [["tt.divisibility", multiple]]
-    return triton.compile(
-        source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
-        target=TARGET,
-        options={**toolchain.OPTIONS, **options},
-    )
 
 
 @cache

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,15 +17,14 @@ from ... import compat
 from ...errors import ArgumentError
 from ...model.call import Call
 from ...model.plan import Plan
-from ...model.site import DType
 from ...planning.families import HOPPER
 from ...schedule.walk import ClosedForm, Problem
 from ..strides import dense_strides
 from .build import FINISH_ROWS, Specialisation, kernels
+from .tensors import DTYPES, SeenRows, describe, readable
 
 _Strides = tuple[int, ...]
 LOG2E = math.log2(math.e)
-_DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
@@ -51,7 +49,7 @@ def backward(
         raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
     if call.mask.keys is not None:
         raise ArgumentError("mask", str(call.mask), "a band alone")
-    query, key, value, grad_out, out = map(_readable, (query, key, value, grad_out, out))
+    query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
     facts = (
         call, plan, query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
@@ -61,18 +59,6 @@ def backward(
         with torch.cuda.device(query.device):
             return _state(*facts).run(query, key, value, grad_out, out, logsumexp)
     return _state(*facts).run(query, key, value, grad_out, out, logsumexp)
-
-
-def _readable(tensor: Tensor) -> Tensor:
-    """`tensor`, or a contiguous copy where TMA could not read it: it wants 16-byte aligned rows with unit stride."""
-    b, h, row, column = tensor.stride()
-    if not ((b | h | row) % 8 or b < 1 or h < 1 or row < 1 or column != 1 or tensor.data_ptr() % 16):
-        return tensor
-    outer = zip(tensor.shape, (b, h, row), strict=False)
-    aligned = column == 1 and not tensor.data_ptr() % 16
-    if aligned and all(size == 1 or (stride > 0 and not stride % 8) for size, stride in outer):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,7 +78,7 @@ class _State:
         band, scale, tiles = call.mask.band, call.scale, plan.dkdv
         orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
         group = self.q_heads // self.kv_heads
-        of = Specialisation.of(band, plan, _DTYPES[dtype], (head_dim, value_dim), group, self.kv_len)
+        of = Specialisation.of(band, plan, DTYPES[dtype], (head_dim, value_dim), group, self.kv_len)
         self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
@@ -122,8 +108,8 @@ class _State:
         ]  # fmt: skip
         self.skipped = [operand.skipped for operand in operands]
         descriptors = [
-            *(operand.descriptor for operand in operands), _descriptor(k_shape, self.strides[1]),
-            _descriptor(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
+            *(operand.descriptor for operand in operands), describe(k_shape, self.strides[1]),
+            describe(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
         self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, first_row, end_row, work.n_q)
@@ -172,27 +158,3 @@ class _State:
         self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes)
         self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes)
         return dq, dk, dv
-
-
-class SeenRows(NamedTuple):
-    """The rows of q, do, k or v that take part, as TMA sees them; what it reads outside a descriptor is zero.
-
-    Args:
-        descriptor: shape and strides.
-        skipped: bytes of a head before the first of them.
-    """
-
-    descriptor: tuple[list[int], list[int]]
-    skipped: int
-
-    @staticmethod
-    def of(shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> SeenRows:
-        """Rows ``first .. end - 1``; where there are none nothing is walked, but a descriptor has at least one."""
-        if end <= first:
-            first, end = 0, 1
-        return SeenRows(_descriptor((*shape[:2], end - first, shape[3]), strides), 2 * first * strides[2])
-
-
-def _descriptor(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Shape and strides for TMA: a dimension of size 1 needs a stride too, of a multiple of 16 bytes."""
-    return list(shape), [8 if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)] + [1]
