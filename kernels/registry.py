@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from ..model.call import Call
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
@@ -104,8 +105,12 @@ EXECUTIONS: Mapping[str, Execution] = {
 
 
 def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
-    """dq, dk and dv outside of Inductor; in place of templates the reference executor runs."""
-    return EXECUTIONS[plan.kernel].backward(tensors, extras, call, plan)
+    """dq, dk and dv outside of Inductor; in place of templates the reference executor runs.
+
+    Raises:
+        ArgumentError: an unknown family, or what the family's kernels do not cover.
+    """
+    return _execution("plan.kernel", plan.kernel).backward(tensors, extras, call, plan)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan) -> Results:
@@ -115,10 +120,16 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
         ArgumentError: a plan that keeps the graph's own forward, or a mask that a borrowed forward cannot compute.
     """
     if plan.forward_tiles is not None:
-        return EXECUTIONS[plan.forward].forward(query, key, value, extras, call, plan.forward_tiles)
+        return _execution("plan.forward", plan.forward).forward(query, key, value, extras, call, plan.forward_tiles)
     from . import borrowed
 
     return borrowed.forward(query, key, value, call, plan.forward)
+
+
+def _execution(argument: str, name: str) -> Execution:
+    if name not in EXECUTIONS:
+        raise ArgumentError(argument, name, EXECUTIONS)
+    return EXECUTIONS[name]
 
 
 def compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -122,6 +124,31 @@ def test_forward_refuses_a_mask_it_cannot_compute() -> None:
         ops.attention_forward(
             q, q, q, [], str(forward_call(Band(), 0.25)), str(reference_plan("two_pass", "keep")), "test"
         )
+
+
+def test_a_plan_of_an_unknown_family_is_refused() -> None:
+    q, call, dims = (
+        torch.randn(1, 1, 8, 16),
+        str(backward_call(Band(), 0.25)),
+        "spt/dkdv=16x32w1s1/section=1/forward=keep",
+    )
+    with pytest.raises(ArgumentError, match=r"plan\.kernel='wheel' is not allowed: expected one of 'reference'"):
+        ops.attention_backward(q, q, q, q, q, q[..., 0], [], call, f"wheel/{dims}", "test")
+
+
+def test_a_call_must_fit_the_operator() -> None:
+    q, plan = torch.randn(1, 1, 8, 16), str(reference_plan("two_pass"))
+    for call, extras, message in (
+        ("full/scale=0.25", [], "orders of 1 results"),
+        ("full/scale=0.25/orders=0123,0123", [], "orders of 1 results"),
+        ("full & keys(1)/scale=0.25/orders=0123", [q], "reads number 1"),
+        ("full & full/scale=0.25/orders=0123", [], "at most one band"),
+        ("round/scale=0.25/orders=0123", [], "'full', 'causal' or"),
+        ("full/scale=x/orders=0123", [], "made by str"),
+        ("full", [], "made by str"),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            ops.attention_forward(q, q, q, extras, call, plan, "test")
 
 
 def test_operators_refuse_autograd() -> None:

@@ -1,0 +1,66 @@
+"""The vocabulary: every text is read back as what it was made from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Tiles
+
+BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
+MASKS = [Mask(band, keys) for band in BANDS for keys in (None, Keys(Operand(0)), Keys(Operand(12)))]
+ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_masks(mask: Mask) -> None:
+    assert Mask.parse(str(mask)) == mask
+
+
+def test_a_mask_reads_as_a_conjunction() -> None:
+    assert [str(mask) for mask in MASKS[:6]] == [
+        "full", "keys(0)", "keys(12)", "causal", "causal & keys(0)", "causal & keys(12)",
+    ]  # fmt: skip
+    assert [operand.index for operand in MASKS[5].operands] == [12]
+    assert MASKS[3].operands == ()
+
+
+def test_calls() -> None:
+    seen = set()
+    for mask, scale, orders in itertools.product(MASKS, (0.125, -1e-300, 1 / 3, 0.0, math.inf), ORDERS):
+        call = Call(mask, scale, orders)
+        assert Call.parse(str(call)) == call
+        assert hash(Call.parse(str(call))) == hash(call)
+        seen.add(str(call))
+    assert len(seen) == len(MASKS) * 5 * len(ORDERS)
+    assert math.isnan(Call.parse(str(Call(Mask(), math.nan))).scale)
+
+
+def test_plans() -> None:
+    tiles = Tiles(64, 128, 8, 2)
+    seen = set()
+    for dq, forward_tiles, tf32 in itertools.product((None, tiles), (None, Tiles(32, 64, 4, 1)), (False, True)):
+        plan = Plan("portable", "spt", "portable", tiles, dq, 4, tf32, forward_tiles)
+        assert Plan.parse(str(plan)) == plan
+        seen.add(str(plan))
+    assert len(seen) == 8
+
+
+@pytest.mark.parametrize("text", ["causal &keys(0)", "keys(0) & keys(1)", "causal & full", "keys(-1)", "", "keys(x)"])
+def test_what_is_no_mask(text: str) -> None:
+    with pytest.raises(ArgumentError):
+        Mask.parse(text)
+
+
+@pytest.mark.parametrize("orders", [((0, 1, 2),), ((0, 1, 2, 2),), ((1, 2, 3, 4),)])
+def test_what_is_no_order(orders: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ArgumentError, match="permutations"):
+        Call(Mask(), 1.0, orders)
+
+
+def test_an_operand_has_a_place() -> None:
+    with pytest.raises(ArgumentError, match="operand=-1"):
+        Operand(-1)
