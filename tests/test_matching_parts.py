@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dash_inductor.matching import attention_ops, layout
-from dash_inductor.matching.sites import Kept, intersect
+from dash_inductor.matching.sites import NotReadable, intersect
 from dash_inductor.model.mask import Band
 
 from .support.graphs import (
@@ -66,7 +66,7 @@ def test_intersection_shows_what_both_show(a: Band, b: Band, q_len: int, kv_len:
     both = [cell for cell in cells if a.visible(*cell, q_len, kv_len) and b.visible(*cell, q_len, kv_len)]
     try:
         band = intersect([a, b], q_len, kv_len)
-    except Kept:
+    except NotReadable:
         band = None
     assert [cell for cell in cells if band is not None and band.visible(*cell, q_len, kv_len)] == both
 
@@ -74,5 +74,5 @@ def test_intersection_shows_what_both_show(a: Band, b: Band, q_len: int, kv_len:
 def test_intersection_with_dynamic_lengths() -> None:
     assert intersect([Band(0, None), Band(None, 7)], None, None) == Band(0, 7)
     assert intersect([Band(), Band(0, None, "bottom_right")], None, None) == Band(0, None, "bottom_right")
-    with pytest.raises(Kept):
+    with pytest.raises(NotReadable):
         intersect([Band(0, None), Band(None, 7, "bottom_right")], None, None)
