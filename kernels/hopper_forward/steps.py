@@ -79,13 +79,50 @@ def softmax(s, m, total, scale_log2):
 def masked(work, s, rows, kv):
     """Scores of kv tile `kv`, -inf where a row does not see the key."""
     keys = gl.expand_dims(kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout)), 0)
-    end = rows * 0 + work.kv_len
+    end = gl.expand_dims(rows * 0 + work.kv_len, 1)
     if work.HAS_LO:
-        end = gl.minimum(end, rows - work.lo + 1)
-    keep = keys < gl.expand_dims(end, 1)
+        end = gl.minimum(end, gl.expand_dims(rows - work.lo + 1, 1))
     if work.HAS_HI:
-        keep = keep & (keys >= gl.expand_dims(rows - work.hi, 1))
-    return gl.where(keep, s, float("-inf"))
+        return _keep_between(s, keys, gl.expand_dims(rows - work.hi, 1), end)
+    return _keep_below(s, keys, end)
+
+
+@gluon.jit
+def _keep_below(s, keys, end):
+    """s where ``keys < end``, else -inf.
+
+    As one operation: ptxas would make all comparisons first, and store their results as bits of integers.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.lt.s32 %keep, $2, $3;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r",
+        [s, keys, end],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _keep_between(s, keys, first, end):
+    """s where ``first <= keys < end``, else -inf."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.lt.s32 %keep, $2, $4;
+        setp.ge.and.s32 %keep, $2, $3, %keep;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r,r",
+        [s, keys, first, end],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit
