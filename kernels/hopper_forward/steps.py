@@ -49,9 +49,10 @@ def release(empty):
 
 @gluon.jit
 def begin_turn(shared, it, ME: gl.constexpr):
-    """With TURNS: wait until the consumer before this one has begun the matmuls of step `it`, the first one of `it - 1`.
+    """With TURNS: wait until the consumer before this one has begun the matmuls of step `it`.
 
-    Consumers whose matmuls begin at different times fill the gaps that the softmax of the others leaves.
+    The first consumer waits for the last one, and step ``it - 1``.  Consumers whose matmuls begin at different times
+    fill the gaps that the softmax of the others leaves.
     """
     if shared.TURNS:
         mbarrier.wait(shared.turn.index(ME), (it & 1) ^ (1 if ME == 0 else 0))
@@ -170,7 +171,7 @@ def first_step(work, shared, scale_log2, zero, rows, kv, masks, it, m, total, ME
 
 @gluon.jit
 def next_step(work, shared, scale_log2, zero, rows, kv, it, p, acc, m, total, ME: gl.constexpr, MASKED: gl.constexpr):
-    """(P, acc, m, total): begin S of kv tile `kv`, the it-th, and the product of P and V of the one before; softmax of S.
+    """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.

@@ -1,4 +1,4 @@
-"""What every role of a CTA knows: the list of tiles (`Work`), the kv tiles of each, and the shared memory (`Shared`)."""
+"""What every role of a CTA knows: the list of tiles and their walks (`Work`), and the shared memory (`Shared`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
