@@ -126,14 +126,18 @@ class Work:
     @gluon.jit
     def first_row(self):
         """The first query that sees a key: row 0 of the descriptor of Q."""
-        first, _end = self.SEEN_ROWS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV)
-        return first
+        return _first_of(self.SEEN_ROWS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV))
 
     @gluon.jit
     def first_key(self):
         """The first key that a query sees: row 0 of the descriptors of K and V."""
-        first, _end = self.SEEN_KEYS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV)
-        return first
+        return _first_of(self.SEEN_KEYS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV))
+
+
+@gluon.jit
+def _first_of(seen):
+    """The first one, or one beyond all where there is none: then every row lies before the descriptor, and is zero."""
+    return gl.where(seen[0] < seen[1], seen[0], 2147483647)
 
 
 @gluon.jit
