@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..hopper.operations import role_barrier, store_rows, wait_until_read
 from ..hopper.steps import accumulator_layout
-from .steps import LOWEST, first_step, last_product, next_step, release, skip
+from .steps import LOWEST, first_step, last_product, log2, next_step, release, skip
 from .work import ROWS
 
 
@@ -87,8 +87,8 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
 
 @gluon.jit
 def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
-    """Natural log; -inf in rows without keys."""
-    lse = gl.where(total == 0, float("-inf"), (m + gl.log2(total)) * 0.6931471805599453)
+    """Natural log; -inf in rows without keys, whose sum is zero."""
+    lse = (m + log2(total)) * 0.6931471805599453
     offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
     gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
 

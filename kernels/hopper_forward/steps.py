@@ -33,6 +33,12 @@ def exp2(x):
 
 
 @gluon.jit
+def log2(x):
+    """One instruction, right to 2**-22; of zero it is -inf."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
     """Slot of the it-th tile of a ring, which is there."""
     slot = it % STAGES

@@ -447,7 +447,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
         int32=DType(torch.int32), int64=DType(torch.int64), float32=DType(torch.float32), where=where,
         minimum=extremum(min, torch.minimum), maximum=extremum(max, torch.maximum), max=largest, fma=fma,
-        sum=lambda x, axis: Value(x.read().sum(axis)), log2=lambda x: Value(x.read().log2()),
+        sum=lambda x, axis: Value(x.read().sum(axis)),
         SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None), allocate_shared_memory=allocate,
         warp_specialize=specialise, zeros=lambda shape, dtype, _: Value(torch.zeros(shape, dtype=dtype.torch)),
@@ -465,5 +465,6 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "fence_async_shared": fence, "warpgroup_mma": matmul, "warpgroup_mma_wait": matmul_wait, "gdc_wait": gdc_wait,
         "role_barrier": meet, "load_rows": load_rows, "store_rows": store_rows, "wait_until_read": wait_until_read,
         "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
-        "exp2": lambda x: Value(x.read().exp2()), "_keep_below": keep_below, "_keep_between": keep_between,
+        "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
+        "_keep_below": keep_below, "_keep_between": keep_between,
     }  # fmt: skip
