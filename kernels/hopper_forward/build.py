@@ -32,6 +32,7 @@ class Variant:
         block_kv: keys of a kv tile.
         stages: tiles of the rings of K and of V.
         consumers: warpgroups with a row block of their own, 2 or 3.
+        q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
         turns: consumers begin their matmuls one after the other, see `steps.begin_turn`.
         tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
@@ -42,6 +43,7 @@ class Variant:
     block_kv: int
     stages: int
     consumers: int = 2
+    q_stages: int = 1
     turns: bool = False
     tail: int = 0
     out_in_q: bool = False
@@ -56,12 +58,20 @@ class Variant:
 
 VARIANTS: dict[tuple[int, int], tuple[Variant, ...]] = {
     (64, 64): (
-        Variant(128, 4, consumers=3, turns=True, registers=160),
-        Variant(128, 4, consumers=3, registers=160),
-        Variant(128, 4),
+        Variant(128, 4, consumers=3, turns=True, registers=160, producer_registers=32),
+        Variant(128, 4, consumers=3, q_stages=2, turns=True, registers=160, producer_registers=32),
+        Variant(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
+        Variant(128, 4, q_stages=2, registers=232, producer_registers=40),
     ),
-    (128, 128): (Variant(128, 2), Variant(128, 2, turns=True)),
-    (192, 128): (Variant(128, 2, tail=64, out_in_q=True), Variant(64, 4, tail=64, out_in_q=True)),
+    (128, 128): (
+        Variant(128, 2, registers=232, producer_registers=40),
+        Variant(128, 2, q_stages=2, registers=232, producer_registers=40),
+        Variant(128, 2, q_stages=2, turns=True, registers=232, producer_registers=40),
+    ),
+    (192, 128): (
+        Variant(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
+        Variant(64, 4, tail=64, out_in_q=True),
+    ),
     (256, 256): (Variant(64, 2, out_in_q=True), Variant(64, 2, turns=True, out_in_q=True)),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  The first is used."""
@@ -131,8 +141,9 @@ class Kernels:
         constants = {
             "KV_RANGE": f.dash_kv_range, "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
             "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
-            "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "STAGES": v.stages,
-            "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q, "TURNS": v.turns, "REGISTERS": v.registers,
+            "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
+            "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
+            "TURNS": v.turns, "REGISTERS": v.registers,
             "PRODUCER_REGISTERS": v.producer_registers,
         }  # fmt: skip
         rows = int(ROWS.value)

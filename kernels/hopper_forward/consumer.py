@@ -2,19 +2,19 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ..hopper.operations import role_barrier, store_rows, wait_until_read
 from ..hopper.steps import accumulator_layout
-from .steps import LOWEST, first_step, last_product, log2, next_step, release, skip
-from .work import ROWS
+from .steps import LOWEST, first_step, last_product, log2, next_step, release, skip, wait_for
+from .work import ROWS, facts
 
 
 @gluon.jit
-def announced(shared):
-    """Place of the tile that q belongs to."""
+def announced(work, shared, slot, FACT: gl.constexpr):
+    """A fact of the tile whose q lies in this slot, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(shared.place.load(layout), 0)
+    return gl.max(shared.facts.index(slot * facts(work.CONSUMERS) + FACT).load(layout), 0)
 
 
 @gluon.jit
@@ -30,13 +30,18 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout)
     it = 0  # steps of the CTA so far
     tiles = 0
-    mbarrier.wait(shared.q_full.index(0), 0)
-    place = announced(shared)
-    while place < work.count():
-        b, head, first_block = work.tile(place)
-        tile_first, tile_end = work.kv_tiles(first_block)
-        block = first_block + ME
-        first, full_first, full_end, end = work.walk(block, tile_end)
+    q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
+    tile_end = announced(work, shared, q_slot, 4)
+    while tile_end > 0:
+        b = announced(work, shared, q_slot, 0)
+        head = announced(work, shared, q_slot, 1)
+        block = announced(work, shared, q_slot, 2) + ME
+        tile_first = announced(work, shared, q_slot, 3)
+        q_tile = q_slot * work.CONSUMERS + ME
+        first = announced(work, shared, q_slot, 5 + 4 * ME)
+        full_first = announced(work, shared, q_slot, 6 + 4 * ME)
+        full_end = announced(work, shared, q_slot, 7 + 4 * ME)
+        end = announced(work, shared, q_slot, 8 + 4 * ME)
         for _ in range(tile_end - end):
             skip(work, shared, it, ME)
             it += 1
@@ -46,29 +51,29 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
         kv = end - 1
         masks = (kv < full_first) | (kv >= full_end)
-        p, m, total = first_step(work, shared, scale_log2, zero, rows, kv, masks, it, m, total, ME)
+        p, m, total = first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total, ME)
         it += 1
         full_end = gl.minimum(full_end, kv)
         full_first = gl.minimum(full_first, full_end)
         if work.HAS_LO:
             for i in range(kv - full_end):
                 p, acc, m, total = next_step(
-                    work, shared, scale_log2, zero, rows, kv - 1 - i, it, p, acc, m, total, ME, True
+                    work, shared, scale_log2, zero, rows, kv - 1 - i, q_tile, it, p, acc, m, total, ME, True
                 )
                 it += 1
         for i in range(full_end - full_first):
             p, acc, m, total = next_step(
-                work, shared, scale_log2, zero, rows, full_end - 1 - i, it, p, acc, m, total, ME, False
+                work, shared, scale_log2, zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, False
             )
             it += 1
         if work.HAS_HI:
             for i in range(full_first - first):
                 p, acc, m, total = next_step(
-                    work, shared, scale_log2, zero, rows, full_first - 1 - i, it, p, acc, m, total, ME, True
+                    work, shared, scale_log2, zero, rows, full_first - 1 - i, q_tile, it, p, acc, m, total, ME, True
                 )
                 it += 1
         if not shared.OUT_IN_Q:
-            release(shared.q_empty.index(0))
+            release(shared.q_empty.index(q_slot))
         slot, acc = last_product(shared, it - 1, p, acc)
         store_logsumexp(work, lse_ptr, b, head, rows, m, total)
         share = gl.where(total == 0, 0.0, 1.0 / total)
@@ -80,8 +85,8 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         acc = acc * gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
         store_out(shared, out_desc, b, head, block * ROWS, acc, ME)
         tiles += 1
-        mbarrier.wait(shared.q_full.index(0), tiles & 1)
-        place = announced(shared)
+        q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
+        tile_end = announced(work, shared, q_slot, 4)
     wait_until_read()
 
 

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
 from ..hopper.operations import load_rows, role_barrier
-from .work import ROWS
+from .work import ROWS, facts
 
 
 @gluon.jit
@@ -30,10 +30,25 @@ def draw(counter_ptr):
 
 
 @gluon.jit
-def announce(shared, place):
-    """Put `place` where the consumers find it once q is full."""
+def announce(work, shared, slot, b, head, first_block, first, end):
+    """Put what the consumers need to know of a tile where they find it once its q is full.
+
+    b, head: batch element and query head; first_block: its first row block; first, end: its kv tiles, with ``end = 0``
+    after the last tile; then for every consumer the four bounds of its walk.  The producer has the time for what these
+    take to compute.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    shared.place.store(gl.full([1], 0, gl.int32, layout) + place)
+    word = gl.full([1], 0, gl.int32, layout)
+    place = slot * facts(work.CONSUMERS)
+    shared.facts.index(place).store(word + b)
+    shared.facts.index(place + 1).store(word + head)
+    shared.facts.index(place + 2).store(word + first_block)
+    shared.facts.index(place + 3).store(word + first)
+    shared.facts.index(place + 4).store(word + end)
+    for i in gl.static_range(work.CONSUMERS):
+        walk = work.walk(first_block + i, end)
+        for j in gl.static_range(4):
+            shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
     role_barrier()
 
 
@@ -64,13 +79,14 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def load_queries(work, shared, desc, b, head, row, BYTES: gl.constexpr):
-    full = shared.q_full.index(0)
+def load_queries(work, shared, desc, b, head, row, slot, BYTES: gl.constexpr):
+    full = shared.q_full.index(slot)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
-        load_rows(desc, b, head, row + i * ROWS, full, shared.q.index(i))
+        tile = slot * work.CONSUMERS + i
+        load_rows(desc, b, head, row + i * ROWS, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
-            load_rows(desc, b, head, row + i * ROWS, full, shared.q_tail.index(i), shared.q.shape[2])
+            load_rows(desc, b, head, row + i * ROWS, full, shared.q_tail.index(tile), shared.q.shape[2])
 
 
 @gluon.jit
@@ -78,7 +94,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Fill the rings in the order of use: K of the next step before V of this one.
 
     Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
-    told its place all the same, which is past the end of the list, without a Q.
+    told of one without kv tiles, and without a Q.
     """
     D: gl.constexpr = shared.k.shape[2] + shared.TAIL_D
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
@@ -94,21 +110,18 @@ def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
         first, end = work.kv_tiles(first_block)
         last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is walked first
         steps = end - first
-        this = place
-        for step in range(steps + 1):
-            if step < steps:
-                load_keys(shared, k_desc, b, kv_head, last_row - step * work.BLOCK_KV, done + step, K_BYTES)
-            if step == 0:
-                mbarrier.wait(shared.q_empty.index(0), (tiles & 1) ^ 1)
-                announce(shared, this)
-                load_queries(work, shared, q_desc, b, head, first_block * ROWS - work.first_row(), Q_BYTES)
-            else:
-                v_row = last_row - (step - 1) * work.BLOCK_KV
-                load_values(shared, v_desc, b, kv_head, v_row, done + step - 1, V_BYTES)
-                if step == 1:  # early: the answer is needed after the last load of this tile
-                    place = draw(counter_ptr)
+        load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
+        place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
+        slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+        announce(work, shared, slot, b, head, first_block, first, end)
+        load_queries(work, shared, q_desc, b, head, first_block * ROWS - work.first_row(), slot, Q_BYTES)
+        for step in range(1, steps):
+            k_row = last_row - step * work.BLOCK_KV
+            load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
+            load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
         done += steps
+        load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
         tiles += 1
-    mbarrier.wait(shared.q_empty.index(0), (tiles & 1) ^ 1)
-    announce(shared, place)
-    mbarrier.arrive(shared.q_full.index(0), count=1)
+    slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+    announce(work, shared, slot, 0, 0, 0, 0, 0)
+    mbarrier.arrive(shared.q_full.index(slot), count=1)

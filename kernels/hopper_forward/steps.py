@@ -140,13 +140,13 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def begin_scores(shared, slot, zero, ME: gl.constexpr):
-    """Begin S = Q K^T with the K tile in this slot."""
+def begin_scores(shared, q_tile, slot, zero):
+    """Begin S = Q K^T with this tile of the Q ring, and the K tile in this slot."""
     k = shared.k.index(slot).permute((1, 0))
-    s = warpgroup_mma(shared.q.index(ME), k, zero, use_acc=False, is_async=True)
+    s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
     if shared.TAIL_D > 0:
         k_tail = shared.k_tail.index(slot).permute((1, 0))
-        s = warpgroup_mma(shared.q_tail.index(ME), k_tail, s, is_async=True)
+        s = warpgroup_mma(shared.q_tail.index(q_tile), k_tail, s, is_async=True)
     return s
 
 
@@ -160,11 +160,11 @@ def skip(work, shared, it, ME: gl.constexpr):
 
 
 @gluon.jit
-def first_step(work, shared, scale_log2, zero, rows, kv, masks, it, m, total, ME: gl.constexpr):
+def first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total, ME: gl.constexpr):
     """(P, m, total) of the first kv tile of a walk; its V is left to the next step.  masks: whether it needs a mask."""
     slot = wait_for(shared.k_full, it, shared.STAGES)
     begin_turn(shared, it, ME)
-    s = begin_scores(shared, slot, zero, ME)
+    s = begin_scores(shared, q_tile, slot, zero)
     end_turn(work, shared, ME)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
@@ -176,7 +176,9 @@ def first_step(work, shared, scale_log2, zero, rows, kv, masks, it, m, total, ME
 
 
 @gluon.jit
-def next_step(work, shared, scale_log2, zero, rows, kv, it, p, acc, m, total, ME: gl.constexpr, MASKED: gl.constexpr):
+def next_step(
+    work, shared, scale_log2, zero, rows, kv, q_tile, it, p, acc, m, total, ME: gl.constexpr, MASKED: gl.constexpr
+):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
@@ -184,7 +186,7 @@ def next_step(work, shared, scale_log2, zero, rows, kv, it, p, acc, m, total, ME
     """
     slot = wait_for(shared.k_full, it, shared.STAGES)
     begin_turn(shared, it, ME)
-    s = begin_scores(shared, slot, zero, ME)
+    s = begin_scores(shared, q_tile, slot, zero)
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     end_turn(work, shared, ME)

@@ -152,8 +152,9 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    q, out: a tile per consumer, out in the place of q with OUT_IN_Q; k, v: rings of STAGES tiles; q_tail, k_tail: the
-    columns past the first ones, if TAIL_D > 0; place: of the tile that q belongs to, int32 [1].
+    q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
+    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of Q_STAGES,
+    int32 words about the tile that q belongs to, see `producer.announce`.
 
     `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer; turn, a barrier per
     consumer, says that the consumer before has begun its matmuls, see `steps.begin_turn`.
@@ -165,7 +166,7 @@ class Shared:
     k_tail: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     out: gl.shared_memory_descriptor
-    place: gl.shared_memory_descriptor
+    facts: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
@@ -173,6 +174,7 @@ class Shared:
     v_full: gl.shared_memory_descriptor
     v_empty: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
+    Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
     TAIL_D: gl.constexpr
     OUT_IN_Q: gl.constexpr
@@ -180,8 +182,8 @@ class Shared:
 
     @gluon.constexpr_function
     def __init__(
-        self, q, q_tail, k, k_tail, v, out, place, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-        STAGES, TAIL_D, OUT_IN_Q, TURNS,
+        self, q, q_tail, k, k_tail, v, out, facts, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+        Q_STAGES, STAGES, TAIL_D, OUT_IN_Q, TURNS,
     ):  # fmt: skip
         self.q = q
         self.q_tail = q_tail
@@ -189,7 +191,7 @@ class Shared:
         self.k_tail = k_tail
         self.v = v
         self.out = out
-        self.place = place
+        self.facts = facts
         self.q_full = q_full
         self.q_empty = q_empty
         self.k_full = k_full
@@ -197,10 +199,17 @@ class Shared:
         self.v_full = v_full
         self.v_empty = v_empty
         self.turn = turn
+        self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
         self.TAIL_D = gl.constexpr(TAIL_D)
         self.OUT_IN_Q = gl.constexpr(OUT_IN_Q)
         self.TURNS = gl.constexpr(TURNS)
+
+
+@gluon.constexpr_function
+def facts(consumers):
+    """int32 words about a tile: five, and four for each consumer."""
+    return 5 + 4 * consumers
 
 
 @gluon.jit
@@ -213,19 +222,21 @@ def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH
 @gluon.jit
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr,
-    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr, TURNS: gl.constexpr,
+    Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    TURNS: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
-    q = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_D)
+    q = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, BLOCK_D)
     k = _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_D)
     q_tail = q
     k_tail = k
     if TAIL_D > 0:
-        q_tail = _tiles(DTYPE, CONSUMERS, ROWS, TAIL_D)
+        q_tail = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, TAIL_D)
         k_tail = _tiles(DTYPE, STAGES, BLOCK_KV, TAIL_D)
     out = q
     if OUT_IN_Q:
         gl.static_assert(BLOCK_DV == BLOCK_D)
+        gl.static_assert(Q_STAGES == 1)
     else:
         out = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_DV)
     return Shared(
@@ -235,14 +246,15 @@ def allocate_shared(
         k_tail,
         _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
         out,
-        gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        _barriers(1, 1),
-        _barriers(1, CONSUMERS),
+        gl.allocate_shared_memory(gl.int32, [Q_STAGES * facts(CONSUMERS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        _barriers(Q_STAGES, 1),
+        _barriers(Q_STAGES, CONSUMERS),
         _barriers(STAGES, 1),
         _barriers(STAGES, CONSUMERS),
         _barriers(STAGES, 1),
         _barriers(STAGES, CONSUMERS),
         _barriers(CONSUMERS, 1),
+        Q_STAGES,
         STAGES,
         TAIL_D,
         OUT_IN_Q,
