@@ -282,18 +282,24 @@ CONTROLS = {
         "wait_for(shared.v_full, it - 1, shared.STAGES)",
         "wait_for(shared.v_full, it, shared.STAGES)",
     ),
-    "Q not waited for": (CAUSAL, EARLY, "mbarrier.wait(shared.q_full.index(0), tiles & 1)", "pass"),
+    "Q not waited for": (CAUSAL, EARLY, "wait_for(shared.q_full, tiles, shared.Q_STAGES)", "tiles % shared.Q_STAGES"),
     "Q overwritten": (
         CAUSAL,
         f"{IN_USE}|more arrivals|{EARLY}|{WAITS}",
-        "                mbarrier.wait(shared.q_empty.index(0), (tiles & 1) ^ 1)",
-        "                pass",
+        "wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)\n        announce",
+        "tiles % shared.Q_STAGES\n        announce",
+    ),
+    "Q of the other stage": (
+        replace(CAUSAL, variant=((64, 64), 1)),
+        EARLY,
+        "tile = slot * work.CONSUMERS + i",
+        "tile = (1 - slot) * work.CONSUMERS + i",
     ),
     "Q left before out was read": (
         IN_Q,
         "overwritten while a copy to it is under way",
-        "    if not shared.OUT_IN_Q:\n            release(shared.q_empty.index(0))",
-        "    if True:\n            release(shared.q_empty.index(0))",
+        "    if not shared.OUT_IN_Q:\n            release(shared.q_empty.index(q_slot))",
+        "    if True:\n            release(shared.q_empty.index(q_slot))",
     ),
     "out overwritten before it was read": (
         CAUSAL,
@@ -323,7 +329,12 @@ CONTROLS = {
     "nobody has the first turn": (CAUSAL, WAITS, "(1 if ME == 0 else 0)", "0"),
     "a draw before the counter is zero": (CAUSAL, "before the counter", "    gdc_wait()  # for `prepare`\n", ""),
     "a tile twice": (CAUSAL, "computed twice|everybody waits", "+ gl.num_programs(0)", "+ 1"),
-    "last tile not announced": (CAUSAL, WAITS, "    mbarrier.arrive(shared.q_full.index(0), count=1)\n", "    pass\n"),
+    "last tile not announced": (
+        CAUSAL,
+        WAITS,
+        "    mbarrier.arrive(shared.q_full.index(slot), count=1)\n",
+        "    pass\n",
+    ),
     "kv head of another group": (
         replace(CAUSAL, kv_heads=2, group=2),
         WRONG,
@@ -354,8 +365,8 @@ CONTROLS = {
     "full tiles masked": (
         WINDOW,
         WRONG,
-        "zero, rows, full_end - 1 - i, it, p, acc, m, total, ME, False",
-        "zero, rows, full_end - 1 - i, it, p, acc, m, total, ME, True",
+        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, False",
+        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, True",
     ),
     "masked tiles not masked": (WINDOW, WRONG, "if MASKED:", "if False:"),
 }

@@ -64,9 +64,9 @@ VARIANTS: dict[tuple[int, int], tuple[Variant, ...]] = {
         Variant(128, 4, q_stages=2, registers=232, producer_registers=40),
     ),
     (128, 128): (
-        Variant(128, 2, registers=232, producer_registers=40),
-        Variant(128, 2, q_stages=2, registers=232, producer_registers=40),
-        Variant(128, 2, q_stages=2, turns=True, registers=232, producer_registers=40),
+        Variant(128, 2),
+        Variant(128, 2, q_stages=2),
+        Variant(128, 2, q_stages=2, turns=True),
     ),
     (192, 128): (
         Variant(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),

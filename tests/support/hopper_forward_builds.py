@@ -58,9 +58,9 @@ class Built:
 
     def __str__(self) -> str:
         r = self.report
-        lengths = " ".join(str(step.instructions) for step in self.steps)
+        lengths = [step.instructions for step in self.steps]
         text = f"registers {r.registers}, spilled {r.spill_stores}/{r.spill_loads}, shared {self.shared_memory}"
-        return f"{text}, steps {lengths}"
+        return f"{text}, steps {min(lengths)}..{max(lengths)}"
 
 
 @functools.cache
