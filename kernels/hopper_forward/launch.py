@@ -65,6 +65,8 @@ def forward(
         query, scale = _with_positive_scale(query, scale)
     query, key, value = _readable(query), _readable(key), _readable(value)
     device = query.device
+    if device.type != "cuda":
+        raise ArgumentError("device of query", str(device), "a CUDA device")
     facts = (
         band, scale, tuple(order), variant, ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
@@ -169,8 +171,8 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
 def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device]) -> None:
     if dtypes[0] not in (torch.float16, torch.bfloat16) or len({*dtypes}) > 1:
         raise ArgumentError("dtypes of query, key, value", tuple(dtypes), "float16 or bfloat16, the same for all")
-    if devices[0].type != "cuda" or len({*devices}) > 1:
-        raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "one CUDA device")
+    if len({*devices}) > 1:
+        raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
 def _section(tables: Tables, columns: int, group: int) -> int:
