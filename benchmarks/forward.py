@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="words, one of which a shape's name must contain")
     parser.add_argument("--variants", action="store_true", help="time all settings of the kernel, not the used one")
     parser.add_argument("--quick", action="store_true", help="fewer lengths and repeats, all variants")
-    parser.add_argument("--name", default="forward", help="name of the results file")
+    parser.add_argument("--name", help="name of the results file: forward, or forward_quick, by default")
     parser.add_argument("--list", action="store_true", help="print the names of the shapes and end")
     options = parser.parse_args()
     every, repeats = options.variants or options.quick, 7 if options.quick else 20
@@ -185,7 +185,8 @@ def main() -> None:
         for name, reason in row["not run"].items():
             print(f"{row['shape']}: {name} not run: {reason}")
     settings = {"only": options.only, "variants": every, "repeats": repeats}
-    print(common.write(options.name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
+    name = options.name or ("forward_quick" if options.quick else "forward")
+    print(common.write(name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
     wrong = [row["shape"] for row in rows if not row.get("equal")]
     if wrong:
         raise SystemExit(f"dash did not run, or not with equal bits: {wrong}")

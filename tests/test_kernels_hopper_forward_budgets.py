@@ -52,6 +52,8 @@ cases = pytest.mark.parametrize("case", CASES, ids=str)
 SHARED_BYTES = 227 << 10
 """Shared memory that one CTA may have on sm_90."""
 
+DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+
 REGISTER_FILE = 65536
 PRODUCER_WARPS = 4
 """Warps are launched in groups of four, and the producer is one."""
@@ -73,13 +75,22 @@ def test_fits(case: Case) -> None:
 
 
 def spilled_bytes(case: Case) -> int:
-    """Per thread, outside the steps: scalars, once per tile, where the accumulators leave no room for them."""
+    """Per thread, outside the steps: scalars, once per tile, where the accumulators leave no room for them.
+
+    Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself, and before the loops.
+    """
+    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
+        return 0 if case.mask.is_full and case.dims != (256, 256) else 400
     return 0 if case.mask.is_full else 16
 
 
 @cases
 def test_a_step_is_what_it_was_written_as(case: Case) -> None:
-    """Per consumer a loop for each kind of tile; in a step both products, and nothing that spills or repacks P."""
+    """Per consumer a loop for each kind of tile; in a step both products, and nothing that spills or repacks P.
+
+    Barriers among the warps of a consumer: when K and V are left, before the wait for K (Triton's own, one more from
+    Triton 3.9 on), and when the turn is passed on.
+    """
     used, v = built(case), settings(case)
     kinds = 1 + (case.mask.lo is not None) + (case.mask.hi is not None)
     assert len(used.steps) == kinds * v.consumers, str(used)
@@ -90,12 +101,40 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
         assert step.operations["MUFU"] == v.block_kv // 2 + 2  # a probability per score, a factor per row
         assert step.operations["F2FP"] == v.block_kv // 4  # two probabilities each
         assert step.operations["PRMT"] <= 1
-        assert step.operations["BAR"] <= 3 + v.turns
+        assert step.operations["BAR"] <= 3 + v.turns + DESCRIPTORS_LIVE_THROUGH_THE_LOOP
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
 def test_pinned() -> None:
-    expecttest.assert_expected_inline("\n".join(f"{case}: {built(case)}" for case in CASES), """""")
+    expecttest.assert_expected_inline(
+        "\n".join(f"{case}: {built(case)}" for case in CASES),
+        """\
+64/64 full variant 0 bfloat16: registers 128, spilled 0/0, shared 180792, steps 439..439
+64/64 full variant 0 float16 ragged: registers 128, spilled 0/0, shared 180792, steps 439..439
+64/64 causal variant 0 bfloat16: registers 128, spilled 0/0, shared 180792, steps 438..609
+64/64 band(0,1023) variant 0 float16 ragged: registers 128, spilled 0/0, shared 180808, steps 436..674
+64/64 band(none,10) variant 0 bfloat16: registers 128, spilled 0/0, shared 180792, steps 435..635
+64/64 causal variant 1 bfloat16: registers 128, spilled 0/0, shared 205436, steps 435..598
+64/64 causal variant 2 bfloat16: registers 128, spilled 0/0, shared 205388, steps 425..588
+64/64 causal variant 3 bfloat16: registers 168, spilled 0/0, shared 180776, steps 425..587
+64/64 band(0,1023) variant 3 bfloat16: registers 168, spilled 0/0, shared 180792, steps 447..671
+128/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197040, steps 473..475
+128/128 full variant 0 float16 ragged: registers 168, spilled 0/0, shared 197040, steps 473..475
+128/128 causal variant 0 float16: registers 168, spilled 8/8, shared 197040, steps 480..650
+128/128 causal variant 0 bfloat16 ragged: registers 168, spilled 8/8, shared 197040, steps 480..650
+128/128 band(0,1023) variant 0 bfloat16: registers 168, spilled 8/8, shared 197056, steps 476..705
+128/128 band(none,10) variant 0 bfloat16 ragged: registers 168, spilled 4/4, shared 197040, steps 481..679
+128/128 causal variant 1 bfloat16: registers 168, spilled 4/4, shared 229864, steps 476..642
+128/128 causal variant 2 bfloat16: registers 168, spilled 4/4, shared 229896, steps 487..652
+192/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 213440, steps 505..506
+192/128 causal variant 0 bfloat16 ragged: registers 168, spilled 12/16, shared 213456, steps 509..673
+192/128 band(0,1023) variant 0 float16: registers 168, spilled 0/0, shared 213456, steps 508..734
+192/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 213520, steps 345..432
+256/256 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197024, steps 437..438
+256/256 causal variant 0 float16: registers 168, spilled 12/16, shared 197024, steps 409..506
+256/256 band(0,1023) variant 0 bfloat16 ragged: registers 168, spilled 12/16, shared 197024, steps 422..541
+256/256 causal variant 1 bfloat16: registers 168, spilled 12/16, shared 197056, steps 421..518""",
+    )
 
 
 @cases

@@ -136,8 +136,11 @@ class Work:
 
 @gluon.jit
 def _first_of(seen):
-    """The first one, or one beyond all where there is none: then every row lies before the descriptor, and is zero."""
-    return gl.where(seen[0] < seen[1], seen[0], 2147483647)
+    """The first of the seen rows or keys; where nobody sees anything, a number beyond all of them.
+
+    The descriptor then has a row that nobody may look at, and with this every row that is asked for lies before it.
+    """
+    return gl.where(seen[0] < seen[1], seen[0], 3 << 29)
 
 
 @gluon.jit
