@@ -58,7 +58,7 @@ def problem_of(shape: Shape, variant: int) -> build.Problem:
     lo, hi = shape.mask.lo is not None, shape.mask.hi is not None
     settings = build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)][variant]
     even = shape.length % settings.block_kv == 0
-    return build.Problem("bfloat16", shape.head_dim, shape.value_dim, lo, hi, even, variant)
+    return build.Problem("bfloat16", *build.dims_of(shape.head_dim, shape.value_dim), lo, hi, even, variant)
 
 
 def variants_of(shape: Shape, every: bool) -> range:

@@ -18,6 +18,7 @@ import torch
 from dash_inductor.kernels.hopper_forward import build, launch
 from torch import Tensor
 
+from benchmarks.forward import compile_all
 from dash_inductor import compat
 from dash_inductor.errors import ArgumentError
 from dash_inductor.schedule import Band
@@ -56,6 +57,17 @@ GRID = [
 ]
 VARIANTS = [(dims, i) for dims, variants in build.VARIANTS.items() for i in range(len(variants))]
 variants = pytest.mark.parametrize(("dims", "variant"), VARIANTS, ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
+    bounds = list(itertools.product((False, True), repeat=2))
+    used = itertools.product(build.VARIANTS, ("bfloat16", "float16"), bounds, (False, True))
+    problems = [build.Problem(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
+    others = itertools.product([v for v in VARIANTS if v[1]], [(False, False), (True, False), (True, True)])
+    problems += [build.Problem("bfloat16", *dims, lo, hi, False, variant) for (dims, variant), (lo, hi) in others]
+    compile_all(problems)
 
 
 def problem(

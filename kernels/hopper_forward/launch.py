@@ -21,7 +21,7 @@ from ...schedule.jobs import functions
 from ...schedule.problem import Band
 from ..hopper.launch import LOG2E, Operand, _descriptor, _readable
 from ..strides import dense_strides
-from .build import Problem, kernels
+from .build import Problem, dims_of, kernels
 
 _Strides = tuple[int, ...]
 
@@ -117,9 +117,10 @@ class _State:
         batch, q_heads, q_len, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
         dtype: Any = str(q_dtype).removeprefix("torch.")
-        asked = Problem(dtype, head_dim, value_dim, band.lo is not None, band.hi is not None, True, variant)
-        settings = asked.settings
-        problem = replace(asked, even_kv=kv_len % settings.block_kv == 0)
+        dims = dims_of(head_dim, value_dim)
+        problem = Problem(dtype, *dims, band.lo is not None, band.hi is not None, True, variant)
+        settings = problem.settings
+        problem = replace(problem, even_kv=kv_len % settings.block_kv == 0)
         tables = Tables(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         tail, schedule = tables.tail(), functions("two_pass", tables)
         lo, hi = tail[2:4]
