@@ -86,9 +86,10 @@ def softmax(s, m, total, scale_log2):
 def masked(work, s, rows, kv):
     """Scores of kv tile `kv`, -inf where a row does not see the key."""
     keys = gl.expand_dims(kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout)), 0)
-    end = gl.expand_dims(rows * 0 + work.kv_len, 1)
+    end = gl.full([ROWS], 0, gl.int32, rows.type.layout) + work.kv_len
     if work.HAS_LO:
-        end = gl.minimum(end, gl.expand_dims(rows - work.lo + 1, 1))
+        end = gl.minimum(end, rows - work.lo + 1)
+    end = gl.expand_dims(end, 1)
     if work.HAS_HI:
         return _keep_between(s, keys, gl.expand_dims(rows - work.hi, 1), end)
     return _keep_below(s, keys, end)
