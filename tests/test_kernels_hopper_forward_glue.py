@@ -286,8 +286,14 @@ CONTROLS = {
     "Q overwritten": (
         CAUSAL,
         f"{IN_USE}|more arrivals|{EARLY}|{WAITS}",
-        "wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)\n        announce",
-        "tiles % shared.Q_STAGES\n        announce",
+        "wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)\n        load_queries",
+        "tiles % shared.Q_STAGES\n        load_queries",
+    ),
+    "facts of a tile overwritten": (
+        CAUSAL,
+        f"computed twice|{WAITS}|{EARLY}|more arrivals",
+        "return q_stages + 1",
+        "return q_stages",
     ),
     "Q of the other stage": (
         replace(CAUSAL, variant=((64, 64), 1)),

@@ -7,14 +7,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..hopper.operations import role_barrier, store_rows, wait_until_read
 from ..hopper.steps import accumulator_layout
 from .steps import LOWEST, first_step, last_product, log2, next_step, release, skip, wait_for
-from .work import ROWS, facts
+from .work import ROWS, fact_slots, facts
 
 
 @gluon.jit
-def announced(work, shared, slot, FACT: gl.constexpr):
-    """A fact of the tile whose q lies in this slot, see `producer.announce`."""
+def announced(work, shared, tiles, FACT: gl.constexpr):
+    """A fact of the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(shared.facts.index(slot * facts(work.CONSUMERS) + FACT).load(layout), 0)
+    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    return gl.max(shared.facts.index(place + FACT).load(layout), 0)
 
 
 @gluon.jit
@@ -31,17 +32,17 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
     it = 0  # steps of the CTA so far
     tiles = 0
     q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
-    tile_end = announced(work, shared, q_slot, 4)
+    tile_end = announced(work, shared, tiles, 4)
     while tile_end > 0:
-        b = announced(work, shared, q_slot, 0)
-        head = announced(work, shared, q_slot, 1)
-        block = announced(work, shared, q_slot, 2) + ME
-        tile_first = announced(work, shared, q_slot, 3)
+        b = announced(work, shared, tiles, 0)
+        head = announced(work, shared, tiles, 1)
+        block = announced(work, shared, tiles, 2) + ME
+        tile_first = announced(work, shared, tiles, 3)
         q_tile = q_slot * work.CONSUMERS + ME
-        first = announced(work, shared, q_slot, 5 + 4 * ME)
-        full_first = announced(work, shared, q_slot, 6 + 4 * ME)
-        full_end = announced(work, shared, q_slot, 7 + 4 * ME)
-        end = announced(work, shared, q_slot, 8 + 4 * ME)
+        first = announced(work, shared, tiles, 5 + 4 * ME)
+        full_first = announced(work, shared, tiles, 6 + 4 * ME)
+        full_end = announced(work, shared, tiles, 7 + 4 * ME)
+        end = announced(work, shared, tiles, 8 + 4 * ME)
         for _ in range(tile_end - end):
             skip(work, shared, it, ME)
             it += 1
@@ -86,7 +87,7 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         store_out(shared, out_desc, b, head, block * ROWS, acc, ME)
         tiles += 1
         q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
-        tile_end = announced(work, shared, q_slot, 4)
+        tile_end = announced(work, shared, tiles, 4)
     wait_until_read()
 
 

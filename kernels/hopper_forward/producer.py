@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
 from ..hopper.operations import load_rows, role_barrier
-from .work import ROWS, facts
+from .work import ROWS, fact_slots, facts
 
 
 @gluon.jit
@@ -30,16 +30,16 @@ def draw(counter_ptr):
 
 
 @gluon.jit
-def announce(work, shared, slot, b, head, first_block, first, end):
-    """Put what the consumers need to know of a tile where they find it once its q is full.
+def announce(work, shared, tiles, b, head, first_block, first, end):
+    """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
 
     b, head: batch element and query head; first_block: its first row block; first, end: its kv tiles, with ``end = 0``
-    after the last tile; then for every consumer the four bounds of its walk.  The producer has the time for what these
-    take to compute.
+    after the last tile; then for every consumer the four bounds of its walk.  The producer has the time that these
+    take to compute, before there is room for q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     word = gl.full([1], 0, gl.int32, layout)
-    place = slot * facts(work.CONSUMERS)
+    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
     shared.facts.index(place).store(word + b)
     shared.facts.index(place + 1).store(word + head)
     shared.facts.index(place + 2).store(word + first_block)
@@ -112,8 +112,8 @@ def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
         steps = end - first
         load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
         place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
+        announce(work, shared, tiles, b, head, first_block, first, end)
         slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        announce(work, shared, slot, b, head, first_block, first, end)
         load_queries(work, shared, q_desc, b, head, first_block * ROWS - work.first_row(), slot, Q_BYTES)
         for step in range(1, steps):
             k_row = last_row - step * work.BLOCK_KV
@@ -122,6 +122,6 @@ def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
         done += steps
         load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
         tiles += 1
+    announce(work, shared, tiles, 0, 0, 0, 0, 0)
     slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-    announce(work, shared, slot, 0, 0, 0, 0, 0)
     mbarrier.arrive(shared.q_full.index(slot), count=1)

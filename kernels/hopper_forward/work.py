@@ -156,8 +156,8 @@ class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
     q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
-    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of Q_STAGES,
-    int32 words about the tile that q belongs to, see `producer.announce`.
+    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
+    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`.
 
     `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer; turn, a barrier per
     consumer, says that the consumer before has begun its matmuls, see `steps.begin_turn`.
@@ -215,6 +215,16 @@ def facts(consumers):
     return 5 + 4 * consumers
 
 
+@gluon.constexpr_function
+def fact_slots(q_stages):
+    """Tiles whose facts are kept: one more than there are Q tiles, so that those of the next are there before its Q.
+
+    When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
+    facts at the latest then: it may write the facts of the tile after this one in their place.
+    """
+    return q_stages + 1
+
+
 @gluon.jit
 def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
     """COUNT tiles in the layout that TMA and the matmuls share."""
@@ -249,7 +259,9 @@ def allocate_shared(
         k_tail,
         _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
         out,
-        gl.allocate_shared_memory(gl.int32, [Q_STAGES * facts(CONSUMERS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(
+            gl.int32, [fact_slots(Q_STAGES) * facts(CONSUMERS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+        ),
         _barriers(Q_STAGES, 1),
         _barriers(Q_STAGES, CONSUMERS),
         _barriers(STAGES, 1),
