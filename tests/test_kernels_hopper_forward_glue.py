@@ -18,7 +18,7 @@ from dash_inductor.schedule import Band
 from dash_inductor.schedule import Problem as Tables
 from dash_inductor.schedule.jobs import functions
 
-from .support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer
+from .support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer, constants_of
 
 ROWS, BLOCK_KV = 8, 16
 
@@ -63,17 +63,9 @@ class Launch:
         return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
 
     def constants(self) -> dict[str, Any]:
-        """Compile-time constants of the kernel, as `build` has them."""
-        found: list[dict[str, Any]] = []
-        band = self.tables.resolved.band
-        problem = build.Problem("bfloat16", *self.variant[0], band.lo is not None, band.hi is not None, True, 0)
-        problem = replace(problem, variant=self.variant[1])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build.backward, "_compile", lambda _f, _s, constants, *_: found.append(constants))
-            _ = build.Kernels(problem).main
-        f = functions("two_pass", self.tables)
-        names = {name: getattr(f, value.__name__) for name, value in found[0].items() if callable(value)}
-        return found[0] | names | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
+        band, (dims, variant) = self.tables.resolved.band, self.variant
+        problem = build.Problem("bfloat16", *dims, band.lo is not None, band.hi is not None, True, variant)
+        return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)

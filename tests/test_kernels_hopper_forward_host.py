@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper_forward import build, launch
+from dash_inductor.kernels.hopper_forward import build, entry, launch
 from torch import Tensor
 
 from dash_inductor import compat
@@ -17,9 +18,11 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.schedule import Band
 from dash_inductor.schedule import Problem as Tables
 
-from .support.attention import BSHD
+from .support import hopper_forward
+from .support.attention import BSHD, Problem
 from .support.hopper_forward import results_of_the_cta
 from .support.hopper_forward_builds import Case
+from .support.hopper_forward_glue import Descriptor, ForwardSimulation, Output, Pointer, constants_of
 
 SMS = 132
 FULL = Band()
@@ -109,6 +112,33 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
     assert out.permute(2, 0, 1, 3).is_contiguous()
     assert lse.dtype == torch.float32
     assert lse.is_contiguous()
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-5, 90), Band(None, -70)], ids=str)
+@pytest.mark.parametrize(("dims", "scale"), [((64, 64), 0.1), ((72, 40), -0.2), ((136, 128), 0.0), ((192, 256), 1e-3)])
+def test_a_call_computes_attention(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, dims: tuple[int, int], scale: float, band: Band
+) -> None:
+    """What the host side hands over, run by the roles as plain Python with the tiles of the build."""
+    q, k, v = tensors(200, 170, dims)
+    p = Problem(q, k, v, v, band, scale)
+    if not scale > 0:
+        q, scale = launch._with_positive_scale(q, scale)
+    got = run(q, k, v, band, scale, ctas=3)
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    out, lse = map(Output, got)
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    constants = constants_of(launches.problems[0])
+    ForwardSimulation(constants, dict(zip(names, values, strict=True)), grid, rows=64).run()
+    assert (out.writes == 1).all()
+    assert (lse.writes == 1).all()
+    monkeypatch.setattr(hopper_forward, "cudnn", lambda p: None)
+    hopper_forward.check(p, (out.tensor, lse.tensor))
 
 
 @pytest.mark.parametrize(("kv_len", "even"), [(128, True), (384, True), (90, False), (1, False)])

@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from dash_inductor.kernels.hopper_forward import consumer, entry, producer, steps, work
+from dash_inductor.kernels.hopper_forward import build, consumer, entry, producer, steps, work
 from torch import Tensor
+
+from dash_inductor.schedule.codegen import python_functions
 
 from .hopper_glue import Barrier, Fault, Role, Simulation
 
@@ -248,6 +251,16 @@ class ForwardSimulation(Simulation):
             self.current, self.tickets = None, self.tickets + 1
             self.kernel(**self.arguments, **self.constants)  # its last statement is `specialise`
         return bool(self.roles)
+
+
+def constants_of(problem: build.Problem) -> dict[str, Any]:
+    """Compile-time constants of the main kernel, as `build` has them, with the schedule's functions as Python."""
+    found: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build.backward, "_compile", lambda _f, _s, constants, *_: found.append(constants))
+        _ = build.Kernels(problem).main
+    f = python_functions("two_pass", problem.band)
+    return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
 _MODULES = (work, producer, steps, consumer, entry)
