@@ -109,31 +109,31 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
-64/64 full variant 0 bfloat16: registers 128, spilled 0/0, shared 180792, steps 439..439
-64/64 full variant 0 float16 ragged: registers 128, spilled 0/0, shared 180792, steps 439..439
-64/64 causal variant 0 bfloat16: registers 128, spilled 0/0, shared 180792, steps 437..609
-64/64 band(0,1023) variant 0 float16 ragged: registers 128, spilled 0/0, shared 180808, steps 436..674
-64/64 band(none,10) variant 0 bfloat16: registers 128, spilled 0/0, shared 180792, steps 435..635
-64/64 causal variant 1 bfloat16: registers 128, spilled 0/0, shared 205436, steps 435..598
-64/64 causal variant 2 bfloat16: registers 128, spilled 0/0, shared 205388, steps 425..588
-64/64 causal variant 3 bfloat16: registers 168, spilled 0/0, shared 180776, steps 425..586
-64/64 band(0,1023) variant 3 bfloat16: registers 168, spilled 0/0, shared 180792, steps 447..671
-128/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197040, steps 473..475
-128/128 full variant 0 float16 ragged: registers 168, spilled 0/0, shared 197040, steps 473..475
-128/128 causal variant 0 float16: registers 168, spilled 4/4, shared 197040, steps 480..650
-128/128 causal variant 0 bfloat16 ragged: registers 168, spilled 4/4, shared 197040, steps 480..650
-128/128 band(0,1023) variant 0 bfloat16: registers 168, spilled 8/8, shared 197056, steps 476..705
-128/128 band(none,10) variant 0 bfloat16 ragged: registers 168, spilled 4/4, shared 197040, steps 481..679
-128/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 229864, steps 476..641
-128/128 causal variant 2 bfloat16: registers 168, spilled 0/0, shared 229896, steps 487..652
-192/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 213440, steps 505..506
-192/128 causal variant 0 bfloat16 ragged: registers 168, spilled 4/4, shared 213456, steps 507..673
-192/128 band(0,1023) variant 0 float16: registers 168, spilled 0/0, shared 213456, steps 508..734
-192/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 213520, steps 345..432
-256/256 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197024, steps 437..438
-256/256 causal variant 0 float16: registers 168, spilled 12/16, shared 197024, steps 409..506
-256/256 band(0,1023) variant 0 bfloat16 ragged: registers 168, spilled 12/16, shared 197024, steps 422..541
-256/256 causal variant 1 bfloat16: registers 168, spilled 12/16, shared 197056, steps 421..518""",
+64/64 full variant 0 bfloat16: registers 128, spilled 0/0, shared 180856, steps 439..439
+64/64 full variant 0 float16 ragged: registers 128, spilled 0/0, shared 180856, steps 439..439
+64/64 causal variant 0 bfloat16: registers 128, spilled 0/0, shared 180856, steps 435..609
+64/64 band(0,1023) variant 0 float16 ragged: registers 128, spilled 0/0, shared 180872, steps 436..674
+64/64 band(none,10) variant 0 bfloat16: registers 128, spilled 0/0, shared 180856, steps 435..633
+64/64 causal variant 1 bfloat16: registers 128, spilled 0/0, shared 205500, steps 435..598
+64/64 causal variant 2 bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..588
+64/64 causal variant 3 bfloat16: registers 168, spilled 0/0, shared 180824, steps 425..586
+64/64 band(0,1023) variant 3 bfloat16: registers 168, spilled 0/0, shared 180840, steps 447..671
+128/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197088, steps 473..475
+128/128 full variant 0 float16 ragged: registers 168, spilled 0/0, shared 197088, steps 473..475
+128/128 causal variant 0 float16: registers 168, spilled 0/0, shared 197088, steps 481..651
+128/128 causal variant 0 bfloat16 ragged: registers 168, spilled 0/0, shared 197088, steps 481..651
+128/128 band(0,1023) variant 0 bfloat16: registers 168, spilled 8/8, shared 197104, steps 477..707
+128/128 band(none,10) variant 0 bfloat16 ragged: registers 168, spilled 0/0, shared 197088, steps 482..679
+128/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 229912, steps 476..641
+128/128 causal variant 2 bfloat16: registers 168, spilled 0/0, shared 229944, steps 487..652
+192/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
+192/128 causal variant 0 bfloat16 ragged: registers 168, spilled 0/0, shared 213504, steps 506..669
+192/128 band(0,1023) variant 0 float16: registers 168, spilled 0/0, shared 213504, steps 510..736
+192/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 213568, steps 344..427
+256/256 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
+256/256 causal variant 0 float16: registers 168, spilled 0/0, shared 197072, steps 414..498
+256/256 band(0,1023) variant 0 bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
+256/256 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 197104, steps 426..512""",
     )
 
 
