@@ -14,7 +14,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.schedule import Band
 
 from .support import sass
-from .support.hopper_forward_builds import Built, Case, built, steps
+from .support.hopper_forward_builds import Case, built, steps
 
 FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
 HALF = "float16"
@@ -223,17 +223,12 @@ def test_other_problems_are_refused() -> None:
         build.Problem("float16", 64, 64, False, False, True, 9)
 
 
-@pytest.fixture(scope="module")
-def sample() -> Built:
-    return built(CASES[0])
-
-
-def test_spills_in_a_step_are_seen() -> None:
-    kernel = build.Kernels(CASES[0].problem()).main
-    text = sass.disassemble(kernel.asm["cubin"])
-    lines = text.splitlines()
-    inside = [i for i, line in enumerate(lines) if "HGMMA" in line]
-    spilled = re.sub(r"HGMMA\S* [^;]*;", "STL [R1], R0 ;", lines[inside[len(inside) // 4]])
-    lines.insert(inside[0], spilled)
-    assert sum(step.spills for step in steps(text)) == 0
-    assert "STL" in "\n".join(lines)
+def test_what_a_step_must_not_have_is_seen() -> None:
+    """Spills and missing matrix instructions in the loops over kv tiles, and none of what lies outside them."""
+    text = sass.disassemble(build.Kernels(CASES[2].problem()).main.asm["cubin"])
+    spilled = steps(re.sub(r"MUFU\.EX2 [^;]*;", "STL [R1], R0 ;", text))
+    assert len(spilled) == len(steps(text)) == 2 * settings(CASES[2]).consumers
+    assert all(step.spills == step.operations["STL"] == 66 for step in spilled)
+    assert all(step.spills == 0 for step in steps(re.sub(r"MUFU\.RCP [^;]*;", "STL [R1], R0 ;", text)))
+    fewer = steps(re.sub(r"HGMMA[^;]*tnspB[^;]*;", "NOP ;", text))
+    assert all(step.operations["HGMMA"] == 4 for step in fewer)
