@@ -75,6 +75,8 @@ TRITON = (
     (f"{_GLUON}.language", "shared_memory_descriptor.index shared_memory_descriptor.load", _SM_90),
     (f"{_GLUON}.language", "shared_memory_descriptor.permute shared_memory_descriptor.store", _SM_90),
     (f"{_GLUON}.language", "warp_specialize where zeros", _SM_90),
+    (f"{_GLUON}.language", "BlockedLayout SwizzledSharedLayout fma full max minimum", _SM_90),
+    (f"{_GLUON}.language", "num_programs program_id sum", _SM_90),
     (_HOPPER, "fence_async_shared mbarrier tma warpgroup_mma warpgroup_mma_wait", _SM_90),
     (f"{_HOPPER}.mbarrier", "MBarrierLayout arrive expect init wait", _SM_90),
     (f"{_HOPPER}.tma", "store_wait", _SM_90),

@@ -1,0 +1,196 @@
+"""Attention forward beside what a user would pick instead, in one run on one GPU.
+
+    python -m benchmarks.forward [--only regular:d128 gqa ...] [--variants] [--name forward] [--list]
+    python -m benchmarks.forward --quick     # fewer lengths and repeats, all variants: 4 minutes of an idle GPU
+
+One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash", with --variants also "dash 1",
+"dash 2": the other settings of `build.VARIANTS`), cuDNN, FlashAttention-2; in TFLOP/s over visible pairs, half of all
+pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).  Medians; all calls of a row take turns.
+"difference" is that of dash's out to the first other contender's, relative; "equal" says whether ten calls, and all
+variants with the same kv tile, gave the same bits.  Results: benchmarks/results/<name>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from dash_inductor.kernels.hopper_forward import build, launch
+from torch import Tensor
+
+from . import common
+from .contenders import BSHD, NotRun, _window
+from .shapes import CAUSAL, FULL, TOKENS, WINDOW, Shape, regular
+
+aten = torch.ops.aten
+Results = tuple[Tensor, ...]
+"""out [batch, heads, length, value dim], and a log-sum-exp."""
+
+LENGTHS, QUICK_LENGTHS = (1024, 2048, 4096, 8192, 16384), (1024, 2048, 4096, 16384)
+
+
+def shapes(lengths: Sequence[int]) -> list[Shape]:
+    """The regular table, then windows, grouped heads and larger head dims."""
+    found = [regular(d, mask, s) for d in (128, 64) for mask in (FULL, CAUSAL) for s in lengths]
+    longer = [s for s in lengths if s >= 2048]
+    found += [Shape("window", TOKENS // s, 2048 // d, 2048 // d, s, d, d, WINDOW) for d in (128, 64) for s in longer]
+    found += [Shape("gqa", TOKENS // s, 64, 8, s, 128, 128, CAUSAL) for s in longer]
+    found += [Shape("wide", TOKENS // s, 8, 8, s, 256, 256, mask) for mask in (FULL, CAUSAL) for s in longer]
+    found += [Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, mask) for mask in (FULL, CAUSAL) for s in longer]
+    found += [Shape("odd", 2, 16, 16, 8191, 128, 128, mask) for mask in (FULL, CAUSAL)]
+    return found
+
+
+def flops(shape: Shape) -> float:
+    """Operations of the two matmuls of a forward, where `Shape.flops` counts the five of a backward."""
+    d, dv = shape.head_dim, shape.value_dim
+    return shape.flops * (d + dv) / (3 * d + 2 * dv)
+
+
+def problem_of(shape: Shape, variant: int) -> build.Problem:
+    lo, hi = shape.mask.lo is not None, shape.mask.hi is not None
+    settings = build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)][variant]
+    even = shape.length % settings.block_kv == 0
+    return build.Problem("bfloat16", *build.dims_of(shape.head_dim, shape.value_dim), lo, hi, even, variant)
+
+
+def variants_of(shape: Shape, every: bool) -> range:
+    return range(len(build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)]) if every else 1)
+
+
+def dash(shape: Shape, tensors: Results, variant: int = 0) -> Callable[[], Results]:
+    q, k, v, _ = tensors
+    return lambda: launch.forward(q, k, v, shape.mask, shape.scale, BSHD, variant=variant)
+
+
+def cudnn(shape: Shape, tensors: Results) -> Callable[[], Results]:
+    if shape.mask.hi is not None:
+        raise NotRun("PyTorch gives cuDNN no windows")
+    q, k, v, _ = tensors
+    causal = shape.mask.lo is not None
+    return lambda: aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=shape.scale)[
+        :2
+    ]
+
+
+def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
+    """FlashAttention-2; v is padded to the head dim of q beforehand."""
+    q, k, v, _ = tensors
+    v = F.pad(v, (0, shape.head_dim - shape.value_dim))
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    s, causal = shape.length, shape.mask.lo is not None
+
+    def run() -> Results:
+        out, lse, *_ = aten._flash_attention_forward(
+            q, k, v, None, None, s, s, 0.0, causal, False, scale=shape.scale, **_window(shape)
+        )
+        return out.transpose(1, 2)[..., : shape.value_dim], lse
+
+    return run
+
+
+def contenders(shape: Shape, every: bool) -> dict[str, Callable[[Shape, Results], Callable[[], Results]]]:
+    ours = {
+        f"dash {i}" if i else "dash": lambda shape, tensors, i=i: dash(shape, tensors, i)
+        for i in variants_of(shape, every)
+    }
+    return ours | {"cuDNN": cudnn, "FA2": flash}
+
+
+def measure(shape: Shape, every: bool, repeats: int) -> dict[str, Any]:
+    common.watchdog(120)
+    tensors = shape.tensors()
+    runs: dict[str, Callable[[], Results]] = {}
+    results: dict[str, Results] = {}
+    reasons = {}
+    row: dict[str, Any] = {"shape": shape.name}
+    for name, contender in contenders(shape, every).items():
+        try:
+            run = contender(shape, tensors)
+            results[name] = run()
+            torch.cuda.synchronize()
+            runs[name] = run
+        except RuntimeError as error:  # not run, not supported, or out of memory
+            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    times = dict(zip(runs, common.time_ms(*runs.values(), repeats=repeats), strict=True))
+    row |= {name: flops(shape) / times[name] / 1e9 for name in times}
+    if "dash" in runs:
+        row |= {f"vs {name}": times[name] / times["dash"] for name in ("cuDNN", "FA2") if name in times}
+        row |= {"difference": difference(results), "equal": equal(shape, runs, results)}
+    row |= {"ms": times, "not run": reasons}
+    del runs, results, tensors
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
+
+
+def difference(results: dict[str, Results]) -> float | None:
+    others = [out for name, (out, _) in results.items() if not name.startswith("dash")]
+    if not others:
+        return None
+    return float((results["dash"][0].float() - others[0].float()).norm() / others[0].float().norm())
+
+
+def equal(shape: Shape, runs: dict[str, Callable[[], Results]], results: dict[str, Results]) -> bool:
+    tile = [v.block_kv for v in build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)]]
+    alike = [results[f"dash {i}"] for i in range(1, len(tile)) if tile[i] == tile[0] and f"dash {i}" in results]
+    again = [runs["dash"]() for _ in range(10)]
+    return all(all(map(torch.equal, results["dash"], other)) for other in (*alike, *again))
+
+
+def compile_all(problems: list[build.Problem]) -> None:
+    """Fill Triton's cache, several kernels at a time: one takes seconds."""
+    workers = min(len(problems), max(1, (os.cpu_count() or 2) // 2))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, problems))
+
+
+def _compile(problem: build.Problem) -> None:
+    kernels = build.Kernels(problem)
+    _ = kernels.prepare, kernels.main
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="words, one of which a shape's name must contain")
+    parser.add_argument("--variants", action="store_true", help="time all settings of the kernel, not the used one")
+    parser.add_argument("--quick", action="store_true", help="fewer lengths and repeats, all variants")
+    parser.add_argument("--name", help="name of the results file: forward, or forward_quick, by default")
+    parser.add_argument("--list", action="store_true", help="print the names of the shapes and end")
+    options = parser.parse_args()
+    every, repeats = options.variants or options.quick, 7 if options.quick else 20
+    found = shapes(QUICK_LENGTHS if options.quick else LENGTHS)
+    found = [shape for shape in found if not options.only or any(word in shape.name for word in options.only)]
+    if not found:
+        raise SystemExit(f"no shape has one of {options.only} in its name; --list shows all names")
+    if options.list:
+        print("\n".join(shape.name for shape in found))
+        return
+    common.watchdog(300)
+    compile_all([*dict.fromkeys(problem_of(shape, i) for shape in found for i in variants_of(shape, every))])
+    rows = []
+    for shape in found:
+        rows.append(measure(shape, every, repeats))
+        print(rows[-1], flush=True)
+    keys = dict.fromkeys(key for row in rows for key in row if key not in ("ms", "not run"))
+    common.table([{key: row.get(key) for key in keys} for row in rows])
+    for row in rows:
+        for name, reason in row["not run"].items():
+            print(f"{row['shape']}: {name} not run: {reason}")
+    settings = {"only": options.only, "variants": every, "repeats": repeats}
+    name = options.name or ("forward_quick" if options.quick else "forward")
+    print(common.write(name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
+    wrong = [row["shape"] for row in rows if not row.get("equal")]
+    if wrong:
+        raise SystemExit(f"dash did not run, or not with equal bits: {wrong}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""From a class of problems to compiled kernels: `Kernels` is what one (dims, dtype, mask kind, variant) needs.
+
+Compiling needs neither driver nor GPU; lengths, bounds, heads, batch and strides are arguments, so one build serves all
+of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from ...errors import ArgumentError
+from ...schedule.problem import Band
+from ..hopper import build as backward
+from .entry import hopper_forward
+from .prepare import prepare
+from .work import ROWS
+
+CONSUMER_WARPS = 4
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of the main kernel.  Of these, block_kv alone changes bits: variants that share it agree in every bit.
+
+    Args:
+        block_kv: keys of a kv tile.
+        stages: tiles of the rings of K and of V.
+        consumers: warpgroups with a row block of their own, 2 or 3.
+        q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
+        turns: consumers begin their matmuls one after the other, see `steps.begin_turn`.
+        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        out_in_q: out takes the place of q in shared memory, where there is no room for both.
+        registers: per thread of the consumers (the first of them gets what is left).
+        producer_registers: per thread of the producer.
+    """
+
+    block_kv: int
+    stages: int
+    consumers: int = 2
+    q_stages: int = 1
+    turns: bool = False
+    tail: int = 0
+    out_in_q: bool = False
+    registers: int = 240
+    producer_registers: int = 24
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a tile."""
+        return int(ROWS.value) * self.consumers
+
+
+VARIANTS: dict[tuple[int, int], tuple[Variant, ...]] = {
+    (64, 64): (
+        Variant(128, 4, consumers=3, turns=True, registers=160, producer_registers=32),
+        Variant(128, 4, consumers=3, q_stages=2, turns=True, registers=160, producer_registers=32),
+        Variant(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
+        Variant(128, 4, q_stages=2, registers=232, producer_registers=40),
+    ),
+    (128, 128): (
+        Variant(128, 2),
+        Variant(128, 2, q_stages=2),
+        Variant(128, 2, q_stages=2, turns=True),
+    ),
+    (192, 128): (
+        Variant(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
+        Variant(64, 4, tail=64, out_in_q=True),
+    ),
+    (256, 256): (Variant(64, 2, out_in_q=True), Variant(64, 2, turns=True, out_in_q=True)),
+}
+"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  The first is used."""
+
+
+def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """The key of `VARIANTS` for these head dims.
+
+    Raises:
+        ArgumentError: head dims that no variant fits, or that TMA cannot read.
+    """
+    for dims in VARIANTS:
+        if head_dim <= dims[0] and value_dim <= dims[1] and head_dim % 8 == value_dim % 8 == 0:
+            return dims
+    allowed = f"multiples of 8 up to one of {[*VARIANTS]}"
+    raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the kernels are compiled for.
+
+    Args:
+        head_dim, value_dim: of q and k, of v.
+        has_lo, has_hi: which bounds the mask has.
+        even_kv: kv_len is a multiple of the variant's kv tile.
+        variant: which of the `VARIANTS` of these head dims.
+    """
+
+    dtype: Literal["float16", "bfloat16"]
+    head_dim: int
+    value_dim: int
+    has_lo: bool
+    has_hi: bool
+    even_kv: bool
+    variant: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float16", "bfloat16"):
+            raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
+        variants = VARIANTS[dims_of(self.head_dim, self.value_dim)]
+        if not 0 <= self.variant < len(variants):
+            raise ArgumentError("variant", self.variant, range(len(variants)))
+
+    @property
+    def settings(self) -> Variant:
+        return VARIANTS[dims_of(self.head_dim, self.value_dim)][self.variant]
+
+    @property
+    def band(self) -> Band:
+        """Any band with these bounds: their values are arguments."""
+        return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+
+
+class Kernels:
+    """prepare and main of a `Problem`, compiled on first use."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.variant = problem, problem.settings
+        self.columns, self.value_columns = dims_of(problem.head_dim, problem.value_dim)  # of a tile
+        # the ranges of a band are the same in every schedule; this one runs on all bands
+        self.functions = backward.schedule_module("two_pass", problem.band)
+
+    @cached_property
+    def main(self) -> Any:
+        p, f, v = self.problem, self.functions, self.variant
+        constants = {
+            "KV_RANGE": f.dash_kv_range, "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
+            "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
+            "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
+            "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
+            "TURNS": v.turns, "REGISTERS": v.registers,
+            "PRODUCER_REGISTERS": v.producer_registers,
+        }  # fmt: skip
+        rows = int(ROWS.value)
+        types = {
+            "q_desc": self._columns(rows), "k_desc": self._columns(v.block_kv), "v_desc": self._columns(v.block_kv),
+            "out_desc": self._columns(rows), "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32",
+        }  # fmt: skip
+        options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
+        return backward._compile(hopper_forward, GluonASTSource, constants, types, {}, options)
+
+    @cached_property
+    def prepare(self) -> Any:
+        return backward._compile(prepare, ASTSource, {}, {"counter_ptr": "*i32"}, {}, {"num_warps": 1})
+
+    constants = staticmethod(backward.Kernels.constants)
+
+    def _columns(self, rows: int) -> str:
+        """64 columns of a tile with so many rows."""
+        dtype = gl.bfloat16 if self.problem.dtype == "bfloat16" else gl.float16
+        block = [1, 1, rows, 64]
+        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+        return backward._descriptor(backward._TYPES[self.problem.dtype], block, layout)
+
+
+@cache
+def kernels(problem: Problem, device: int) -> Kernels:
+    """The kernels of a problem; a compiled kernel is loaded into one device, so each device has its own."""
+    return Kernels(problem)

@@ -1,0 +1,119 @@
+"""A consumer: a warpgroup that computes one row block of every tile of its CTA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from ..hopper.operations import role_barrier, store_rows, wait_until_read
+from ..hopper.steps import accumulator_layout
+from .steps import LOWEST, first_step, last_product, log2, next_step, release, skip, wait_for
+from .work import ROWS, fact_slots, facts
+
+
+@gluon.jit
+def announced(work, shared, tiles, FACT: gl.constexpr):
+    """A fact of the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    return gl.max(shared.facts.index(place + FACT).load(layout), 0)
+
+
+@gluon.jit
+def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
+    """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
+
+    The kv tiles of the CTA's tile that this row block does not walk, before and after its own, are given back unread.
+    """
+    BLOCK_KV: gl.constexpr = work.BLOCK_KV
+    BLOCK_DV: gl.constexpr = shared.v.shape[2]
+    layout: gl.constexpr = accumulator_layout(ROWS, BLOCK_KV, 4)
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout)
+    it = 0  # steps of the CTA so far
+    tiles = 0
+    q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
+    tile_end = announced(work, shared, tiles, 4)
+    while tile_end > 0:
+        b = announced(work, shared, tiles, 0)
+        head = announced(work, shared, tiles, 1)
+        block = announced(work, shared, tiles, 2) + ME
+        tile_first = announced(work, shared, tiles, 3)
+        q_tile = q_slot * work.CONSUMERS + ME
+        first = announced(work, shared, tiles, 5 + 4 * ME)
+        full_first = announced(work, shared, tiles, 6 + 4 * ME)
+        full_end = announced(work, shared, tiles, 7 + 4 * ME)
+        end = announced(work, shared, tiles, 8 + 4 * ME)
+        for _ in range(tile_end - end):
+            skip(work, shared, it, ME)
+            it += 1
+        rows = block * ROWS + gl.arange(0, ROWS, row_layout)
+        m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
+        total = gl.zeros([ROWS], gl.float32, row_layout)
+        acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
+        kv = end - 1
+        masks = (kv < full_first) | (kv >= full_end)
+        p, m, total = first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total, ME)
+        it += 1
+        full_end = gl.minimum(full_end, kv)
+        full_first = gl.minimum(full_first, full_end)
+        if work.HAS_LO:
+            for i in range(kv - full_end):
+                p, acc, m, total = next_step(
+                    work, shared, scale_log2, zero, rows, kv - 1 - i, q_tile, it, p, acc, m, total, ME, True
+                )
+                it += 1
+        for i in range(full_end - full_first):
+            p, acc, m, total = next_step(
+                work, shared, scale_log2, zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, False
+            )
+            it += 1
+        if work.HAS_HI:
+            for i in range(full_first - first):
+                p, acc, m, total = next_step(
+                    work, shared, scale_log2, zero, rows, full_first - 1 - i, q_tile, it, p, acc, m, total, ME, True
+                )
+                it += 1
+        if not shared.OUT_IN_Q:
+            release(shared.q_empty.index(q_slot))
+        slot, acc = last_product(shared, it - 1, p, acc)
+        store_logsumexp(work, lse_ptr, b, head, rows, m, total)
+        share = gl.where(total == 0, 0.0, 1.0 / total)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        release(shared.v_empty.index(slot))
+        for _ in range(first - tile_first):
+            skip(work, shared, it, ME)
+            it += 1
+        acc = acc * gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
+        store_out(shared, out_desc, b, head, block * ROWS, acc, ME)
+        tiles += 1
+        q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
+        tile_end = announced(work, shared, tiles, 4)
+    wait_until_read()
+
+
+@gluon.jit
+def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
+    """Natural log; -inf in rows without keys, whose sum is zero."""
+    lse = (m + log2(total)) * 0.6931471805599453
+    offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
+    gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
+
+
+@gluon.jit
+def store_out(shared, out_desc, b, head, row, acc, ME: gl.constexpr):
+    """Round and store by way of shared memory; TMA drops rows and columns outside the tensor.
+
+    Where out takes the place of q, q is left only when the store has read it; else the store is waited for before the
+    next one.
+    """
+    out = shared.out.index(ME)
+    if not shared.OUT_IN_Q:
+        wait_until_read()
+    role_barrier()
+    out.store(acc.to(shared.k.dtype))
+    fence_async_shared()
+    role_barrier()
+    store_rows(out_desc, b, head, row, out)
+    if shared.OUT_IN_Q:
+        wait_until_read()
+        release(shared.q_empty.index(0))

@@ -1,0 +1,196 @@
+"""The host side of the Hopper forward: checks tensors, allocates out, log-sum-exp and a counter, launches two kernels.
+
+Everything that depends on shapes and strides alone is computed once per combination (`_State`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import compat
+from ...errors import ArgumentError
+from ...schedule.jobs import Problem as Tables
+from ...schedule.jobs import functions
+from ...schedule.problem import Band
+from ..hopper.launch import LOG2E, Operand, _descriptor, _readable
+from ..strides import dense_strides
+from .build import Problem, dims_of, kernels
+
+_Strides = tuple[int, ...]
+
+L2_BYTES = 32 << 20
+"""K and V of a section of heads: less than the L2 cache of any Hopper GPU, and not a property of the one at hand."""
+
+_LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int], *, variant: int = 0,
+    ctas: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, log-sum-exp) of attention.
+
+    The bits of a (batch element, query head) depend on its operands and the mask alone.  A row that sees no key gets
+    zeros and -inf, whatever its query holds; what no row sees may hold anything.
+
+    Args:
+        query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; what TMA cannot read (unaligned, or a
+            strided last dimension) is copied first.
+        key, value: [batch, kv heads, kv_len, head dim or value dim], in the dtype of `query`; q heads are a multiple of
+            kv heads, and query head ``h`` reads kv head ``h // (q heads // kv heads)``.
+        band: the mask, anchored at either corner.
+        scale: of the scores; any number whose product with log2(e) is finite in fp32.
+        order: the dimensions of out from the largest stride to the smallest; the last must be 3.
+        variant: which of `build.VARIANTS` of these head dims.
+        ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
+
+    Returns:
+        out, in the dtype of `query`: [batch, q heads, q_len, value dim]; log-sum-exp: fp32 [batch, q heads, q_len],
+        natural log, contiguous.
+
+    Raises:
+        ArgumentError: tensors of other shapes, dtypes or devices; a scale or an order that is not allowed.
+    """
+    if not query.ndim == key.ndim == value.ndim == 4:
+        shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+        raise ArgumentError("query, key, value", shapes, "[batch, heads, length, head dim]")
+    if not scale > _LEAST:
+        query, scale = _with_positive_scale(query, scale)
+    query, key, value = _readable(query), _readable(key), _readable(value)
+    device = query.device
+    if device.type != "cuda":
+        raise ArgumentError("device of query", str(device), "a CUDA device")
+    facts = (
+        band, scale, tuple(order), variant, ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
+        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
+    )  # fmt: skip
+    if torch.cuda.current_device() != device.index:
+        with torch.cuda.device(device):
+            return _state(*facts).run(query, key, value)
+    return _state(*facts).run(query, key, value)
+
+
+def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Another query and a positive scale with the same scores.
+
+    The kernel takes the largest score of a row and scales it then, so that its scale must be positive.  A negative one
+    changes the sign of the query, which rounds nothing; with zero, or what fp32 cannot tell from it, all scores are
+    those of a query of zeros.
+    """
+    if math.isnan(scale):
+        raise ArgumentError("scale", scale, _SCALES)
+    if scale < -_LEAST:
+        return -query, -scale
+    return torch.zeros_like(query), 1.0
+
+
+_SCALES = f"a number whose product with log2(e) is at most {_LARGEST:.8g} in magnitude"
+
+
+@functools.lru_cache(maxsize=1024)
+def _state(*facts: Any) -> _State:
+    return _State(*facts)
+
+
+class _State:
+    """One combination of mask, scale, shapes and strides on one device."""
+
+    def __init__(
+        self, band: Band, scale: float, order: tuple[int, ...], variant: int, ctas: int | None,
+        q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
+        q_device: torch.device, k_device: torch.device, v_device: torch.device,
+        q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
+    ) -> None:  # fmt: skip
+        _check_shapes(q_shape, k_shape, v_shape)
+        _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
+        if scale * LOG2E > _LARGEST:
+            raise ArgumentError("scale", scale, _SCALES)
+        if sorted(order) != [0, 1, 2, 3] or order[3] != 3:
+            raise ArgumentError("order", order, "a permutation of 0, 1, 2, 3 that ends with 3")
+        batch, q_heads, q_len, head_dim = q_shape
+        _, kv_heads, kv_len, value_dim = v_shape
+        dtype: Any = str(q_dtype).removeprefix("torch.")
+        dims = dims_of(head_dim, value_dim)
+        problem = Problem(dtype, *dims, band.lo is not None, band.hi is not None, True, variant)
+        settings = problem.settings
+        problem = replace(problem, even_kv=kv_len % settings.block_kv == 0)
+        tables = Tables(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
+        tail, schedule = tables.tail(), functions("two_pass", tables)
+        lo, hi = tail[2:4]
+        first_row, end_row = schedule.dash_seen_rows(*tail)
+        first_key, end_key = schedule.dash_seen_keys(*tail)
+        self.device = q_device
+        self.out = (*q_shape[:3], value_dim), dense_strides((*q_shape[:3], value_dim), order), q_dtype
+        self.lse = q_shape[:3], dense_strides(q_shape[:3], (0, 1, 2)), torch.float32
+        operands = [
+            Operand.of(q_shape, q, first_row, end_row), Operand.of(k_shape, k, first_key, end_key),
+            Operand.of(v_shape, v, first_key, end_key),
+        ]  # fmt: skip
+        self.skipped = [operand.skipped for operand in operands]
+        descriptors = [*(operand.descriptor for operand in operands), _descriptor(*self.out[:2])]
+        tiles = batch * q_heads * tables.n_q
+        if tiles >= 1 << 30:
+            raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
+        group = q_heads // kv_heads
+        section = _section(tables, head_dim + value_dim, group)
+        self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, section, scale * LOG2E)
+        built = kernels(problem, self.device.index)
+        available = torch.cuda.get_device_properties(self.device).multi_processor_count
+        grid = min(tiles, available if ctas is None else ctas)
+        if grid < 1:
+            raise ArgumentError("ctas", ctas, "None or an integer >= 1")
+        self.prepare = compat.KernelLauncher(built.prepare, 1, (), built.constants(built.prepare))
+        self.main = compat.KernelLauncher(built.main, grid, descriptors, built.constants(built.main))
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = compat.empty_cuda(*self.out), compat.empty_cuda(*self.lse)
+        counter = compat.empty_cuda((1,), (1,), torch.int32)
+        stream, draws = torch._C._cuda_getCurrentRawStream(self.device.index), counter.data_ptr()
+        self.prepare(stream, (), draws)
+        starts = (query.data_ptr(), key.data_ptr(), value.data_ptr())
+        operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
+        self.main(stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes)
+        return out, lse
+
+
+def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
+    if q[0] != k[0] or q[3] != k[3]:
+        raise ArgumentError("key", tuple(k), f"[{q[0]}, kv heads, kv_len, {q[3]}], as query has it")
+    if k[:3] != v[:3]:
+        raise ArgumentError("value", tuple(v), f"{[*k[:3]]} and the value dim, as key has it")
+    if not k[1] or q[1] % k[1]:
+        raise ArgumentError("query", tuple(q), f"a multiple of the {k[1]} heads of key")
+
+
+def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device]) -> None:
+    if dtypes[0] not in (torch.float16, torch.bfloat16) or len({*dtypes}) > 1:
+        raise ArgumentError("dtypes of query, key, value", tuple(dtypes), "float16 or bfloat16, the same for all")
+    if len({*devices}) > 1:
+        raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
+
+
+def _section(tables: Tables, columns: int, group: int) -> int:
+    """Query heads whose tiles stand together in the list; changes speed alone.
+
+    With a full mask all tiles are alike: those of one kv head follow one another, and share its K and V.  With a bound,
+    long tiles come first, of as many heads as fit the L2 cache with the keys that are in use at a time.
+
+    Args:
+        columns: of k and v together.
+        group: query heads per kv head.
+    """
+    band = tables.resolved.band
+    heads = tables.batch * tables.heads
+    if band.is_full:
+        return min(group, heads)
+    in_use = tables.kv_len
+    if band.lo is not None and band.hi is not None:
+        in_use = min(in_use, band.hi - band.lo + tables.block_q)
+    return min(max(1, L2_BYTES // (2 * columns * in_use)) * group, heads)

@@ -1,0 +1,127 @@
+"""The producer: one warp that draws the tiles of the list and brings their Q, K and V by TMA.
+
+Note [Drawing tiles]
+    The first tile of CTA c is the c-th of the list; after that, a CTA takes the first tile that nobody has, by an
+    atomic add to a counter.  Which CTA computes a tile changes nothing about the tile: its results depend on its place
+    in the list alone.  CTAs wait for nobody, so any number of them may run at the same time.
+
+    The counter lies in memory that the call allocated, and `prepare`, launched just before in the same stream, sets it
+    to zero.  So neither a call in another stream, nor an aborted one, nor the replay of a CUDA graph meets a counter
+    that is not its own or not zero.  The main kernel may start while `prepare` runs (programmatic dependent launch):
+    every CTA waits for the end of `prepare` before it draws, and every CTA draws at least once, so what follows the
+    main kernel in its stream follows `prepare` as well.  What the main kernel reads before that wait, the operands, was
+    written before `prepare` began, since `prepare` itself is an ordinary launch.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra.cuda import gdc_wait
+
+from ..hopper.operations import load_rows, role_barrier
+from .work import ROWS, fact_slots, facts
+
+
+@gluon.jit
+def draw(counter_ptr):
+    """Place of the CTA's next tile; past the end of the list if there is none."""
+    gdc_wait()  # for `prepare`
+    return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
+
+
+@gluon.jit
+def announce(work, shared, tiles, b, head, first_block, first, end):
+    """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
+
+    b, head: batch element and query head; first_block: its first row block; first, end: its kv tiles, with ``end = 0``
+    after the last tile; then for every consumer the four bounds of its walk.  The producer has the time that these
+    take to compute, before there is room for q.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    word = gl.full([1], 0, gl.int32, layout)
+    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    shared.facts.index(place).store(word + b)
+    shared.facts.index(place + 1).store(word + head)
+    shared.facts.index(place + 2).store(word + first_block)
+    shared.facts.index(place + 3).store(word + first)
+    shared.facts.index(place + 4).store(word + end)
+    for i in gl.static_range(work.CONSUMERS):
+        walk = work.walk(first_block + i, end)
+        for j in gl.static_range(4):
+            shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
+    role_barrier()
+
+
+@gluon.jit
+def wait_for_room(empty, it, STAGES: gl.constexpr):
+    """Slot of the it-th tile of a ring, which all consumers have left."""
+    slot = it % STAGES
+    mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)
+    return slot
+
+
+@gluon.jit
+def load_keys(shared, desc, b, head, row, it, BYTES: gl.constexpr):
+    slot = wait_for_room(shared.k_empty, it, shared.STAGES)
+    full = shared.k_full.index(slot)
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, b, head, row, full, shared.k.index(slot))
+    if shared.TAIL_D > 0:
+        load_rows(desc, b, head, row, full, shared.k_tail.index(slot), shared.k.shape[2])
+
+
+@gluon.jit
+def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
+    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(slot)
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, b, head, row, full, shared.v.index(slot))
+
+
+@gluon.jit
+def load_queries(work, shared, desc, b, head, row, slot, BYTES: gl.constexpr):
+    full = shared.q_full.index(slot)
+    mbarrier.expect(full, BYTES)
+    for i in gl.static_range(work.CONSUMERS):
+        tile = slot * work.CONSUMERS + i
+        load_rows(desc, b, head, row + i * ROWS, full, shared.q.index(tile))
+        if shared.TAIL_D > 0:
+            load_rows(desc, b, head, row + i * ROWS, full, shared.q_tail.index(tile), shared.q.shape[2])
+
+
+@gluon.jit
+def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
+    """Fill the rings in the order of use: K of the next step before V of this one.
+
+    Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
+    told of one without kv tiles, and without a Q.
+    """
+    D: gl.constexpr = shared.k.shape[2] + shared.TAIL_D
+    WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
+    Q_BYTES: gl.constexpr = work.CONSUMERS * ROWS * D * WIDTH
+    K_BYTES: gl.constexpr = work.BLOCK_KV * D * WIDTH
+    V_BYTES: gl.constexpr = work.BLOCK_KV * shared.v.shape[2] * WIDTH
+    done = 0  # steps of the tiles before this one
+    tiles = 0
+    place = gl.program_id(0)
+    while place < work.count():
+        b, head, first_block = work.tile(place)
+        kv_head = head // work.group
+        first, end = work.kv_tiles(first_block)
+        last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is walked first
+        steps = end - first
+        load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
+        place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
+        announce(work, shared, tiles, b, head, first_block, first, end)
+        slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+        load_queries(work, shared, q_desc, b, head, first_block * ROWS - work.first_row(), slot, Q_BYTES)
+        for step in range(1, steps):
+            k_row = last_row - step * work.BLOCK_KV
+            load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
+            load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
+        done += steps
+        load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
+        tiles += 1
+    announce(work, shared, tiles, 0, 0, 0, 0, 0)
+    slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+    mbarrier.arrive(shared.q_full.index(slot), count=1)

@@ -1,0 +1,277 @@
+"""What every role of a CTA knows: the list of tiles and their walks (`Work`), and the shared memory (`Shared`)."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate as aggregate
+
+ROWS = gl.constexpr(64)
+"""Query rows of a consumer, the M of a warpgroup's matmul."""
+
+
+@aggregate
+class Work:
+    """The list of tiles, and the walk of each over its kv tiles.
+
+    ``lo <= q - kv <= hi`` is the mask, anchored top left.  The queries of a head are cut into *row blocks* of ROWS; a
+    tile is CONSUMERS neighbouring row blocks of a head, one for each consumer, which share the kv tiles that the
+    producer brings.  Every row block walks its own kv tiles, which `KV_RANGE` gives, so that its results do not depend
+    on the others of its tile.
+
+    The list goes through the heads section by section; within a section by q tile, the longest walk first as far as the
+    mask has one bound, and by head.
+    """
+
+    batch_heads: gl.tensor
+    q_heads: gl.tensor
+    group: gl.tensor
+    q_len: gl.tensor
+    kv_len: gl.tensor
+    lo: gl.tensor
+    hi: gl.tensor
+    section: gl.tensor
+    KV_RANGE: gl.constexpr
+    SEEN_ROWS: gl.constexpr
+    SEEN_KEYS: gl.constexpr
+    HAS_LO: gl.constexpr
+    HAS_HI: gl.constexpr
+    EVEN_KV: gl.constexpr
+    BLOCK_KV: gl.constexpr
+    CONSUMERS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
+        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, EVEN_KV, BLOCK_KV, CONSUMERS,
+    ):  # fmt: skip
+        self.batch_heads = batch_heads
+        self.q_heads = q_heads
+        self.group = group
+        self.q_len = q_len
+        self.kv_len = kv_len
+        self.lo = lo
+        self.hi = hi
+        self.section = section
+        self.KV_RANGE = gl.constexpr(KV_RANGE)
+        self.SEEN_ROWS = gl.constexpr(SEEN_ROWS)
+        self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
+        self.HAS_LO = gl.constexpr(HAS_LO)
+        self.HAS_HI = gl.constexpr(HAS_HI)
+        self.EVEN_KV = gl.constexpr(EVEN_KV)
+        self.BLOCK_KV = gl.constexpr(BLOCK_KV)
+        self.CONSUMERS = gl.constexpr(CONSUMERS)
+
+    @gluon.jit
+    def row_blocks(self):
+        """Row blocks of a head."""
+        return (self.q_len + ROWS - 1) // ROWS
+
+    @gluon.jit
+    def q_tiles(self):
+        """Tiles of a head."""
+        return (self.row_blocks() + self.CONSUMERS - 1) // self.CONSUMERS
+
+    @gluon.jit
+    def count(self):
+        """How many tiles the list has."""
+        return self.q_tiles() * self.batch_heads
+
+    @gluon.jit
+    def tile(self, place):
+        """(batch element, query head, first row block) of a tile of the list.
+
+        Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose walk is
+        the shortest: with a lower bound the first, whose first row block is then negative.
+        """
+        q_tiles = self.q_tiles()
+        section = place // (self.section * q_tiles)
+        within = place - section * self.section * q_tiles
+        heads = gl.minimum(self.section, self.batch_heads - section * self.section)
+        head = section * self.section + within % heads
+        q_tile = within // heads
+        first_block = q_tile * self.CONSUMERS
+        if self.HAS_LO:
+            first_block = self.row_blocks() - (q_tile + 1) * self.CONSUMERS
+        return head // self.q_heads, head % self.q_heads, first_block
+
+    @gluon.jit
+    def kv_tiles(self, first_block):
+        """(first, end) of the kv tiles of a tile, those that one of its row blocks walks; at least one."""
+        lowest = gl.maximum(first_block, 0)
+        highest = gl.minimum(first_block + self.CONSUMERS, self.row_blocks()) - 1
+        first, _full_first, _full_end, _end = self._kv_range(lowest)
+        _first, _full_first, _full_end, end = self._kv_range(highest)
+        end = gl.maximum(end, 1)
+        return gl.minimum(first, end - 1), end
+
+    @gluon.jit
+    def walk(self, block, tile_end):
+        """(first, full_first, full_end, end): the kv tiles that a row block walks, and those that need no mask there.
+
+        A row block that sees no key, or that does not exist, walks one kv tile, the last one of its tile, with a mask.
+        """
+        inside = gl.minimum(gl.maximum(block, 0), self.row_blocks() - 1)
+        first, full_first, full_end, end = self._kv_range(inside)
+        nothing = (first >= end) | (inside != block)
+        first = gl.where(nothing, tile_end - 1, first)
+        end = gl.where(nothing, tile_end, end)
+        full_first = gl.where(nothing, tile_end, full_first)
+        full_end = gl.where(nothing, tile_end, full_end)
+        return first, full_first, full_end, end
+
+    @gluon.jit
+    def _kv_range(self, block):
+        return self.KV_RANGE(block, self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV)
+
+    @gluon.jit
+    def first_row(self):
+        """The first query that sees a key: row 0 of the descriptor of Q."""
+        return _first_of(self.SEEN_ROWS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV))
+
+    @gluon.jit
+    def first_key(self):
+        """The first key that a query sees: row 0 of the descriptors of K and V."""
+        return _first_of(self.SEEN_KEYS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV))
+
+
+@gluon.jit
+def _first_of(seen):
+    """The first of the seen rows or keys; where nobody sees anything, a number beyond all of them.
+
+    The descriptor then has a row that nobody may look at, and with this every row that is asked for lies before it.
+    """
+    return gl.where(seen[0] < seen[1], seen[0], 3 << 29)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@aggregate
+class Shared:
+    """Shared memory of a CTA: operand tiles, rings and their barriers.
+
+    q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
+    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
+    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`.
+
+    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer; turn, a barrier per
+    consumer, says that the consumer before has begun its matmuls, see `steps.begin_turn`.
+    """
+
+    q: gl.shared_memory_descriptor
+    q_tail: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    k_tail: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    out: gl.shared_memory_descriptor
+    facts: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    turn: gl.shared_memory_descriptor
+    Q_STAGES: gl.constexpr
+    STAGES: gl.constexpr
+    TAIL_D: gl.constexpr
+    OUT_IN_Q: gl.constexpr
+    TURNS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, q, q_tail, k, k_tail, v, out, facts, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+        Q_STAGES, STAGES, TAIL_D, OUT_IN_Q, TURNS,
+    ):  # fmt: skip
+        self.q = q
+        self.q_tail = q_tail
+        self.k = k
+        self.k_tail = k_tail
+        self.v = v
+        self.out = out
+        self.facts = facts
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.k_full = k_full
+        self.k_empty = k_empty
+        self.v_full = v_full
+        self.v_empty = v_empty
+        self.turn = turn
+        self.Q_STAGES = gl.constexpr(Q_STAGES)
+        self.STAGES = gl.constexpr(STAGES)
+        self.TAIL_D = gl.constexpr(TAIL_D)
+        self.OUT_IN_Q = gl.constexpr(OUT_IN_Q)
+        self.TURNS = gl.constexpr(TURNS)
+
+
+@gluon.constexpr_function
+def facts(consumers):
+    """int32 words about a tile: five, and four for each consumer."""
+    return 5 + 4 * consumers
+
+
+@gluon.constexpr_function
+def fact_slots(q_stages):
+    """Tiles whose facts are kept: one more than there are Q tiles, so that those of the next are there before its Q.
+
+    When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
+    facts at the latest then: it may write the facts of the tile after this one in their place.
+    """
+    return q_stages + 1
+
+
+@gluon.jit
+def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """COUNT tiles in the layout that TMA and the matmuls share."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], DTYPE)
+    return gl.allocate_shared_memory(DTYPE, [COUNT, HEIGHT, WIDTH], layout)
+
+
+@gluon.jit
+def allocate_shared(
+    DTYPE: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr,
+    Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    TURNS: gl.constexpr,
+):  # fmt: skip
+    """All shared memory of a CTA, barriers initialised."""
+    q = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, BLOCK_D)
+    k = _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_D)
+    q_tail = q
+    k_tail = k
+    if TAIL_D > 0:
+        q_tail = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, TAIL_D)
+        k_tail = _tiles(DTYPE, STAGES, BLOCK_KV, TAIL_D)
+    out = q
+    if OUT_IN_Q:
+        gl.static_assert(BLOCK_DV == BLOCK_D)
+        gl.static_assert(Q_STAGES == 1)
+    else:
+        out = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_DV)
+    return Shared(
+        q,
+        q_tail,
+        k,
+        k_tail,
+        _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
+        out,
+        gl.allocate_shared_memory(
+            gl.int32, [fact_slots(Q_STAGES) * facts(CONSUMERS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+        ),
+        _barriers(Q_STAGES, 1),
+        _barriers(Q_STAGES, CONSUMERS),
+        _barriers(STAGES, 1),
+        _barriers(STAGES, CONSUMERS),
+        _barriers(STAGES, 1),
+        _barriers(STAGES, CONSUMERS),
+        _barriers(CONSUMERS, 1),
+        Q_STAGES,
+        STAGES,
+        TAIL_D,
+        OUT_IN_Q,
+        TURNS,
+    )

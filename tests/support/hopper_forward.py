@@ -1,0 +1,124 @@
+"""The Hopper forward called directly, attention in double precision, and a control whose bits depend on the CTA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper_forward import build, consumer, entry, launch
+from dash_inductor.kernels.reference import visible
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .attention import BSHD, Problem
+
+Forward = tuple[Tensor, Tensor]
+
+
+def forward(p: Problem, **how: Any) -> Forward:
+    """out and log-sum-exp of a problem by the kernel."""
+    how.setdefault("order", BSHD)
+    return launch.forward(p.q, p.k, p.v, p.mask, p.scale, **how)
+
+
+def repeated(p: Problem, **how: Any) -> Callable[[], Sequence[Tensor]]:
+    """What `repeats.differing_runs` wants."""
+    return lambda: forward(p, **how)
+
+
+def exact(p: Problem) -> Forward:
+    """In double precision, 256 rows at a time; rows that see no key give 0 and -inf."""
+    q_len, kv_len = p.q.shape[2], p.k.shape[2]
+    k, v = (t.double().repeat_interleave(p.group, 1) for t in (p.k, p.v))
+    band, keys = p.mask.resolve(q_len, kv_len), torch.arange(kv_len, device=p.q.device)
+    outs, sums = [], []
+    for start in range(0, q_len, 256):
+        q = p.q[:, :, start : start + 256].double()
+        keep = visible(band, start + torch.arange(q.shape[2], device=q.device), keys)
+        s = (q @ k.mT * p.scale).masked_fill(~keep, -torch.inf)
+        lse = s.logsumexp(-1)
+        weights = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
+        outs.append(weights @ v)
+        sums.append(lse)
+    return torch.cat(outs, 2), torch.cat(sums, 2)
+
+
+def cudnn(p: Problem) -> Tensor | None:
+    """out by cuDNN, or None where PyTorch gives it no such mask, or it is known to be wrong (a scale of 0 or below)."""
+    band = p.mask.resolve(p.q.shape[2], p.k.shape[2])
+    causal = (band.lo, band.hi) == (0, None)
+    if not (causal or band.is_full) or p.scale <= 0 or p.q.shape[3] > 128 or p.q.shape[3] != p.v.shape[3]:
+        return None
+    out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        p.q, p.k, p.v, None, True, 0.0, causal, False, scale=p.scale
+    )[0]
+    return out
+
+
+def rounded(p: Problem) -> Tensor:
+    """out with the roundings that any flash forward makes: probabilities, relative to the largest, and out itself."""
+    k, v = (t.float().repeat_interleave(p.group, 1) for t in (p.k, p.v))
+    s = (p.q.float() @ k.mT * p.scale).masked_fill(~p.keep(), -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    weights = torch.where(p.keep(), (s - torch.where(top.isfinite(), top, 0.0)).exp(), 0.0)
+    total = weights.sum(-1, keepdim=True)
+    share = torch.where(total == 0, 0.0, 1.0 / total)
+    return ((weights.to(p.q.dtype).float() @ v) * share).to(p.q.dtype)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b).norm())
+
+
+def check(p: Problem, found: Forward, *, strict: bool = False) -> None:
+    """At most 1.2 times the error of cuDNN, or where it does not run of `rounded`; zeros and -inf in rows without keys.
+
+    Args:
+        strict: no allowance for chance, which decides in small tensors.
+    """
+    (out, lse), (exact_out, exact_lse) = found, exact(p)
+    assert lse.dtype == torch.float32
+    assert lse.is_contiguous()
+    assert out.dtype == p.q.dtype
+    seen = p.keep().any(1)
+    assert (out[:, :, ~seen] == 0).all()
+    assert (lse[:, :, ~seen] == -torch.inf).all()
+    theirs = cudnn(p)
+    bound = 1.2 * distance(rounded(p) if theirs is None else theirs, exact_out)
+    if not strict:
+        bound += torch.finfo(p.q.dtype).eps / 16 * float(exact_out.norm())
+    error = distance(out, exact_out)
+    assert error <= bound, f"error {error:.2e}, allowed {bound:.2e} at {tuple(p.q.shape)}, {tuple(p.k.shape)}, {p.mask}"
+    off = (lse.double() - exact_lse)[:, :, seen].abs()
+    scores = abs(p.scale) * p.q.shape[3]  # of this size, and fp32 keeps 24 bits
+    assert (off <= 1e-5 + 1e-5 * exact_lse[:, :, seen].abs() + 4e-6 * scores).all(), float(off.max())
+
+
+@gluon.jit
+def store_with_place(work, lse_ptr, b, head, rows, m, total):  # type: ignore[no-untyped-def]  # a device function
+    """As `store_logsumexp`, but the number of the CTA changes the result."""
+    lse = m + total + gl.program_id(0)
+    offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
+    gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
+
+
+@contextmanager
+def results_of_the_cta() -> Iterator[None]:
+    """Kernels built inside write what depends on the CTA that computes a tile, which is a matter of time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consumer, "store_logsumexp", store_with_place)
+        # device functions remember the functions that they call: new ones of the same source look again
+        patch.setattr(entry, "consume", gluon.jit(consumer.consume.fn))
+        patch.setattr(build, "hopper_forward", gluon.jit(entry.hopper_forward.fn))
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    build.kernels.cache_clear()
+    launch._state.cache_clear()

@@ -1,0 +1,97 @@
+"""Main kernels of the Hopper forward compiled without a GPU, and what the assembler made of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from dash_inductor.kernels.hopper_forward import build
+
+from dash_inductor.schedule import Band
+
+from . import sass
+
+
+@dataclass(frozen=True)
+class Case:
+    """Head dims of q and k and of v, mask, which variant, dtype, no ragged kv tile."""
+
+    dims: tuple[int, int]
+    mask: Band
+    variant: int = 0
+    dtype: Any = "bfloat16"
+    even_kv: bool = True
+
+    def __str__(self) -> str:
+        ragged = "" if self.even_kv else " ragged"
+        return f"{self.dims[0]}/{self.dims[1]} {self.mask} variant {self.variant} {self.dtype}{ragged}"
+
+    def problem(self) -> build.Problem:
+        lo, hi = self.mask.lo is not None, self.mask.hi is not None
+        return build.Problem(self.dtype, *self.dims, lo, hi, self.even_kv, self.variant)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The machine code of one loop over kv tiles: instructions, and how many of each operation."""
+
+    instructions: int
+    operations: Counter[str]
+
+    @property
+    def spills(self) -> int:
+        return self.operations["STL"] + self.operations["LDL"]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, and the loops over kv tiles."""
+
+    ptx: str
+    shared_memory: int
+    report: sass.Report
+    steps: tuple[Step, ...]
+    starts_early: bool
+
+    def __str__(self) -> str:
+        r = self.report
+        lengths = [step.instructions for step in self.steps]
+        text = f"registers {r.registers}, spilled {r.spill_stores}/{r.spill_loads}, shared {self.shared_memory}"
+        return f"{text}, steps {min(lengths)}..{max(lengths)}"
+
+
+@functools.cache
+def built(case: Case) -> Built:
+    kernel, report = sass.compile_with_report(lambda: build.Kernels(case.problem()).main)
+    found = steps(sass.disassemble(kernel.asm["cubin"]))
+    return Built(kernel.asm["ptx"], kernel.metadata.shared, report, found, kernel.metadata.launch_pdl)
+
+
+def steps(text: str) -> tuple[Step, ...]:
+    """The loops with matrix instructions inside the loop over tiles.
+
+    Every tile takes the logarithm of its sums: without those blocks, what is left of the loops over tiles are the loops
+    inside them.
+    """
+    graph = sass.blocks(text)
+    per_tile = [start for start, block in graph.items() if any("MUFU.LG2" in line for line in block.lines)]
+    assert per_tile
+    inner = {start: block for start, block in graph.items() if start not in per_tile}
+    after = {start: sass._reach(inner, start) for start in inner}
+    loops = {
+        frozenset(b for b in after[start] if start in after[b])
+        for start, block in inner.items()
+        if start in after[start] and any("HGMMA" in line for line in block.lines)
+    }
+    found = []
+    for loop in sorted(loops, key=min):
+        lines = [line for start in loop for line in inner[start].lines]
+        found.append(Step(len(lines), Counter(map(_operation, lines))))
+    return tuple(found)
+
+
+def _operation(line: str) -> str:
+    return re.split(r"[. ]", re.sub(r"^@!?U?P\d+ ", "", line))[0]

@@ -1,0 +1,483 @@
+"""The roles of the Hopper forward as plain Python, on numbers: what a launch writes, and who waits for what.
+
+The source of `kernels/hopper_forward` runs as it stands, every role of every CTA in a thread of its own, one at a time
+in an order drawn from a seed (`hopper_glue.Simulation`).  Stand-ins take the place of Triton: barriers count phases,
+bytes and arrivals as the hardware does; a copy by TMA arrives some time after it was issued, and reads zeros outside
+its tensor; matmuls are in flight until they are waited for.  Tiles hold numbers, so that out and log-sum-exp can be
+compared with attention; `Fault` is raised for what would be a race or a hang on a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper_forward import build, consumer, entry, producer, steps, work
+from torch import Tensor
+
+from dash_inductor.schedule.codegen import python_functions
+
+from .hopper_glue import Barrier, Fault, Role, Simulation
+
+LAYOUT = SimpleNamespace()
+
+
+class Value:
+    """A tensor in registers; `matmul` is what it is the result of, if that may still be in flight."""
+
+    def __init__(self, tensor: Tensor, matmul: Matmul | None = None) -> None:
+        self.tensor, self.matmul = tensor, matmul
+        self.type = SimpleNamespace(layout=LAYOUT)
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def read(self) -> Tensor:
+        if self.matmul is not None and not self.matmul.done:
+            raise Fault("the result of a matmul is used before it is waited for")
+        return self.tensor
+
+    def to(self, dtype: DType) -> Value:
+        return Value(self.read().to(dtype.torch))
+
+    def _with(self, other: Any, operation: Callable[[Tensor, Any], Tensor]) -> Value:
+        return Value(operation(self.read(), number(other)))
+
+    def __add__(self, other: Any) -> Value:
+        return self._with(other, torch.add)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._with(other, torch.sub)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self._with(other, lambda a, b: b - a)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._with(other, torch.mul)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self._with(other, lambda a, b: b / a)
+
+    def __and__(self, other: Any) -> Value:
+        return self._with(other, torch.logical_and)
+
+    def __lt__(self, other: Any) -> Value:
+        return self._with(other, torch.lt)
+
+    def __ge__(self, other: Any) -> Value:
+        return self._with(other, torch.ge)
+
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]  # element by element
+        return self._with(other, torch.eq)
+
+    def __neg__(self) -> Value:
+        return Value(-self.read())
+
+    __radd__, __rmul__ = __add__, __mul__
+    __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
+
+
+def number(x: Any) -> Any:
+    return x.read() if isinstance(x, Value) else x
+
+
+@dataclass(frozen=True)
+class DType:
+    torch: torch.dtype
+
+    @property
+    def primitive_bitwidth(self) -> int:
+        return self.torch.itemsize * 8
+
+
+@dataclass(eq=False)
+class Matmul:
+    """A matmul in flight reads its operands in shared memory until it is done."""
+
+    operands: list[Tile]
+    done: bool = False
+
+
+class Tile:
+    """A tile in shared memory.
+
+    copies: to it, under way; readers: matmuls and stores that may still read it; unfenced: written by threads, not yet
+    visible to matmuls and TMA.
+    """
+
+    def __init__(self, simulation: ForwardSimulation, name: str, shape: Sequence[int], dtype: DType) -> None:
+        self.simulation, self.name, self.shape, self.dtype = simulation, name, list(shape), dtype
+        self.tensor = torch.full(self.shape, float("nan")).to(dtype.torch)
+        self.copies, self.readers, self.unfenced = 0, list[Any](), False
+
+    def permute(self, order: Any) -> Transposed:
+        assert order == (1, 0)
+        return Transposed(self)
+
+    def contents(self) -> Tensor:
+        if self.copies:
+            raise Fault(f"{self.name} is read before it is full")
+        return self.tensor
+
+    def by_async_proxy(self) -> Tensor:
+        """What matmuls and TMA read."""
+        if self.unfenced:
+            raise Fault(f"{self.name} is read before a fence and a barrier made it visible")
+        return self.contents()
+
+    def check_free(self) -> None:
+        if self.readers:
+            raise Fault(f"{self.name} is overwritten while it is in use")
+
+    def store(self, value: Value) -> None:
+        self.check_free()
+        if self.copies:
+            raise Fault(f"{self.name} is overwritten while a copy to it is under way")
+        assert value.shape == self.shape
+        self.tensor, self.unfenced = value.read().clone(), True
+        role = self.simulation.current
+        assert role is not None
+        role.written.append(self)  # type: ignore[arg-type]  # like the tiles of the other simulation
+
+    def load(self, _: Any) -> Value:
+        return Value(self.contents())
+
+
+@dataclass
+class Transposed:
+    tile: Tile
+
+
+class Ring:
+    def __init__(self, entries: Sequence[Any], shape: Sequence[int], dtype: DType) -> None:
+        self.entries, self.shape, self.dtype = entries, list(shape), dtype
+
+    def index(self, i: int) -> Any:
+        return self.entries[i]
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor [batch, heads, rows, columns] as TMA sees it; blocks have 64 columns."""
+
+    tensor: Tensor
+
+    @property
+    def dtype(self) -> DType:
+        return DType(self.tensor.dtype)
+
+    def read(self, b: int, h: int, row: int, column: int, rows: int) -> Tensor:
+        """A block, with zeros outside the tensor."""
+        block = torch.zeros(rows, 64, dtype=self.tensor.dtype)
+        length, width = self.tensor.shape[2:]
+        first, end, last = max(row, 0), min(row + rows, length), min(column + 64, width)
+        if first < end and column < last:
+            block[first - row : end - row, : last - column] = self.tensor[b, h, first:end, column:last]
+        return block
+
+
+@dataclass
+class Output:
+    """A tensor that is written: every element once, and no other."""
+
+    tensor: Tensor
+    writes: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensor.fill_(float("nan"))
+        self.writes = torch.zeros(self.tensor.shape, dtype=torch.int32)
+
+    @property
+    def dtype(self) -> DType:
+        return DType(self.tensor.dtype)
+
+
+@dataclass
+class Pointer:
+    output: Output
+    offsets: Tensor | int = 0
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.output, self.offsets + number(other))
+
+
+class ForwardSimulation(Simulation):
+    """One launch of the main kernel.
+
+    Args:
+        constants: the kernel's compile-time constants, schedule functions as Python.
+        arguments: its other arguments by name.
+        ctas: how many there are.
+        resident: how many may run at the same time; all by default.
+        rows: queries of a row block.
+        seed, late: the order of events, see `Simulation`.
+        edits: replacements in the source, for controls that must fail.
+
+    After `run`, `walks` has the (kv tile, whether it was masked) of every (batch element, query head, row block).
+    """
+
+    def __init__(
+        self, constants: dict[str, Any], arguments: dict[str, Any], ctas: int, *, rows: int,
+        resident: int | None = None, seed: int = 0, late: bool = False, edits: tuple[tuple[str, str], ...] = (),
+    ) -> None:  # fmt: skip
+        self.constants, self.arguments = constants, arguments
+        self.ctas, self.resident = ctas, resident or ctas
+        self.late, self.random = late, random.Random(seed)
+        self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
+        self.tickets = self.draws = 0  # CTAs begun, tiles drawn
+        self.drawers: set[int] = set()
+        self.barriers: list[Barrier] = []
+        self.copies: list[Callable[[], None]] = []
+        self.roles: list[Role] = []
+        self.current: Role | None = None
+        self.main = threading.Semaphore(0)
+        self.abandoned = False
+        self.kernel = _kernel(self, rows, edits)
+
+    def _more_roles(self) -> bool:
+        self.roles = [role for role in self.roles if not role.over]
+        while self.tickets < self.ctas and len({role.ticket for role in self.roles}) < self.resident:
+            self.current, self.tickets = None, self.tickets + 1
+            self.kernel(**self.arguments, **self.constants)  # its last statement is `specialise`
+        return bool(self.roles)
+
+
+def constants_of(problem: build.Problem) -> dict[str, Any]:
+    """Compile-time constants of the main kernel, as `build` has them, with the schedule's functions as Python."""
+    found: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build.backward, "_compile", lambda _f, _s, constants, *_: found.append(constants))
+        _ = build.Kernels(problem).main
+    f = python_functions("two_pass", problem.band)
+    return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
+
+
+_MODULES = (work, producer, steps, consumer, entry)
+
+
+def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
+    """`hopper_forward` of the modules' source without their imports."""
+    stand_ins = _stand_ins(s)
+    namespace: dict[str, Any] = {"__name__": __name__, **stand_ins}
+    left = dict(edits) | {"ROWS = gl.constexpr(64)": f"ROWS = {rows}"}
+    for module in _MODULES:
+        text = inspect.getsource(module).replace(".to(gl.int64)", "")  # a Python integer has no type to change
+        for old in [old for old in left if old in text]:
+            text = text.replace(old, left.pop(old))
+        tree = ast.parse(text)
+        tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        assert not names & (set(namespace) - set(stand_ins)), "two definitions of one name"
+        exec(compile(tree, module.__file__ or "", "exec"), namespace)
+        namespace.update(stand_ins)
+    if left:
+        raise ValueError(f"not in the source: {list(left)}")
+    _record_walks(s, namespace)
+    kernel: Callable[..., None] = namespace["hopper_forward"]
+    return kernel
+
+
+def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
+    first_step, next_step, store_out = (namespace[name] for name in ("first_step", "next_step", "store_out"))
+    walks: dict[Role, list[tuple[int, bool]]] = defaultdict(list)
+
+    def role() -> Role:
+        assert s.current is not None
+        return s.current
+
+    def first(work: Any, shared: Any, scale: Any, zero: Any, rows: Any, kv: int, masks: bool, *rest: Any) -> Any:
+        can_mask = work.HAS_LO or work.HAS_HI or not work.EVEN_KV
+        walks[role()] = [(kv, bool(masks and can_mask))]
+        return first_step(work, shared, scale, zero, rows, kv, masks, *rest)
+
+    def later(work: Any, shared: Any, scale: Any, zero: Any, rows: Any, kv: int, *rest: Any) -> Any:
+        walks[role()].append((kv, rest[-1]))
+        return next_step(work, shared, scale, zero, rows, kv, *rest)
+
+    def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
+        place = b, head, row // namespace["ROWS"]
+        if place in s.walks:
+            raise Fault(f"{place} is computed twice")
+        s.walks[place] = walks[role()]
+        store_out(shared, desc, b, head, row, *rest)
+
+    namespace.update(first_step=first, next_step=later, store_out=store)
+
+
+def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
+    """By name, what the modules import, and the functions of inline assembly."""
+
+    def current() -> Any:
+        assert s.current is not None
+        return s.current
+
+    def allocate(dtype: DType, shape: list[int], layout: Any) -> Any:
+        if layout == "barriers":
+            s.barriers += (ring := [Barrier() for _ in range(shape[0])])
+            return Ring(ring, shape, dtype)
+        name = f"tile {shape} of {dtype.torch}"
+        if len(shape) == 1:
+            return Tile(s, name, shape, dtype)
+        return Ring([Tile(s, f"{name}, slot {i}", shape[1:], dtype) for i in range(shape[0])], shape, dtype)
+
+    def init(barrier: Barrier, count: int) -> None:
+        barrier.count = barrier.arrivals = count
+
+    def expect(barrier: Barrier, number: int) -> None:
+        barrier.bytes += number
+        barrier.arrive(1)
+
+    def wait(barrier: Barrier, parity: int) -> None:
+        s.wait(lambda: barrier.phase & 1 != parity, f"parity {parity} of a barrier in phase {barrier.phase}")
+
+    def load_rows(desc: Descriptor, b: int, h: int, row: int, full: Barrier, tile: Tile, column: int = 0) -> None:
+        for i in range(0, tile.shape[1], 64):
+            tile.check_free()
+            tile.copies += 1
+
+            def arrive(i: int = i) -> None:
+                block = desc.read(b, h, row, column + i, tile.shape[0])
+                tile.tensor = torch.cat([tile.tensor[:, :i], block, tile.tensor[:, i + 64 :]], 1)
+                tile.copies, tile.unfenced = tile.copies - 1, False
+                full.bytes -= block.numel() * block.element_size()
+                if full.bytes < 0:
+                    raise Fault("a barrier expects fewer bytes than arrive")
+                full.end()
+
+            s.copies.append(arrive)
+
+    def store_rows(output: Output, b: int, h: int, row: int, tile: Tile) -> None:
+        block = tile.by_async_proxy()
+        length, width = output.tensor.shape[2:]
+        first, end, columns = max(row, 0), min(row + tile.shape[0], length), min(width, tile.shape[1])
+        if first < end:
+            output.tensor[b, h, first:end, :columns] = block[first - row : end - row, :columns]
+            output.writes[b, h, first:end, :columns] += 1
+        tile.readers.append(current())
+        current().storing.append(tile)
+
+    def wait_until_read() -> None:
+        for tile in current().storing:
+            tile.readers.remove(current())
+        current().storing.clear()
+
+    def matmul(left: Any, right: Any, total: Value, *, use_acc: bool = True, is_async: bool = False) -> Value:
+        tiles = [x.tile if isinstance(x, Transposed) else x for x in (left, right) if not isinstance(x, Value)]
+        a = left.read() if isinstance(left, Value) else left.by_async_proxy()
+        b = right.tile.by_async_proxy().T if isinstance(right, Transposed) else right.by_async_proxy()
+        assert is_async
+        m = Matmul(tiles)
+        for tile in tiles:
+            tile.readers.append(m)
+        current().matmuls.append(m)
+        product = a.float() @ b.float()
+        return Value(total.tensor + product if use_acc else product, m)  # matmuls follow one another: no wait between
+
+    def matmul_wait(number: int, deps: tuple[Value, ...]) -> Any:
+        matmuls = current().matmuls
+        for m in matmuls[: len(matmuls) - number]:
+            m.done = True
+            for tile in m.operands:
+                tile.readers.remove(m)
+        del matmuls[: len(matmuls) - number]
+        return deps[0] if len(deps) == 1 else deps
+
+    def fence() -> None:
+        if s.current is not None:  # the one before roles part has nothing to fence
+            s.current.fenced += s.current.written
+            s.current.written.clear()
+
+    def meet() -> None:
+        for tile in current().fenced:
+            tile.unfenced = False
+        current().fenced.clear()
+
+    def gdc_wait() -> None:
+        s.drawers.add(current().ticket)
+
+    def draw(_: Any, what: int, sem: str) -> int:
+        if current().ticket not in s.drawers:
+            raise Fault("a CTA draws before the counter has been set to zero")
+        s.draws += what
+        return s.draws - what
+
+    def store(pointer: Pointer, value: Value, mask: Value) -> None:
+        assert isinstance(pointer.offsets, Tensor)
+        places = pointer.offsets[mask.read()]
+        pointer.output.tensor.view(-1)[places] = value.read()[mask.read()]
+        pointer.output.writes.view(-1)[places] += 1
+
+    def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:
+        assert len(partitions) - 1 == len(warps) == len(registers)
+        s.specialise(partitions)
+
+    def static_assert(condition: bool) -> None:
+        assert condition
+
+    def same(x: Any, *_: Any, **__: Any) -> Any:
+        return x
+
+    def extremum(scalars: Callable[..., int], tensors: Callable[..., Tensor]) -> Callable[..., Any]:
+        def of(a: Any, b: Any) -> Any:
+            if not isinstance(a, Value) and not isinstance(b, Value):
+                return scalars(a, b)
+            return Value(tensors(torch.as_tensor(number(a)), torch.as_tensor(number(b))))
+
+        return of
+
+    def where(condition: Any, a: Any, b: Any) -> Any:
+        if not isinstance(condition, Value):
+            return a if condition else b
+        return Value(torch.where(condition.read(), number(a), number(b)))
+
+    def largest(x: Value, axis: int) -> Any:
+        found = x.read().amax(axis)
+        return int(found) if found.ndim == 0 else Value(found)
+
+    def fma(a: Value, b: Any, c: Value) -> Value:
+        product = a.read().double() * (number(b).double() if isinstance(b, Value) else b)
+        return Value((product + c.read().double()).float())
+
+    def keep_between(s: Value, keys: Value, first: Value, end: Value) -> Value:
+        keep = (keys.read() >= first.read()) & (keys.read() < end.read())
+        return Value(torch.where(keep, s.read(), -math.inf))
+
+    def keep_below(s: Value, keys: Value, end: Value) -> Value:
+        return Value(torch.where(keys.read() < end.read(), s.read(), -math.inf))
+
+    gl = SimpleNamespace(
+        tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
+        int32=DType(torch.int32), int64=DType(torch.int64), float32=DType(torch.float32), where=where,
+        minimum=extremum(min, torch.minimum), maximum=extremum(max, torch.maximum), max=largest, fma=fma,
+        sum=lambda x, axis: Value(x.read().sum(axis)),
+        SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
+        NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None), allocate_shared_memory=allocate,
+        warp_specialize=specialise, zeros=lambda shape, dtype, _: Value(torch.zeros(shape, dtype=dtype.torch)),
+        full=lambda shape, x, dtype, _: Value(torch.full(shape, x, dtype=dtype.torch)),
+        arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
+        expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().ticket,
+        num_programs=lambda _: s.ctas,
+    )  # fmt: skip
+    return {
+        "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
+            arrive=lambda barrier, count: barrier.arrive(count),
+        ),
+        "fence_async_shared": fence, "warpgroup_mma": matmul, "warpgroup_mma_wait": matmul_wait, "gdc_wait": gdc_wait,
+        "role_barrier": meet, "load_rows": load_rows, "store_rows": store_rows, "wait_until_read": wait_until_read,
+        "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
+        "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
+        "_keep_below": keep_below, "_keep_between": keep_between,
+    }  # fmt: skip

@@ -1,0 +1,234 @@
+"""What the Hopper forward takes, compiled without a GPU, and what its machine code must and must not have."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import expecttest
+import pytest
+import triton
+from dash_inductor.kernels.hopper_forward import build
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule import Band
+
+from .support import sass
+from .support.hopper_forward_builds import Case, built, steps
+
+FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
+HALF = "float16"
+
+# Every variant with the masks that add code; dtypes and ragged lengths spread over them.
+CASES = [
+    Case((64, 64), FULL),
+    Case((64, 64), FULL, 0, HALF, even_kv=False),
+    Case((64, 64), CAUSAL),
+    Case((64, 64), WINDOW, 0, HALF, even_kv=False),
+    Case((64, 64), LOOK_AHEAD),
+    Case((64, 64), CAUSAL, 1),
+    Case((64, 64), CAUSAL, 2),
+    Case((64, 64), CAUSAL, 3),
+    Case((64, 64), WINDOW, 3),
+    Case((128, 128), FULL),
+    Case((128, 128), FULL, 0, HALF, even_kv=False),
+    Case((128, 128), CAUSAL, 0, HALF),
+    Case((128, 128), CAUSAL, even_kv=False),
+    Case((128, 128), WINDOW),
+    Case((128, 128), LOOK_AHEAD, even_kv=False),
+    Case((128, 128), CAUSAL, 1),
+    Case((128, 128), CAUSAL, 2),
+    Case((192, 128), FULL),
+    Case((192, 128), CAUSAL, even_kv=False),
+    Case((192, 128), WINDOW, 0, HALF),
+    Case((192, 128), CAUSAL, 1),
+    Case((256, 256), FULL),
+    Case((256, 256), CAUSAL, 0, HALF),
+    Case((256, 256), WINDOW, even_kv=False),
+    Case((256, 256), CAUSAL, 1),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+SHARED_BYTES = 227 << 10
+"""Shared memory that one CTA may have on sm_90."""
+
+DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+
+REGISTER_FILE = 65536
+PRODUCER_WARPS = 4
+"""Warps are launched in groups of four, and the producer is one."""
+
+
+def settings(case: Case) -> build.Variant:
+    return case.problem().settings
+
+
+@cases
+def test_fits(case: Case) -> None:
+    """Shared memory, registers, no matrix instruction made to wait, and scalars alone that leave their registers."""
+    used = built(case)
+    assert used.shared_memory <= SHARED_BYTES
+    warps = settings(case).consumers * build.CONSUMER_WARPS + PRODUCER_WARPS
+    assert used.report.registers * 32 * warps <= REGISTER_FILE
+    assert not used.report.serialised
+    assert max(used.report.spill_stores, used.report.spill_loads) <= spilled_bytes(case), str(used)
+
+
+def spilled_bytes(case: Case) -> int:
+    """Per thread, outside the steps: scalars, once per tile, where the accumulators leave no room for them.
+
+    Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself, and before the loops.
+    """
+    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
+        return 0 if case.mask.is_full and case.dims != (256, 256) else 400
+    return 16 if case.mask == WINDOW and case.dims[0] >= 128 else 0
+
+
+@cases
+def test_a_step_is_what_it_was_written_as(case: Case) -> None:
+    """Per consumer a loop for each kind of tile; in a step both products, and nothing that spills or repacks P.
+
+    Barriers among the warps of a consumer: when K and V are left, before the wait for K (Triton's own, one more from
+    Triton 3.9 on), and when the turn is passed on.
+    """
+    used, v = built(case), settings(case)
+    kinds = 1 + (case.mask.lo is not None) + (case.mask.hi is not None)
+    assert len(used.steps) == kinds * v.consumers, str(used)
+    head_dim, _value_dim = build.dims_of(*case.dims)
+    for step in used.steps:
+        assert step.spills == 0
+        assert step.operations["HGMMA"] == head_dim // 16 + v.block_kv // 16
+        assert step.operations["MUFU"] == v.block_kv // 2 + 2  # a probability per score, a factor per row
+        assert step.operations["F2FP"] == v.block_kv // 4  # two probabilities each
+        assert step.operations["PRMT"] <= 1
+        assert step.operations["BAR"] <= 3 + v.turns + DESCRIPTORS_LIVE_THROUGH_THE_LOOP
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+def test_pinned() -> None:
+    expecttest.assert_expected_inline(
+        "\n".join(f"{case}: {built(case)}" for case in CASES),
+        """\
+64/64 full variant 0 bfloat16: registers 128, spilled 0/0, shared 180856, steps 439..439
+64/64 full variant 0 float16 ragged: registers 128, spilled 0/0, shared 180856, steps 439..439
+64/64 causal variant 0 bfloat16: registers 128, spilled 0/0, shared 180856, steps 435..609
+64/64 band(0,1023) variant 0 float16 ragged: registers 128, spilled 0/0, shared 180872, steps 436..674
+64/64 band(none,10) variant 0 bfloat16: registers 128, spilled 0/0, shared 180856, steps 435..633
+64/64 causal variant 1 bfloat16: registers 128, spilled 0/0, shared 205500, steps 435..598
+64/64 causal variant 2 bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..588
+64/64 causal variant 3 bfloat16: registers 168, spilled 0/0, shared 180824, steps 425..586
+64/64 band(0,1023) variant 3 bfloat16: registers 168, spilled 0/0, shared 180840, steps 447..671
+128/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197088, steps 473..475
+128/128 full variant 0 float16 ragged: registers 168, spilled 0/0, shared 197088, steps 473..475
+128/128 causal variant 0 float16: registers 168, spilled 0/0, shared 197088, steps 481..651
+128/128 causal variant 0 bfloat16 ragged: registers 168, spilled 0/0, shared 197088, steps 481..651
+128/128 band(0,1023) variant 0 bfloat16: registers 168, spilled 8/8, shared 197104, steps 477..707
+128/128 band(none,10) variant 0 bfloat16 ragged: registers 168, spilled 0/0, shared 197088, steps 482..679
+128/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 229912, steps 476..641
+128/128 causal variant 2 bfloat16: registers 168, spilled 0/0, shared 229944, steps 487..652
+192/128 full variant 0 bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
+192/128 causal variant 0 bfloat16 ragged: registers 168, spilled 0/0, shared 213504, steps 506..669
+192/128 band(0,1023) variant 0 float16: registers 168, spilled 0/0, shared 213504, steps 510..736
+192/128 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 213568, steps 344..427
+256/256 full variant 0 bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
+256/256 causal variant 0 float16: registers 168, spilled 0/0, shared 197072, steps 414..498
+256/256 band(0,1023) variant 0 bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
+256/256 causal variant 1 bfloat16: registers 168, spilled 0/0, shared 197104, steps 426..512""",
+    )
+
+
+@cases
+def test_warps_trade_registers(case: Case) -> None:
+    """The producer gets fewer registers than it was launched with, the consumers more."""
+    ptx, v = built(case).ptx, settings(case)
+    counts = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
+    launched = REGISTER_FILE // (32 * (v.consumers * build.CONSUMER_WARPS + PRODUCER_WARPS)) // 8 * 8
+    left = launched * (v.consumers + 1) - v.registers * (v.consumers - 1) - v.producer_registers
+    assert counts >= {v.producer_registers, v.registers, left}  # others while the roles wait to begin
+    assert left >= v.registers
+
+
+@cases
+def test_kernels_overlap_in_order(case: Case) -> None:
+    """The producer waits for `prepare` before every draw, and lets nobody start early: what follows uses out."""
+    used = built(case)
+    assert re.findall(r"griddepcontrol\.(\w+) ?;", used.ptx) == ["wait"]
+    assert used.starts_early
+    body = used.ptx.splitlines()
+    (wait,) = (i for i, line in enumerate(body) if "griddepcontrol.wait" in line)
+    (draw,) = (i for i, line in enumerate(body) if re.search(r"atom\.global\S*\.add\.u32", line))
+    assert wait < draw
+    assert not any(re.search(r"\$L__BB\w+:|\bbra\b", line) for line in body[wait:draw]), "one without the other"
+
+
+def test_prepare() -> None:
+    kernel, report = sass.compile_with_report(lambda: build.Kernels(Case((64, 64), FULL).problem()).prepare)
+    assert max(report.spill_stores, report.spill_loads) == 0
+    assert re.findall(r"griddepcontrol\.(\w+) ?;", kernel.asm["ptx"]) == ["launch_dependents"]
+    assert not kernel.metadata.launch_pdl  # the operands of the main kernel were written before it
+
+
+def float_operations(ptx: str) -> Counter[str]:
+    """Arithmetic on fp32: what could round otherwise in another build."""
+    return Counter(re.findall(r"^\s*(?:@%p\d+ )?((?:fma|mul|add|sub|max|ex2|cvt)\.\S*f(?:32|16)\S*)\s", ptx, re.M))
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)
+@pytest.mark.parametrize("dims", [dims for dims in build.VARIANTS if len(build.VARIANTS[dims]) > 1], ids=str)
+def test_variants_with_one_kv_tile_round_alike(dims: tuple[int, int], mask: Band) -> None:
+    """A consumer has the same operations on fp32 in all of them, so a row has the same bits."""
+    counts: dict[int, list[Counter[str]]] = {}
+    for i, v in enumerate(build.VARIANTS[dims]):
+        found = float_operations(built(Case(dims, mask, i)).ptx)
+        assert all(count % v.consumers == 0 for count in found.values())
+        each = Counter({name: count // v.consumers for name, count in found.items()})
+        counts.setdefault(v.block_kv, []).append(each)
+    for alike in counts.values():
+        assert all(each == alike[0] for each in alike)
+        assert sum(alike[0].values()) > 500
+
+
+def test_masks_add_no_rounding() -> None:
+    """A step with a mask has the operations of one without: a row has the same bits in either."""
+    full, causal = (float_operations(built(Case((128, 128), mask)).ptx) for mask in (FULL, CAUSAL))
+    for name in full:
+        per_step = {"ex2": 66, "fma": 66}.get(name.split(".")[0])
+        if per_step is not None:
+            assert causal[name] == full[name] + 2 * per_step, name  # one more loop in each of two consumers
+
+
+def test_every_variant_has_cases() -> None:
+    every = {(dims, i) for dims, variants in build.VARIANTS.items() for i in range(len(variants))}
+    assert {(case.dims, case.variant) for case in CASES} == every
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "dims"),
+    [(8, 8, (64, 64)), (64, 72, (128, 128)), (96, 96, (128, 128)), (136, 128, (192, 128)), (192, 136, (256, 256))],
+)
+def test_smaller_head_dims_are_filled_up(head_dim: int, value_dim: int, dims: tuple[int, int]) -> None:
+    assert build.dims_of(head_dim, value_dim) == dims
+
+
+@pytest.mark.parametrize("dims", [(264, 64), (64, 264), (12, 16), (16, 12)])
+def test_other_head_dims_are_refused(dims: tuple[int, int]) -> None:
+    with pytest.raises(ArgumentError, match="head_dim, value_dim"):
+        build.Problem("bfloat16", *dims, False, False, True)
+
+
+def test_other_problems_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="dtype='float32'"):
+        build.Problem("float32", 64, 64, False, False, True)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ArgumentError, match="variant=9"):
+        build.Problem("float16", 64, 64, False, False, True, 9)
+
+
+def test_what_a_step_must_not_have_is_seen() -> None:
+    """Spills and missing matrix instructions in the loops over kv tiles, and none of what lies outside them."""
+    text = sass.disassemble(build.Kernels(CASES[2].problem()).main.asm["cubin"])
+    spilled = steps(re.sub(r"MUFU\.EX2 [^;]*;", "STL [R1], R0 ;", text))
+    assert len(spilled) == len(steps(text)) == 2 * settings(CASES[2]).consumers
+    assert all(step.spills == step.operations["STL"] == 66 for step in spilled)
+    assert all(step.spills == 0 for step in steps(re.sub(r"MUFU\.RCP [^;]*;", "STL [R1], R0 ;", text)))
+    fewer = steps(re.sub(r"HGMMA[^;]*tnspB[^;]*;", "NOP ;", text))
+    assert all(step.operations["HGMMA"] == 4 for step in fewer)

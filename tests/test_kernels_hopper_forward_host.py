@@ -1,0 +1,253 @@
+"""The host side of the Hopper forward without a GPU: checks, scales, descriptors, launch order, and the control."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper_forward import build, entry, launch
+from torch import Tensor
+
+from dash_inductor import compat
+from dash_inductor.errors import ArgumentError
+from dash_inductor.schedule import Band
+from dash_inductor.schedule import Problem as Tables
+
+from .support import hopper_forward
+from .support.attention import BSHD, Problem
+from .support.hopper_forward import results_of_the_cta
+from .support.hopper_forward_builds import Case
+from .support.hopper_forward_glue import Descriptor, ForwardSimulation, Output, Pointer, constants_of
+
+SMS = 132
+FULL = Band()
+
+
+@dataclass
+class Launches:
+    """What would have been launched: (kernel, grid, descriptors, stream, addresses, arguments)."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    problems: list[build.Problem] = field(default_factory=list)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """A device of SMS SMs on which nothing runs."""
+    seen = Launches()
+
+    def launcher(compiled: str, grid: int, descriptors: Sequence[Any], constants: int) -> Any:
+        def run(stream: int, addresses: Sequence[int], *arguments: Any) -> None:
+            seen.calls.append((compiled, grid, list(descriptors), stream, list(addresses), list(arguments)))
+
+        return run
+
+    def kernels(problem: build.Problem, device: int) -> Any:
+        seen.problems.append(problem)
+        return SimpleNamespace(prepare="prepare", main="main", constants=lambda compiled: 0)
+
+    properties = SimpleNamespace(multi_processor_count=SMS)
+    monkeypatch.setattr(compat, "KernelLauncher", launcher)
+    monkeypatch.setattr(launch, "kernels", kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(
+        compat, "empty_cuda", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    )
+    return seen
+
+
+def tensors(
+    q_len: int = 100, kv_len: int = 90, dims: tuple[int, int] = (64, 64), group: int = 2, batch: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = ((2 * group, q_len, dims[0]), (2, kv_len, dims[0]), (2, kv_len, dims[1]))
+    return tuple(torch.randn(batch, n, h, d).bfloat16().transpose(1, 2) for h, n, d in sizes)  # type: ignore[return-value]
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, **how: Any) -> tuple[Tensor, Tensor]:
+    """As `launch.forward` after its first lines, on tensors that pretend to lie on a GPU."""
+    device = torch.device("cuda", 0)
+    order = tuple(how.get("order", BSHD))
+    state = launch._State(
+        band, scale, order, how.get("variant", 0), how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
+        how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
+    )  # fmt: skip
+    return state.run(q, k, v)
+
+
+BANDS = [Band(), Band(0), Band(0, 9), Band(30, 40), Band(None, -20), Band(0, None, "bottom_right"), Band(500, 600)]
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (72, 40), (192, 128)], ids=str)
+def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
+    """The counter is reset first; descriptors hold the rows and keys that take part, arguments lengths and bounds."""
+    q, k, v = tensors(dims=dims)
+    out, lse = run(q, k, v, band, order=(2, 0, 1, 3))
+    (prepare, main) = launches.calls
+    assert prepare[:2] == ("prepare", 1)
+    assert main[0] == "main"
+    (counter,) = prepare[5]
+    assert main[5][:2] == [lse.data_ptr(), counter]
+    resolved = Tables(band, 100, 90, 64, 128).resolved.band
+    assert main[5][2:9] == [8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0]
+    assert main[5][10] == pytest.approx(0.1 * 1.4426950408889634)
+    keep = torch.tensor([[band.visible(i, j, 100, 90) for j in range(90)] for i in range(100)])
+    rows, keys = (keep.any(axis).nonzero().flatten().tolist() or [0] for axis in (1, 0))
+    operands = zip((q, k, v), (rows, keys, keys), main[2][:3], main[4][:3], strict=True)
+    for tensor, seen, (sizes, strides), address in operands:
+        offset = (address - tensor.data_ptr()) // 2
+        assert not any(stride * 2 % 16 for stride in strides[:3])
+        expected = tensor[:, :, seen[0] : seen[-1] + 1]
+        storage = tensor.untyped_storage().data_ptr()
+        got = tensor.as_strided(sizes, strides, offset + (tensor.data_ptr() - storage) // 2)
+        assert torch.equal(got, expected)
+    assert main[2][3][0] == [2, 4, 100, dims[1]] == list(out.shape)
+    assert main[2][3][1] == list(out.stride())
+    assert out.permute(2, 0, 1, 3).is_contiguous()
+    assert lse.dtype == torch.float32
+    assert lse.is_contiguous()
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-5, 90), Band(None, -70)], ids=str)
+@pytest.mark.parametrize(("dims", "scale"), [((64, 64), 0.1), ((72, 40), -0.2), ((136, 128), 0.0), ((192, 256), 1e-3)])
+def test_a_call_computes_attention(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, dims: tuple[int, int], scale: float, band: Band
+) -> None:
+    """What the host side hands over, run by the roles as plain Python with the tiles of the build."""
+    q, k, v = tensors(200, 170, dims)
+    p = Problem(q, k, v, v, band, scale)
+    if not scale > 0:
+        q, scale = launch._with_positive_scale(q, scale)
+    got = run(q, k, v, band, scale, ctas=3)
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    out, lse = map(Output, got)
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    constants = constants_of(launches.problems[0])
+    ForwardSimulation(constants, dict(zip(names, values, strict=True)), grid, rows=64).run()
+    assert (out.writes == 1).all()
+    assert (lse.writes == 1).all()
+    monkeypatch.setattr(hopper_forward, "cudnn", lambda p: None)
+    hopper_forward.check(p, (out.tensor, lse.tensor))
+
+
+@pytest.mark.parametrize(("kv_len", "even"), [(128, True), (384, True), (90, False), (1, False)])
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(None, 3), Band(-2, 2)], ids=str)
+def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: bool) -> None:
+    """Which bounds there are is a fact of the mask, not of the lengths; smaller head dims share a build."""
+    run(*tensors(1, kv_len, (40, 64)), band)
+    assert launches.problems == [build.Problem("bfloat16", 64, 64, band.lo is not None, band.hi is not None, even)]
+
+
+@pytest.mark.parametrize(
+    ("q_len", "variant", "ctas", "grid"),
+    [(1, 0, None, 8), (64, 0, None, 8), (193, 0, None, 16), (193, 3, None, 16), (193, 3, 5, 5), (9000, 0, None, SMS)],
+)
+def test_as_many_ctas_as_sms_and_tiles(
+    launches: Launches, q_len: int, variant: int, ctas: int | None, grid: int
+) -> None:
+    run(*tensors(q_len), variant=variant, ctas=ctas)
+    assert launches.calls[1][1] == grid
+
+
+def test_states_are_kept(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forward` builds a state once for each combination of facts."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    built: list[Any] = []
+    monkeypatch.setattr(launch, "_State", lambda *facts: built.append(facts) or SimpleNamespace(run=lambda *t: t))
+    launch._state.cache_clear()
+    q, k, v = (t.to("meta") for t in tensors())
+    fake = [SimpleNamespace(**{n: getattr(t, n) for n in ("ndim", "shape", "stride", "dtype")}) for t in (q, k, v)]
+    for t in fake:
+        t.device, t.data_ptr = torch.device("cuda", 0), lambda: 0
+    for scale in (0.1, 0.1, 0.2):
+        launch.forward(*fake, Band(0), scale, BSHD)  # type: ignore[arg-type]  # enough of a tensor
+    launch._state.cache_clear()
+    assert len(built) == 2
+
+
+def test_scales_become_positive() -> None:
+    q = torch.randn(1, 2, 3, 8).half()
+    flipped, scale = launch._with_positive_scale(q, -0.3)
+    assert scale == 0.3
+    assert torch.equal(flipped, -q)
+    for nothing in (0.0, -0.0, 1e-50, -1e-50):
+        zeros, scale = launch._with_positive_scale(q, nothing)
+        assert scale == 1.0
+        assert not zeros.any()
+    with pytest.raises(ArgumentError, match="scale=nan"):
+        launch._with_positive_scale(q, float("nan"))
+
+
+@pytest.mark.parametrize("scale", [float("inf"), 3e38])
+def test_scales_beyond_fp32_are_refused(launches: Launches, scale: float) -> None:
+    with pytest.raises(ArgumentError, match="scale"):
+        run(*tensors(), scale=scale)
+
+
+def test_wrong_arguments_are_refused(launches: Launches) -> None:
+    q, k, v = tensors()
+    wrong: dict[str, tuple[Tensor, Tensor, Tensor]] = {
+        "key=": (q, k[..., :56], v),
+        "value=": (q, k, v[:, :, :63]),
+        "query=": (q[:, :3], k, v),
+        "dtypes": (q, k, v.half()),
+        "head_dim, value_dim": (q[..., :60], k[..., :60], v),
+        "q_len=0": (q[:, :, :0], k, v),
+        "kv_len=0": (q, k[:, :, :0], v[:, :, :0]),
+        "batch=0": (q[:0], k[:0], v[:0]),
+    }
+    for name, arguments in wrong.items():
+        with pytest.raises(ArgumentError, match=name):
+            run(*arguments)
+    with pytest.raises(ArgumentError, match="dtypes"):
+        run(q.float(), k.float(), v.float())
+    with pytest.raises(ArgumentError, match="devices"):
+        run(q, k, v, v_device=torch.device("cuda", 1))
+    for order in ((0, 1, 2), (0, 1, 3, 2), (0, 0, 1, 3)):
+        with pytest.raises(ArgumentError, match="order"):
+            run(q, k, v, order=order)
+    for how in ({"ctas": 0}, {"variant": 9}):
+        with pytest.raises(ArgumentError, match=next(iter(how))):
+            run(q, k, v, **how)
+    with pytest.raises(ArgumentError, match="device of query='cpu'"):
+        launch.forward(q, k, v, Band(), 0.1, BSHD)
+    with pytest.raises(ArgumentError, match="query, key, value"):
+        launch.forward(q[0], k, v, Band(), 0.1, BSHD)
+
+
+def test_sections() -> None:
+    """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
+
+    def section(band: Band, kv_len: int, group: int, heads: int = 64) -> int:
+        return launch._section(Tables(band, kv_len, kv_len, 128, 128, 1, heads), 256, group)
+
+    assert section(Band(), 4096, 1) == 1
+    assert section(Band(), 4096, 8) == 8
+    assert section(Band(0), 4096, 1) == 16
+    assert section(Band(0), 4096, 4) == 64
+    assert section(Band(0), 1 << 20, 4) == 4
+    assert section(Band(0, 127), 1 << 20, 1) == 64
+    assert section(Band(0), 4096, 1, heads=3) == 3
+
+
+def test_the_control_differs_in_the_results_alone() -> None:
+    """The kernel whose results depend on the CTA, for the tests on a GPU, compiles, and is gone afterwards."""
+    case = Case((64, 64), Band(0))
+    plain = build.Kernels(case.problem()).main.asm["ptx"]
+    with results_of_the_cta():
+        control = build.Kernels(case.problem()).main.asm["ptx"]
+    assert control.count("%ctaid") > plain.count("%ctaid")
+    for instruction in ("wgmma.mma_async", "ex2.approx", "cp.async.bulk.tensor", "mbarrier.arrive"):
+        assert control.count(instruction) == plain.count(instruction)
+    assert build.Kernels(case.problem()).main.asm["ptx"] == plain, "the control leaked"
