@@ -54,11 +54,11 @@ def flops(shape: Shape) -> float:
     return shape.flops * (d + dv) / (3 * d + 2 * dv)
 
 
-def problem_of(shape: Shape, variant: int) -> build.Problem:
+def problem_of(shape: Shape, variant: int) -> build.Specialisation:
     lo, hi = shape.mask.lo is not None, shape.mask.hi is not None
     settings = build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)][variant]
     even = shape.length % settings.block_kv == 0
-    return build.Problem("bfloat16", *build.dims_of(shape.head_dim, shape.value_dim), lo, hi, even, variant)
+    return build.Specialisation("bfloat16", *build.dims_of(shape.head_dim, shape.value_dim), lo, hi, even, variant)
 
 
 def variants_of(shape: Shape, every: bool) -> range:
@@ -145,14 +145,14 @@ def equal(shape: Shape, runs: dict[str, Callable[[], Results]], results: dict[st
     return all(all(map(torch.equal, results["dash"], other)) for other in (*alike, *again))
 
 
-def compile_all(problems: list[build.Problem]) -> None:
+def compile_all(problems: list[build.Specialisation]) -> None:
     """Fill Triton's cache, several kernels at a time: one takes seconds."""
     workers = min(len(problems), max(1, (os.cpu_count() or 2) // 2))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, problems))
 
 
-def _compile(problem: build.Problem) -> None:
+def _compile(problem: build.Specialisation) -> None:
     kernels = build.Kernels(problem)
     _ = kernels.prepare, kernels.main
 

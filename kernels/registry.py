@@ -65,6 +65,20 @@ def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) 
     return launch.backward(*tensors, call, plan)
 
 
+def _hopper_forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
+) -> Results:
+    if not query.is_cuda:
+        return _reference_forward(query, key, value, extras, call, tiles)
+    if call.mask.keys is not None:
+        raise ArgumentError("mask", str(call.mask), "a band alone")
+    from .hopper_forward import launch
+
+    (order,) = call.orders
+    order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
+    return launch.forward(query, key, value, call.mask.band, call.scale, order)
+
+
 def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     return iter(())
 
@@ -94,12 +108,19 @@ def _compiled_hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[A
     yield from (kernels.prepare, kernels.main, kernels.finish)
 
 
+def _compiled_hopper_forward(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    from .hopper_forward import build
+
+    kernels = build.kernels(build.Specialisation.of_site(site), device.index)
+    yield from (kernels.prepare, kernels.main)
+
+
 EXECUTIONS: Mapping[str, Execution] = {
     families.REFERENCE.name: Execution(_reference, _reference_forward, _nothing, _nothing),
     families.PORTABLE.name: Execution(
         _reference, _reference_forward, _compiled_templates, _compiled_forward_template, templates=True
     ),
-    families.HOPPER.name: Execution(_hopper, _reference_forward, _compiled_hopper, _nothing),
+    families.HOPPER.name: Execution(_hopper, _hopper_forward, _compiled_hopper, _compiled_hopper_forward),
 }
 """By the family's name, which is `Plan.kernel` and, for forwards of our own, `Plan.forward`."""
 

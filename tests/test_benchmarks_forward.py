@@ -7,7 +7,7 @@ from dash_inductor.kernels.hopper_forward import build
 
 from benchmarks import forward
 from benchmarks.shapes import CAUSAL, FULL, Shape, regular
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 
 @pytest.mark.parametrize(("mask", "share"), [(FULL, 1.0), (CAUSAL, 0.5)], ids=str)

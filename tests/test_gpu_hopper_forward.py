@@ -21,9 +21,10 @@ from torch import Tensor
 from benchmarks.forward import compile_all
 from dash_inductor import compat
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .support.attention import BSHD, Problem
+from .support.attention import Attention
+from .support.calls import BSHD
 from .support.hopper import MARKS, any_forward
 from .support.hopper_forward import Forward, check, forward, repeated, results_of_the_cta
 from .support.poison import MASKS as UNSEEN
@@ -64,17 +65,19 @@ def compiled() -> None:
     """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
     bounds = list(itertools.product((False, True), repeat=2))
     used = itertools.product(build.VARIANTS, ("bfloat16", "float16"), bounds, (False, True))
-    problems = [build.Problem(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
+    problems = [build.Specialisation(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
     others = itertools.product([v for v in VARIANTS if v[1]], [(False, False), (True, False), (True, True)])
-    problems += [build.Problem("bfloat16", *dims, lo, hi, False, variant) for (dims, variant), (lo, hi) in others]
+    problems += [
+        build.Specialisation("bfloat16", *dims, lo, hi, False, variant) for (dims, variant), (lo, hi) in others
+    ]
     compile_all(problems)
 
 
 def problem(
     dims: tuple[int, int], mask: Band, q_len: int, kv_len: int, *, batch: int = 2, kv_heads: int = 2, group: int = 1,
     dtype: torch.dtype = torch.bfloat16, scale: float | None = None,
-) -> Problem:  # fmt: skip
-    p = Problem.random(
+) -> Attention:  # fmt: skip
+    p = Attention.random(
         q_len, kv_len, dims[0], mask, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, value_dim=dims[1]
     )
     return p if scale is None else dataclasses.replace(p, scale=scale)
@@ -177,10 +180,10 @@ def test_fused_and_expanded_inputs() -> None:
     """Views into one fused tensor; a batch that is one element repeated."""
     qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    p = Problem(q, k, v, v, Band(0), 0.125)
+    p = Attention(q, k, v, v, Band(0), 0.125)
     check(p, forward(p))
     repeated_batch = [t[:1].expand(2, -1, -1, -1) for t in (q, k, v)]
-    p = Problem(*repeated_batch, v, Band(0), 0.125)
+    p = Attention(*repeated_batch, v, Band(0), 0.125)
     check(p, forward(p))
 
 
@@ -241,7 +244,7 @@ SHAPES = [
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def of(shape: tuple[Any, ...], *, batch: int = 2, kv_heads: int = 4) -> Problem:
+def of(shape: tuple[Any, ...], *, batch: int = 2, kv_heads: int = 4) -> Attention:
     dims, mask, group, q_len, kv_len = shape
     return problem(dims, mask, q_len, kv_len, batch=batch, kv_heads=kv_heads, group=group)
 
@@ -374,7 +377,7 @@ def test_two_streams_at_once() -> None:
 @pytest.mark.parametrize("lengths", [(64, 64), (256, 128), (4096, 128)], ids=str)
 def test_calls_in_turn_do_not_meet(lengths: tuple[int, int]) -> None:
     """The main kernel of a call starts while `prepare` runs, and finds the counter and results of the call before."""
-    problems = [Problem.random(*lengths, 128, Band(), batch=1, kv_heads=1, seed=seed) for seed in range(2)]
+    problems = [Attention.random(*lengths, 128, Band(), batch=1, kv_heads=1, seed=seed) for seed in range(2)]
     expected = [[t.clone() for t in forward(p)] for p in problems]
     assert not same(*expected)
     different = torch.zeros((), dtype=torch.int64, device="cuda")

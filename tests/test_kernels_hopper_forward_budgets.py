@@ -11,7 +11,7 @@ import triton
 from dash_inductor.kernels.hopper_forward import build
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from .support import sass
 from .support.hopper_forward_builds import Case, built, steps
@@ -213,14 +213,14 @@ def test_smaller_head_dims_are_filled_up(head_dim: int, value_dim: int, dims: tu
 @pytest.mark.parametrize("dims", [(264, 64), (64, 264), (12, 16), (16, 12)])
 def test_other_head_dims_are_refused(dims: tuple[int, int]) -> None:
     with pytest.raises(ArgumentError, match="head_dim, value_dim"):
-        build.Problem("bfloat16", *dims, False, False, True)
+        build.Specialisation("bfloat16", *dims, False, False, True)
 
 
 def test_other_problems_are_refused() -> None:
     with pytest.raises(ArgumentError, match="dtype='float32'"):
-        build.Problem("float32", 64, 64, False, False, True)  # type: ignore[arg-type]  # on purpose
+        build.Specialisation("float32", 64, 64, False, False, True)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ArgumentError, match="variant=9"):
-        build.Problem("float16", 64, 64, False, False, True, 9)
+        build.Specialisation("float16", 64, 64, False, False, True, 9)
 
 
 def test_what_a_step_must_not_have_is_seen() -> None:

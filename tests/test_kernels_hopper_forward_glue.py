@@ -14,9 +14,9 @@ from dash_inductor.kernels.hopper_forward import launch as launch_side
 from dash_inductor.kernels.reference import visible
 from torch import Tensor
 
-from dash_inductor.schedule import Band
-from dash_inductor.schedule import Problem as Tables
-from dash_inductor.schedule.jobs import functions
+from dash_inductor.model import Band
+from dash_inductor.schedule import Problem
+from dash_inductor.schedule.walk import functions
 
 from .support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer, constants_of
 
@@ -53,9 +53,9 @@ class Launch:
         return build.VARIANTS[self.variant[0]][self.variant[1]]
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> Problem:
         """Those of row blocks."""
-        return Tables(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.kv_heads * self.group)
+        return Problem(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.kv_heads * self.group)
 
     @property
     def keep(self) -> Tensor:
@@ -64,7 +64,7 @@ class Launch:
 
     def constants(self) -> dict[str, Any]:
         band, (dims, variant) = self.tables.resolved.band, self.variant
-        problem = build.Problem("bfloat16", *dims, band.lo is not None, band.hi is not None, True, variant)
+        problem = build.Specialisation("bfloat16", *dims, band.lo is not None, band.hi is not None, True, variant)
         return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +83,7 @@ class Launch:
         f, tail = functions("two_pass", self.tables), self.tables.tail()
         (first_row, end_row), (first_key, end_key) = f.dash_seen_rows(*tail), f.dash_seen_keys(*tail)
         seen = [(q, first_row, end_row), (k, first_key, end_key), (v, first_key, end_key)]
-        seen = [(t, *((first, end) if first < end else (0, 1))) for t, first, end in seen]  # as `Operand.of`
+        seen = [(t, *((first, end) if first < end else (0, 1))) for t, first, end in seen]  # as `SeenRows.of`
         descriptors = [Descriptor(t[:, :, first:end]) for t, first, end in seen]
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(*q.shape[:3]))

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from dash_inductor import compat
 from dash_inductor.errors import ArgumentError
-from dash_inductor.schedule import Band
-from dash_inductor.schedule import Problem as Tables
+from dash_inductor.model import Band
+from dash_inductor.schedule import Problem
 
 from .support import hopper_forward
-from .support.attention import BSHD, Problem
+from .support.attention import Attention
+from .support.calls import BSHD
 from .support.hopper_forward import results_of_the_cta
 from .support.hopper_forward_builds import Case
 from .support.hopper_forward_glue import Descriptor, ForwardSimulation, Output, Pointer, constants_of
@@ -33,7 +34,7 @@ class Launches:
     """What would have been launched: (kernel, grid, descriptors, stream, addresses, arguments)."""
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
-    problems: list[build.Problem] = field(default_factory=list)
+    problems: list[build.Specialisation] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -47,13 +48,14 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
         return run
 
-    def kernels(problem: build.Problem, device: int) -> Any:
+    def kernels(problem: build.Specialisation, device: int) -> Any:
         seen.problems.append(problem)
-        return SimpleNamespace(prepare="prepare", main="main", constants=lambda compiled: 0)
+        return SimpleNamespace(prepare="prepare", main="main")
 
     properties = SimpleNamespace(multi_processor_count=SMS)
     monkeypatch.setattr(compat, "KernelLauncher", launcher)
     monkeypatch.setattr(launch, "kernels", kernels)
+    monkeypatch.setattr(launch, "constant_count", lambda compiled: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(
@@ -94,7 +96,7 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
     assert main[0] == "main"
     (counter,) = prepare[5]
     assert main[5][:2] == [lse.data_ptr(), counter]
-    resolved = Tables(band, 100, 90, 64, 128).resolved.band
+    resolved = Problem(band, 100, 90, 64, 128).resolved.band
     assert main[5][2:9] == [8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0]
     assert main[5][10] == pytest.approx(0.1 * 1.4426950408889634)
     keep = torch.tensor([[band.visible(i, j, 100, 90) for j in range(90)] for i in range(100)])
@@ -121,7 +123,7 @@ def test_a_call_computes_attention(
 ) -> None:
     """What the host side hands over, run by the roles as plain Python with the tiles of the build."""
     q, k, v = tensors(200, 170, dims)
-    p = Problem(q, k, v, v, band, scale)
+    p = Attention(q, k, v, v, band, scale)
     if not scale > 0:
         q, scale = launch._with_positive_scale(q, scale)
     got = run(q, k, v, band, scale, ctas=3)
@@ -146,7 +148,9 @@ def test_a_call_computes_attention(
 def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: bool) -> None:
     """Which bounds there are is a fact of the mask, not of the lengths; smaller head dims share a build."""
     run(*tensors(1, kv_len, (40, 64)), band)
-    assert launches.problems == [build.Problem("bfloat16", 64, 64, band.lo is not None, band.hi is not None, even)]
+    assert launches.problems == [
+        build.Specialisation("bfloat16", 64, 64, band.lo is not None, band.hi is not None, even)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +234,7 @@ def test_sections() -> None:
     """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
 
     def section(band: Band, kv_len: int, group: int, heads: int = 64) -> int:
-        return launch._section(Tables(band, kv_len, kv_len, 128, 128, 1, heads), 256, group)
+        return launch._section(Problem(band, kv_len, kv_len, 128, 128, 1, heads), 256, group)
 
     assert section(Band(), 4096, 1) == 1
     assert section(Band(), 4096, 8) == 8

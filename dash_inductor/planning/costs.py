@@ -99,6 +99,14 @@ HOPPER: dict[tuple[int, int], Candidate] = {
 """By the head dims of q and k, and of v, of a tile: smaller ones are filled up with zeros."""
 
 
+HOPPER_FORWARD: dict[tuple[int, int], Tiles] = {
+    (64, 64): Tiles(192, 128, 12, 4),
+    (128, 128): Tiles(128, 128, 8, 2),
+    (192, 128): Tiles(128, 128, 8, 2),
+    (256, 256): Tiles(128, 64, 8, 2),
+}
+"""Tiles of the Hopper forward, by the head dims of q and k, and of v, of a tile.  None has been measured."""
+
 ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padded head dims of q and k, and of v
 
 

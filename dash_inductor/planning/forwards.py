@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from ..model.plan import Tiles
 from ..model.site import Site
 from . import costs
-from .families import BITS, PORTABLE, REFERENCE
+from .families import BITS, HOPPER, PORTABLE, REFERENCE, hopper_dims
 
 CUDNN_ARCH = "sm_90"
 """Where cuDNN's forward has been compared with itself."""
@@ -67,6 +67,9 @@ def choose(site: Site, arch: str) -> Forward:
 
 def own(site: Site, arch: str) -> Forward:
     """The forward that a kernel family has for a site, whatever others there are."""
+    dims = hopper_dims(site.head_dim, site.value_dim)
+    if HOPPER.runs_on(arch, BITS[site.dtype]) and dims is not None and site.mask.keys is None:
+        return Forward(HOPPER.name, costs.HOPPER_FORWARD[dims])
     family = REFERENCE if site.device == "cpu" else PORTABLE
     return Forward(family.name, costs.forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim))
 

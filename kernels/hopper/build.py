@@ -206,11 +206,6 @@ class Kernels:
         options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
         return compile_kernel(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), options)
 
-    @staticmethod
-    def constant_count(compiled: Any) -> int:
-        """How many compile-time constants, always last, a compiled kernel's argument list has."""
-        return sum(parameter.is_constexpr for parameter in compiled.src.fn.params)
-
 
 _OUT_STRIDES = ("out_b", "out_h", "out_row", "do_b", "do_h", "do_row")
 _LSE_STRIDES = ("lse_b", "lse_h", "lse_row")

@@ -21,6 +21,7 @@ from ...planning.families import HOPPER
 from ...schedule.walk import ClosedForm, Problem
 from ..strides import dense_strides
 from .build import FINISH_ROWS, Specialisation, kernels
+from .compiling import constant_count
 from .tensors import DTYPES, SeenRows, describe, readable
 
 _Strides = tuple[int, ...]
@@ -117,9 +118,9 @@ class _State:
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
         ctas = self._checked(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
-        self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), built.constant_count(built.prepare))
-        self.main = compat.KernelLauncher(built.main, ctas, descriptors, built.constant_count(built.main))
-        self.finish = compat.KernelLauncher(built.finish, finish_programs, (), built.constant_count(built.finish))
+        self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), constant_count(built.prepare))
+        self.main = compat.KernelLauncher(built.main, ctas, descriptors, constant_count(built.main))
+        self.finish = compat.KernelLauncher(built.finish, finish_programs, (), constant_count(built.finish))
 
     def _lay_out_workspace(self, *elements: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""

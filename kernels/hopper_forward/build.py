@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any
 
 from triton.compiler import ASTSource
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ...errors import ArgumentError
-from ...schedule.problem import Band
-from ..hopper import build as backward
+from ...model.mask import Band
+from ...model.plan import Tiles
+from ...model.site import DType, Site
+from ...planning.families import hopper_dims
+from ..hopper.compiling import columns, compile_kernel, schedule_module
 from .entry import hopper_forward
 from .prepare import prepare
 from .work import ROWS
@@ -55,6 +57,11 @@ class Variant:
         """Query rows of a tile."""
         return int(ROWS.value) * self.consumers
 
+    @property
+    def tiles(self) -> Tiles:
+        """The tiles as a plan names them."""
+        return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
+
 
 VARIANTS: dict[tuple[int, int], tuple[Variant, ...]] = {
     (64, 64): (
@@ -83,15 +90,15 @@ def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
     Raises:
         ArgumentError: head dims that no variant fits, or that TMA cannot read.
     """
-    for dims in VARIANTS:
-        if head_dim <= dims[0] and value_dim <= dims[1] and head_dim % 8 == value_dim % 8 == 0:
-            return dims
-    allowed = f"multiples of 8 up to one of {[*VARIANTS]}"
-    raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
+    dims = hopper_dims(head_dim, value_dim)
+    if dims is None or head_dim % 8 or value_dim % 8:
+        allowed = f"multiples of 8 up to one of {[*VARIANTS]}"
+        raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
+    return dims
 
 
 @dataclass(frozen=True)
-class Problem:
+class Specialisation:
     """What the kernels are compiled for.
 
     Args:
@@ -101,7 +108,7 @@ class Problem:
         variant: which of the `VARIANTS` of these head dims.
     """
 
-    dtype: Literal["float16", "bfloat16"]
+    dtype: DType
     head_dim: int
     value_dim: int
     has_lo: bool
@@ -116,6 +123,19 @@ class Problem:
         if not 0 <= self.variant < len(variants):
             raise ArgumentError("variant", self.variant, range(len(variants)))
 
+    @staticmethod
+    def of_site(site: Site) -> Specialisation:
+        """What the kernels of a site are compiled for, in the variant that is used.
+
+        Raises:
+            ArgumentError: a site that is not 16-bit or whose kv_len is not known, or head dims that no variant fits.
+        """
+        if site.kv_len is None:
+            raise ArgumentError("site", site, "a site whose kv_len is known")
+        dims = dims_of(site.head_dim, site.value_dim)
+        even = site.kv_len % VARIANTS[dims][0].block_kv == 0
+        return Specialisation(site.dtype, *dims, site.band.lo is not None, site.band.hi is not None, even)
+
     @property
     def settings(self) -> Variant:
         return VARIANTS[dims_of(self.head_dim, self.value_dim)][self.variant]
@@ -127,17 +147,17 @@ class Problem:
 
 
 class Kernels:
-    """prepare and main of a `Problem`, compiled on first use."""
+    """prepare and main of a `Specialisation`, compiled on first use."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.variant = problem, problem.settings
-        self.columns, self.value_columns = dims_of(problem.head_dim, problem.value_dim)  # of a tile
+    def __init__(self, of: Specialisation) -> None:
+        self.of, self.variant = of, of.settings
+        self.columns, self.value_columns = dims_of(of.head_dim, of.value_dim)  # of a tile
         # the ranges of a band are the same in every schedule; this one runs on all bands
-        self.functions = backward.schedule_module("two_pass", problem.band)
+        self.functions = schedule_module("two_pass", of.band)
 
     @cached_property
     def main(self) -> Any:
-        p, f, v = self.problem, self.functions, self.variant
+        p, f, v = self.of, self.functions, self.variant
         constants = {
             "KV_RANGE": f.dash_kv_range, "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
             "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
@@ -148,27 +168,19 @@ class Kernels:
         }  # fmt: skip
         rows = int(ROWS.value)
         types = {
-            "q_desc": self._columns(rows), "k_desc": self._columns(v.block_kv), "v_desc": self._columns(v.block_kv),
-            "out_desc": self._columns(rows), "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32",
+            **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, rows)),
+            **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
+            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32",
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return backward._compile(hopper_forward, GluonASTSource, constants, types, {}, options)
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {}, options)
 
     @cached_property
     def prepare(self) -> Any:
-        return backward._compile(prepare, ASTSource, {}, {"counter_ptr": "*i32"}, {}, {"num_warps": 1})
-
-    constants = staticmethod(backward.Kernels.constants)
-
-    def _columns(self, rows: int) -> str:
-        """64 columns of a tile with so many rows."""
-        dtype = gl.bfloat16 if self.problem.dtype == "bfloat16" else gl.float16
-        block = [1, 1, rows, 64]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return backward._descriptor(backward._TYPES[self.problem.dtype], block, layout)
+        return compile_kernel(prepare, ASTSource, {}, {"counter_ptr": "*i32"}, {}, {"num_warps": 1})
 
 
 @cache
-def kernels(problem: Problem, device: int) -> Kernels:
-    """The kernels of a problem; a compiled kernel is loaded into one device, so each device has its own."""
-    return Kernels(problem)
+def kernels(of: Specialisation, device: int) -> Kernels:
+    """The kernels of a specialisation; a compiled kernel is loaded into one device, so each device has its own."""
+    return Kernels(of)

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from ... import compat
 from ...errors import ArgumentError
-from ...schedule.jobs import Problem as Tables
-from ...schedule.jobs import functions
-from ...schedule.problem import Band
-from ..hopper.launch import LOG2E, Operand, _descriptor, _readable
+from ...model.mask import Band
+from ...schedule.walk import ClosedForm, Problem
+from ..hopper.compiling import constant_count
+from ..hopper.launch import LOG2E
+from ..hopper.tensors import DTYPES, SeenRows, describe, readable
 from ..strides import dense_strides
-from .build import Problem, dims_of, kernels
+from .build import Specialisation, dims_of, kernels
 
 _Strides = tuple[int, ...]
 
@@ -63,7 +64,7 @@ def forward(
         raise ArgumentError("query, key, value", shapes, "[batch, heads, length, head dim]")
     if not scale > _LEAST:
         query, scale = _with_positive_scale(query, scale)
-    query, key, value = _readable(query), _readable(key), _readable(value)
+    query, key, value = readable(query), readable(key), readable(value)
     device = query.device
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
@@ -116,38 +117,37 @@ class _State:
             raise ArgumentError("order", order, "a permutation of 0, 1, 2, 3 that ends with 3")
         batch, q_heads, q_len, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
-        dtype: Any = str(q_dtype).removeprefix("torch.")
         dims = dims_of(head_dim, value_dim)
-        problem = Problem(dtype, *dims, band.lo is not None, band.hi is not None, True, variant)
-        settings = problem.settings
-        problem = replace(problem, even_kv=kv_len % settings.block_kv == 0)
-        tables = Tables(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
-        tail, schedule = tables.tail(), functions("two_pass", tables)
-        lo, hi = tail[2:4]
-        first_row, end_row = schedule.dash_seen_rows(*tail)
-        first_key, end_key = schedule.dash_seen_keys(*tail)
+        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True, variant)
+        settings = of.settings
+        of = replace(of, even_kv=kv_len % settings.block_kv == 0)
+        work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
+        walk = ClosedForm("two_pass", work)
+        lo, hi = work.bounds
+        first_row, end_row = walk.seen_rows
+        first_key, end_key = walk.seen_keys
         self.device = q_device
         self.out = (*q_shape[:3], value_dim), dense_strides((*q_shape[:3], value_dim), order), q_dtype
         self.lse = q_shape[:3], dense_strides(q_shape[:3], (0, 1, 2)), torch.float32
         operands = [
-            Operand.of(q_shape, q, first_row, end_row), Operand.of(k_shape, k, first_key, end_key),
-            Operand.of(v_shape, v, first_key, end_key),
+            SeenRows.of(q_shape, q, first_row, end_row), SeenRows.of(k_shape, k, first_key, end_key),
+            SeenRows.of(v_shape, v, first_key, end_key),
         ]  # fmt: skip
         self.skipped = [operand.skipped for operand in operands]
-        descriptors = [*(operand.descriptor for operand in operands), _descriptor(*self.out[:2])]
-        tiles = batch * q_heads * tables.n_q
+        descriptors = [*(operand.descriptor for operand in operands), describe(*self.out[:2])]
+        tiles = batch * q_heads * work.n_q
         if tiles >= 1 << 30:
             raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
         group = q_heads // kv_heads
-        section = _section(tables, head_dim + value_dim, group)
+        section = _section(work, head_dim + value_dim, group)
         self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, section, scale * LOG2E)
-        built = kernels(problem, self.device.index)
+        built = kernels(of, self.device.index)
         available = torch.cuda.get_device_properties(self.device).multi_processor_count
         grid = min(tiles, available if ctas is None else ctas)
         if grid < 1:
             raise ArgumentError("ctas", ctas, "None or an integer >= 1")
-        self.prepare = compat.KernelLauncher(built.prepare, 1, (), built.constants(built.prepare))
-        self.main = compat.KernelLauncher(built.main, grid, descriptors, built.constants(built.main))
+        self.prepare = compat.KernelLauncher(built.prepare, 1, (), constant_count(built.prepare))
+        self.main = compat.KernelLauncher(built.main, grid, descriptors, constant_count(built.main))
 
     def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = compat.empty_cuda(*self.out), compat.empty_cuda(*self.lse)
@@ -176,7 +176,7 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
-def _section(tables: Tables, columns: int, group: int) -> int:
+def _section(work: Problem, columns: int, group: int) -> int:
     """Query heads whose tiles stand together in the list; changes speed alone.
 
     With a full mask all tiles are alike: those of one kv head follow one another, and share its K and V.  With a bound,
@@ -186,11 +186,11 @@ def _section(tables: Tables, columns: int, group: int) -> int:
         columns: of k and v together.
         group: query heads per kv head.
     """
-    band = tables.resolved.band
-    heads = tables.batch * tables.heads
+    band = work.resolved.band
+    heads = work.batch * work.heads
     if band.is_full:
         return min(group, heads)
-    in_use = tables.kv_len
+    in_use = work.kv_len
     if band.lo is not None and band.hi is not None:
-        in_use = min(in_use, band.hi - band.lo + tables.block_q)
+        in_use = min(in_use, band.hi - band.lo + work.block_q)
     return min(max(1, L2_BYTES // (2 * columns * in_use)) * group, heads)

@@ -14,23 +14,24 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attention import BSHD, Problem
+from .attention import Attention
+from .calls import BSHD
 
 Forward = tuple[Tensor, Tensor]
 
 
-def forward(p: Problem, **how: Any) -> Forward:
+def forward(p: Attention, **how: Any) -> Forward:
     """out and log-sum-exp of a problem by the kernel."""
     how.setdefault("order", BSHD)
     return launch.forward(p.q, p.k, p.v, p.mask, p.scale, **how)
 
 
-def repeated(p: Problem, **how: Any) -> Callable[[], Sequence[Tensor]]:
+def repeated(p: Attention, **how: Any) -> Callable[[], Sequence[Tensor]]:
     """What `repeats.differing_runs` wants."""
     return lambda: forward(p, **how)
 
 
-def exact(p: Problem) -> Forward:
+def exact(p: Attention) -> Forward:
     """In double precision, 256 rows at a time; rows that see no key give 0 and -inf."""
     q_len, kv_len = p.q.shape[2], p.k.shape[2]
     k, v = (t.double().repeat_interleave(p.group, 1) for t in (p.k, p.v))
@@ -47,7 +48,7 @@ def exact(p: Problem) -> Forward:
     return torch.cat(outs, 2), torch.cat(sums, 2)
 
 
-def cudnn(p: Problem) -> Tensor | None:
+def cudnn(p: Attention) -> Tensor | None:
     """out by cuDNN, or None where PyTorch gives it no such mask, or it is known to be wrong (a scale of 0 or below)."""
     band = p.mask.resolve(p.q.shape[2], p.k.shape[2])
     causal = (band.lo, band.hi) == (0, None)
@@ -59,7 +60,7 @@ def cudnn(p: Problem) -> Tensor | None:
     return out
 
 
-def rounded(p: Problem) -> Tensor:
+def rounded(p: Attention) -> Tensor:
     """out with the roundings that any flash forward makes: probabilities, relative to the largest, and out itself."""
     k, v = (t.float().repeat_interleave(p.group, 1) for t in (p.k, p.v))
     s = (p.q.float() @ k.mT * p.scale).masked_fill(~p.keep(), -torch.inf)
@@ -74,7 +75,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b).norm())
 
 
-def check(p: Problem, found: Forward, *, strict: bool = False) -> None:
+def check(p: Attention, found: Forward, *, strict: bool = False) -> None:
     """At most 1.2 times the error of cuDNN, or where it does not run of `rounded`; zeros and -inf in rows without keys.
 
     Args:

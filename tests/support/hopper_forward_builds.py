@@ -10,7 +10,7 @@ from typing import Any
 
 from dash_inductor.kernels.hopper_forward import build
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
 from . import sass
 
@@ -29,9 +29,9 @@ class Case:
         ragged = "" if self.even_kv else " ragged"
         return f"{self.dims[0]}/{self.dims[1]} {self.mask} variant {self.variant} {self.dtype}{ragged}"
 
-    def problem(self) -> build.Problem:
+    def problem(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
-        return build.Problem(self.dtype, *self.dims, lo, hi, self.even_kv, self.variant)
+        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, self.variant)
 
 
 @dataclass(frozen=True)

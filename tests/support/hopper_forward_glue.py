@@ -253,11 +253,11 @@ class ForwardSimulation(Simulation):
         return bool(self.roles)
 
 
-def constants_of(problem: build.Problem) -> dict[str, Any]:
+def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     """Compile-time constants of the main kernel, as `build` has them, with the schedule's functions as Python."""
     found: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build.backward, "_compile", lambda _f, _s, constants, *_: found.append(constants))
+        patch.setattr(build, "compile_kernel", lambda _f, _s, constants, *_: found.append(constants))
         _ = build.Kernels(problem).main
     f = python_functions("two_pass", problem.band)
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}

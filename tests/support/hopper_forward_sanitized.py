@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from dash_inductor.schedule import Band
+from dash_inductor.model import Band
 
-from .attention import Problem
+from .attention import Attention
 from .hopper_forward import forward
 
 CASES = [
@@ -25,7 +25,7 @@ CASES = [
 def main() -> None:
     kept = []  # freed memory could be another call's
     for (head_dim, value_dim), mask, group, q_len, kv_len in CASES:
-        p = Problem.random(q_len, kv_len, head_dim, mask, batch=2, kv_heads=2, group=group, value_dim=value_dim)
+        p = Attention.random(q_len, kv_len, head_dim, mask, batch=2, kv_heads=2, group=group, value_dim=value_dim)
         kept.append((p, forward(p), forward(p, ctas=2)))
         torch.cuda.synchronize()
     print("done")
