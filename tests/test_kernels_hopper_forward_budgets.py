@@ -80,13 +80,15 @@ def spilled_bytes(case: Case) -> int:
     Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself, and before the loops.
     """
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
-        return 0 if case.mask.is_full and case.dims != (256, 256) else 400
+        return 0 if case.mask.is_full and case.even_kv and case.dims != (256, 256) else 400
     return 16 if case.mask == WINDOW and case.dims[0] >= 128 else 0
 
 
 @cases
 def test_a_step_is_what_it_was_written_as(case: Case) -> None:
     """Per consumer a loop for each kind of tile; in a step both products, and nothing that spills or repacks P.
+
+    From Triton 3.9 on, a few registers are spilled in the steps of ragged full masks.
 
     Barriers among the warps of a consumer: when K and V are left, before the wait for K (Triton's own, one more from
     Triton 3.9 on), and when the turn is passed on.
@@ -95,8 +97,9 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
     kinds = 1 + (case.mask.lo is not None) + (case.mask.hi is not None)
     assert len(used.steps) == kinds * v.consumers, str(used)
     head_dim, _value_dim = build.dims_of(*case.dims)
+    spills = 12 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.mask.is_full and not case.even_kv else 0
     for step in used.steps:
-        assert step.spills == 0
+        assert step.spills <= spills
         assert step.operations["HGMMA"] == head_dim // 16 + v.block_kv // 16
         assert step.operations["MUFU"] == v.block_kv // 2 + 2  # a probability per score, a factor per row
         assert step.operations["F2FP"] == v.block_kv // 4  # two probabilities each
