@@ -84,7 +84,7 @@ def attend_tile(
     strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
     whose entry is zero.  Rows that see no key by the band, and keys that no row sees, are not read.
 
-    The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `source.slope`).
+    The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
     The softmax is the online one: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits

@@ -72,8 +72,9 @@ def _hopper_forward(
         return _reference_forward(query, key, value, extras, call, tiles)
     if call.mask.keys is not None:
         raise ArgumentError("mask", str(call.mask), "a band alone")
-    from .hopper_forward import launch
+    from .hopper_forward import build, launch
 
+    build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
     return launch.forward(query, key, value, call.mask.band, call.scale, order)

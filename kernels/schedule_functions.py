@@ -1,6 +1,6 @@
 """What the device code calls and `dash_inductor.schedule.codegen` generates, one text per schedule and mask.
 
-These declarations document the interface and give linters the names; `source.py` pastes the generated text instead.
+These declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
 Lengths, bounds and indices are int32; `lo` and `hi` are anchored top left and unused where the mask has no such bound.
 """
 

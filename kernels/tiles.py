@@ -1,6 +1,6 @@
 """Building blocks of the portable kernels: tile loads, the mask inside a tile, softmax probabilities.
 
-Only `triton.jit` functions live here: their text is pasted into Inductor's template (see `source.py`).
+Only `triton.jit` functions live here: their text is pasted into Inductor's template (see `templates.py`).
 """
 
 import triton

@@ -7,7 +7,8 @@ from dash_inductor.kernels import registry
 from dash_inductor.kernels.hopper import build
 from dash_inductor.kernels.hopper_forward import build as forward_build
 
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Site
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Keys, Mask, Operand, Site, Tiles
 from dash_inductor.planning import costs, families, forwards
 
 
@@ -21,6 +22,13 @@ def test_dims_of_the_hopper_kernels() -> None:
 
 def test_tiles_of_the_hopper_forward() -> None:
     assert {dims: variants[0].tiles for dims, variants in forward_build.VARIANTS.items()} == costs.HOPPER_FORWARD
+
+
+def test_other_tiles_of_the_hopper_forward_are_refused() -> None:
+    for dims, tiles in costs.HOPPER_FORWARD.items():
+        forward_build.check_tiles(dims, tiles)
+        with pytest.raises(ArgumentError, match=r"plan\.forward_tiles='32x32w4s1' is not allowed: expected "):
+            forward_build.check_tiles(dims, Tiles(32, 32, 4, 1))
 
 
 FULL, KEYS = Mask(), Mask(Band(0), Keys(Operand(0)))

@@ -36,6 +36,7 @@ def test_calls() -> None:
         assert hash(Call.parse(str(call))) == hash(call)
         seen.add(str(call))
     assert len(seen) == len(MASKS) * 5 * len(ORDERS)
+    assert hash(Call(Mask(), 0.0)) == hash(Call(Mask(), -0.0))  # they are equal
     assert math.isnan(Call.parse(str(Call(Mask(), math.nan))).scale)
 
 

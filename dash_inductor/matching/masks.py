@@ -2,7 +2,7 @@
 
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
 key position.  Each path to "visible" is an interval of ``d = q - kv``; if their union is one interval, that is the
-band (`bands`). The band is then compared with values that the graph's own operators compute (`constants`), so that a
+band (`bands`). The band is then compared with values that the graph's own operators compute (`verification`), so that a
 misreading can cost a replacement but never give a wrong one.
 """
 

@@ -41,7 +41,7 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash(str(self))
+        return hash((self.mask, self.scale, self.orders))
 
     def __str__(self) -> str:
         orders = ",".join("".join(map(str, order)) for order in self.orders)

@@ -97,6 +97,13 @@ def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
     return dims
 
 
+def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
+    """Raise ArgumentError unless `tiles`, those of a plan, are those that run at these dims (a key of `VARIANTS`)."""
+    used = VARIANTS[dims][0].tiles
+    if tiles != used:
+        raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
+
+
 @dataclass(frozen=True)
 class Specialisation:
     """What the kernels are compiled for.

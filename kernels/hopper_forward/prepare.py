@@ -7,6 +7,6 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 @triton.jit
 def prepare(counter_ptr):
-    """One program.  counter_ptr: int32 [1].  The main kernel may begin at once, it waits before it draws."""
+    """One program.  counter_ptr: int32 [1].  The main kernel may begin at once, because it waits before it draws."""
     gdc_launch_dependents()
     tl.store(counter_ptr, 0)
