@@ -217,6 +217,19 @@ def test_what_nobody_sees_may_hold_anything(band: tuple[Band, int, int], fill: f
     assert torch.equal(expected.lse.tensor, got.lse.tensor)
 
 
+@pytest.mark.parametrize(
+    "band", [(Band(0, None, "bottom_right"), 70, 30), (Band(0, 9), 90, 33), (Band(10, 25), 70, 33)], ids=str
+)
+def test_a_nan_that_others_see_does_not_reach_rows_without_keys(band: tuple[Band, int, int]) -> None:
+    launch = Launch(*band, next(_variants), ctas=2, group=2)
+    q, k, v = (torch.full_like(t, float("nan")) for t in launch.tensors())
+    ran = launch.run((q, k, v))
+    sees = launch.keep.any(1)
+    assert ran.out.tensor[:, :, sees].isnan().all()
+    assert (ran.out.tensor[:, :, ~sees] == 0).all()
+    assert (ran.lse.tensor[:, :, ~sees] == float("-inf")).all()
+
+
 def test_masked_tiles_leave_a_row_as_it_is() -> None:
     """A row has the same bits whether the other rows of its row block make it walk tiles in which it sees nothing."""
     q_len = 2 * ROWS

@@ -83,7 +83,10 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         for _ in range(first - tile_first):
             skip(work, shared, it, ME)
             it += 1
-        acc = acc * gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
+        share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
+        acc = acc * share
+        if work.HAS_LO or work.HAS_HI:  # a row without keys has zero times values that others see, which may be NaN
+            acc = gl.where(share == 0.0, 0.0, acc)
         store_out(shared, out_desc, b, head, block * ROWS, acc, ME)
         tiles += 1
         q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
