@@ -1,13 +1,12 @@
 """Attention forward beside what a user would pick instead, in one run on one GPU.
 
-    python -m benchmarks.forward [--only regular:d128 gqa ...] [--variants] [--name forward] [--list]
-    python -m benchmarks.forward --quick     # fewer lengths and repeats, all variants: 4 minutes of an idle GPU
+    python -m benchmarks.forward [--only regular:d128 gqa ...] [--name forward] [--list]
+    python -m benchmarks.forward --quick     # fewer lengths and repeats
 
-One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash", with --variants also "dash 1",
-"dash 2": the other settings of `build.VARIANTS`), cuDNN, FlashAttention-2; in TFLOP/s over visible pairs, half of all
-pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).  Medians; all calls of a row take turns.
-"difference" is that of dash's out to the first other contender's, relative; "equal" says whether ten calls, and all
-variants with the same kv tile, gave the same bits.  Results: benchmarks/results/<name>.json.
+One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash"), cuDNN, FlashAttention-2; in
+TFLOP/s over visible pairs, half of all pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).
+Medians; all calls of a row take turns.  "difference" is that of dash's out to the first other contender's, relative;
+"equal" says whether ten calls gave the same bits.  Results: benchmarks/results/<name>.json.
 """
 
 from __future__ import annotations
@@ -54,20 +53,16 @@ def flops(shape: Shape) -> float:
     return shape.flops * (d + dv) / (3 * d + 2 * dv)
 
 
-def problem_of(shape: Shape, variant: int) -> build.Specialisation:
+def problem_of(shape: Shape) -> build.Specialisation:
     lo, hi = shape.mask.lo is not None, shape.mask.hi is not None
-    settings = build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)][variant]
-    even = shape.length % settings.block_kv == 0
-    return build.Specialisation("bfloat16", *build.dims_of(shape.head_dim, shape.value_dim), lo, hi, even, variant)
+    dims = build.dims_of(shape.head_dim, shape.value_dim)
+    even = shape.length % build.SETTINGS[dims].block_kv == 0
+    return build.Specialisation("bfloat16", *dims, lo, hi, even)
 
 
-def variants_of(shape: Shape, every: bool) -> range:
-    return range(len(build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)]) if every else 1)
-
-
-def dash(shape: Shape, tensors: Results, variant: int = 0) -> Callable[[], Results]:
+def dash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     q, k, v, _ = tensors
-    return lambda: launch.forward(q, k, v, shape.mask, shape.scale, BSHD, variant=variant)
+    return lambda: launch.forward(q, k, v, shape.mask, shape.scale, BSHD)
 
 
 def cudnn(shape: Shape, tensors: Results) -> Callable[[], Results]:
@@ -96,22 +91,17 @@ def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     return run
 
 
-def contenders(shape: Shape, every: bool) -> dict[str, Callable[[Shape, Results], Callable[[], Results]]]:
-    ours = {
-        f"dash {i}" if i else "dash": lambda shape, tensors, i=i: dash(shape, tensors, i)
-        for i in variants_of(shape, every)
-    }
-    return ours | {"cuDNN": cudnn, "FA2": flash}
+CONTENDERS: dict[str, Callable[[Shape, Results], Callable[[], Results]]] = {"dash": dash, "cuDNN": cudnn, "FA2": flash}
 
 
-def measure(shape: Shape, every: bool, repeats: int) -> dict[str, Any]:
+def measure(shape: Shape, repeats: int) -> dict[str, Any]:
     common.watchdog(120)
     tensors = shape.tensors()
     runs: dict[str, Callable[[], Results]] = {}
     results: dict[str, Results] = {}
     reasons = {}
     row: dict[str, Any] = {"shape": shape.name}
-    for name, contender in contenders(shape, every).items():
+    for name, contender in CONTENDERS.items():
         try:
             run = contender(shape, tensors)
             results[name] = run()
@@ -123,7 +113,7 @@ def measure(shape: Shape, every: bool, repeats: int) -> dict[str, Any]:
     row |= {name: flops(shape) / times[name] / 1e9 for name in times}
     if "dash" in runs:
         row |= {f"vs {name}": times[name] / times["dash"] for name in ("cuDNN", "FA2") if name in times}
-        row |= {"difference": difference(results), "equal": equal(shape, runs, results)}
+        row |= {"difference": difference(results), "equal": equal(runs["dash"], results["dash"])}
     row |= {"ms": times, "not run": reasons}
     del runs, results, tensors
     gc.collect()
@@ -132,17 +122,14 @@ def measure(shape: Shape, every: bool, repeats: int) -> dict[str, Any]:
 
 
 def difference(results: dict[str, Results]) -> float | None:
-    others = [out for name, (out, _) in results.items() if not name.startswith("dash")]
+    others = [out for name, (out, _) in results.items() if name != "dash"]
     if not others:
         return None
     return float((results["dash"][0].float() - others[0].float()).norm() / others[0].float().norm())
 
 
-def equal(shape: Shape, runs: dict[str, Callable[[], Results]], results: dict[str, Results]) -> bool:
-    tile = [v.block_kv for v in build.VARIANTS[build.dims_of(shape.head_dim, shape.value_dim)]]
-    alike = [results[f"dash {i}"] for i in range(1, len(tile)) if tile[i] == tile[0] and f"dash {i}" in results]
-    again = [runs["dash"]() for _ in range(10)]
-    return all(all(map(torch.equal, results["dash"], other)) for other in (*alike, *again))
+def equal(run: Callable[[], Results], first: Results) -> bool:
+    return all(all(map(torch.equal, first, run())) for _ in range(10))
 
 
 def compile_all(problems: list[build.Specialisation]) -> None:
@@ -160,12 +147,11 @@ def _compile(problem: build.Specialisation) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="words, one of which a shape's name must contain")
-    parser.add_argument("--variants", action="store_true", help="time all settings of the kernel, not the used one")
-    parser.add_argument("--quick", action="store_true", help="fewer lengths and repeats, all variants")
+    parser.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
     parser.add_argument("--name", help="name of the results file: forward, or forward_quick, by default")
     parser.add_argument("--list", action="store_true", help="print the names of the shapes and end")
     options = parser.parse_args()
-    every, repeats = options.variants or options.quick, 7 if options.quick else 20
+    repeats = 7 if options.quick else 20
     found = shapes(QUICK_LENGTHS if options.quick else LENGTHS)
     found = [shape for shape in found if not options.only or any(word in shape.name for word in options.only)]
     if not found:
@@ -174,17 +160,17 @@ def main() -> None:
         print("\n".join(shape.name for shape in found))
         return
     common.watchdog(300)
-    compile_all([*dict.fromkeys(problem_of(shape, i) for shape in found for i in variants_of(shape, every))])
+    compile_all([*dict.fromkeys(map(problem_of, found))])
     rows = []
     for shape in found:
-        rows.append(measure(shape, every, repeats))
+        rows.append(measure(shape, repeats))
         print(rows[-1], flush=True)
     keys = dict.fromkeys(key for row in rows for key in row if key not in ("ms", "not run"))
     common.table([{key: row.get(key) for key in keys} for row in rows])
     for row in rows:
         for name, reason in row["not run"].items():
             print(f"{row['shape']}: {name} not run: {reason}")
-    settings = {"only": options.only, "variants": every, "repeats": repeats}
+    settings = {"only": options.only, "repeats": repeats}
     name = options.name or ("forward_quick" if options.quick else "forward")
     print(common.write(name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
     wrong = [row["shape"] for row in rows if not row.get("equal")]

@@ -79,8 +79,8 @@ class Config:
             follow, because of the mask or the head dimensions, it chooses as with "auto", and the detail of the site's
             record says so (DASH_INDUCTOR_SCHEDULE).  Whether a schedule that needs all its CTAs resident has room for
             them depends on the GPU and shows when the kernel is launched: an error there.
-        forward: "auto" uses the fastest deterministic forward whose log-sum-exp the backward reads, "keep" leaves the
-            forward as PyTorch chose it (DASH_INDUCTOR_FORWARD).
+        forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
+            log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
 
     Args:
         environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.

@@ -24,6 +24,8 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 """dq, dk and dv."""
 Results = tuple[Tensor, Tensor]
 """Output and log-sum-exp."""
+Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
+"""Triton's compiled kernels for a site on a CUDA device, compiled now."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Execution:
 
     Args:
         backward, forward: run them outside of Inductor; the forward is given its tiles.
-        compiled, compiled_forward: Triton's compiled kernels for a site on a CUDA device, compiled now.
+        compiled, compiled_forward: the kernels of the backward, and of the forward.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan], Gradients]
     forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
-    compiled: Callable[[Site, Plan, torch.device], Iterator[Any]]
-    compiled_forward: Callable[[Site, Plan, torch.device], Iterator[Any]]
+    compiled: Compiled
+    compiled_forward: Compiled
     templates: bool = False
 
 
@@ -123,7 +125,7 @@ EXECUTIONS: Mapping[str, Execution] = {
     ),
     families.HOPPER.name: Execution(_hopper, _hopper_forward, _compiled_hopper, _compiled_hopper_forward),
 }
-"""By the family's name, which is `Plan.kernel` and, for forwards of our own, `Plan.forward`."""
+"""By the family's name, which is `Plan.kernel` and, unless the graph's own forward is kept, `Plan.forward`."""
 
 
 def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
@@ -139,28 +141,19 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
     """Output and log-sum-exp of a call outside of Inductor, by the plan's forward.
 
     Raises:
-        ArgumentError: a plan that keeps the graph's own forward, or a mask that a borrowed forward cannot compute.
+        ArgumentError: a plan that keeps the graph's own forward or has no tiles for ours, or what the family's kernels
+            do not cover.
     """
-    if plan.forward_tiles is not None:
-        return _execution("plan.forward", plan.forward).forward(query, key, value, extras, call, plan.forward_tiles)
-    from . import borrowed
-
-    return borrowed.forward(query, key, value, call, plan.forward)
+    execution = _execution("plan.forward", plan.forward)
+    if plan.forward_tiles is None:
+        raise ArgumentError("plan.forward_tiles", None, f"tiles, since the forward is {plan.forward!r}")
+    return execution.forward(query, key, value, extras, call, plan.forward_tiles)
 
 
 def _execution(argument: str, name: str) -> Execution:
     if name not in EXECUTIONS:
         raise ArgumentError(argument, name, EXECUTIONS)
     return EXECUTIONS[name]
-
-
-def compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    """Triton's compiled kernels for a site on a CUDA device, compiled now: the backward's and, if it is ours, the
-    forward's.
-    """
-    yield from EXECUTIONS[plan.kernel].compiled(site, plan, device)
-    if plan.forward_tiles is not None:
-        yield from EXECUTIONS[plan.forward].compiled_forward(site, plan, device)
 
 
 def has_templates(name: str) -> bool:

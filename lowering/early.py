@@ -17,7 +17,7 @@ import torch._inductor.config as inductor_config
 from .. import compat
 from ..errors import ArgumentError, DashError
 from ..kernels import registry
-from ..model.plan import Plan
+from ..model.plan import Plan, Tiles
 from ..model.site import Site
 
 
@@ -31,14 +31,18 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
     """
     if site.device == "cpu" or compat.interpreting():
         return
-    if registry.EXECUTIONS[plan.kernel].templates:
+    if registry.has_templates(plan.kernel):
         check_settings(plan)
-    for length in _lengths(site, plan):
-        # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
-        nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=length, kv_len=length)
-        error = _attempt(nominal, plan, device)
-        if error is not None:
-            raise error
+    kernels = [(plan.kernel, plan.dkdv, registry.EXECUTIONS[plan.kernel].compiled)]
+    if plan.forward_tiles is not None:
+        kernels.append((plan.forward, plan.forward_tiles, registry.EXECUTIONS[plan.forward].compiled_forward))
+    for name, tiles, compiled in kernels:
+        for length in _lengths(site, name, tiles):
+            # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
+            nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=length, kv_len=length)
+            error = _attempt(compiled, nominal, plan, device)
+            if error is not None:
+                raise error
 
 
 def check_settings(plan: Plan) -> None:
@@ -47,21 +51,21 @@ def check_settings(plan: Plan) -> None:
         raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
 
 
-def _lengths(site: Site, plan: Plan) -> tuple[int, ...]:
+def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
     """Lengths that stand for those of the site: multiples of the kv tile, or not; both where they are dynamic."""
-    even, uneven = 8 * plan.dkdv.block_kv, 8 * plan.dkdv.block_kv + 1
-    if registry.EXECUTIONS[plan.kernel].templates:
+    even, uneven = 8 * tiles.block_kv, 8 * tiles.block_kv + 1
+    if registry.has_templates(kernel):
         return (uneven,)  # takes at least as much of everything
     if site.kv_len is None:
         return even, uneven
-    return (uneven,) if site.kv_len % plan.dkdv.block_kv else (even,)
+    return (uneven,) if site.kv_len % tiles.block_kv else (even,)
 
 
 @functools.cache
-def _attempt(site: Site, plan: Plan, device: torch.device) -> Exception | None:
+def _attempt(compiled: registry.Compiled, site: Site, plan: Plan, device: torch.device) -> Exception | None:
     """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds."""
     try:
-        for kernel in registry.compiled(site, plan, device):
+        for kernel in compiled(site, plan, device):
             _check_shared_memory(kernel.metadata, device)
     except Exception as error:
         return error

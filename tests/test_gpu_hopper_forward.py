@@ -56,21 +56,15 @@ GRID = [
     for m, mask in enumerate(MASKS)
     if m < 2 or (d + m) % 2 == 0
 ]
-VARIANTS = [(dims, i) for dims, variants in build.VARIANTS.items() for i in range(len(variants))]
-variants = pytest.mark.parametrize(("dims", "variant"), VARIANTS, ids=str)
+all_settings = pytest.mark.parametrize("dims", build.SETTINGS, ids=str)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
     bounds = list(itertools.product((False, True), repeat=2))
-    used = itertools.product(build.VARIANTS, ("bfloat16", "float16"), bounds, (False, True))
-    problems = [build.Specialisation(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
-    others = itertools.product([v for v in VARIANTS if v[1]], [(False, False), (True, False), (True, True)])
-    problems += [
-        build.Specialisation("bfloat16", *dims, lo, hi, False, variant) for (dims, variant), (lo, hi) in others
-    ]
-    compile_all(problems)
+    used = itertools.product(build.SETTINGS, ("bfloat16", "float16"), bounds, (False, True))
+    compile_all([build.Specialisation(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used])  # type: ignore[arg-type]
 
 
 def problem(
@@ -95,11 +89,11 @@ def test_lengths(dims: tuple[int, int], mask: Band, group: int, dtype: torch.dty
         check(p, forward(p))
 
 
-@variants
-def test_variants(dims: tuple[int, int], variant: int) -> None:
+@all_settings
+def test_all_settings(dims: tuple[int, int]) -> None:
     for mask, q_len, kv_len in ((Band(), 700, 800), (Band(0), 777, 777), (Band(-40, 300), 900, 500)):
         p = problem(dims, mask, q_len, kv_len, group=2)
-        check(p, forward(p, variant=variant))
+        check(p, forward(p))
 
 
 @pytest.mark.parametrize("mask", [Band(), Band(0)], ids=str)
@@ -196,8 +190,8 @@ def test_output_layouts(dims: tuple[int, int], order: tuple[int, ...]) -> None:
     assert got[0].permute(order).is_contiguous()
 
 
-@variants
-def test_nothing_is_written_outside(dims: tuple[int, int], variant: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@all_settings
+def test_nothing_is_written_outside(dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged lengths and head dims: every element of the results is written, and nothing before or behind them."""
     guarded: list[tuple[Tensor, int, int]] = []
 
@@ -210,7 +204,7 @@ def test_nothing_is_written_outside(dims: tuple[int, int], variant: int, monkeyp
     monkeypatch.setattr(compat, "empty_cuda", allocate)
     for mask in (Band(), Band(0), Band(-3, 70)):
         p = problem((dims[0] - 8, dims[1] - 24), mask, 333, 299, kv_heads=3)
-        results = forward(p, variant=variant)
+        results = forward(p)
         check(p, results)
         assert not any((t == -77).any() for t in results)
     for memory, around, size in guarded:
@@ -314,19 +308,7 @@ def test_any_number_of_heads(shape: tuple[Any, ...]) -> None:
         assert same(whole, forward(dataclasses.replace(p, k=k, v=v)))
 
 
-@pytest.mark.parametrize("dims", build.VARIANTS, ids=str)
-def test_variants_of_one_kv_tile_agree(dims: tuple[int, int]) -> None:
-    """The height of a tile and the order of the consumers change speed, never bits."""
-    for mask, q_len, kv_len in ((Band(), 700, 800), (Band(0), 777, 777), (Band(-40, 300), 900, 500)):
-        p = problem(dims, mask, q_len, kv_len, group=2)
-        by_tile: dict[int, list[Forward]] = {}
-        for i, variant in enumerate(build.VARIANTS[dims]):
-            by_tile.setdefault(variant.block_kv, []).append(forward(p, variant=i))
-        for results in by_tile.values():
-            assert all(same(results[0], other) for other in results)
-
-
-@pytest.mark.parametrize("dims", build.VARIANTS, ids=str)
+@all_settings
 def test_rows_do_not_depend_on_later_ones(dims: tuple[int, int]) -> None:
     """Under a causal mask a row has the bits that it has in a longer sequence: masked tiles leave it as it is."""
     p = problem(dims, Band(0), 1024, 1024)
@@ -431,8 +413,6 @@ def test_wrong_tensors_are_refused() -> None:
             forward(p, order=order)
     with pytest.raises(ArgumentError, match="ctas=0"):
         forward(p, ctas=0)
-    with pytest.raises(ArgumentError, match="variant=7"):
-        forward(p, variant=7)
 
 
 _sanitizer = shutil.which("compute-sanitizer")

@@ -46,7 +46,7 @@ def test_language_models(family: str, deterministic: None) -> None:
     records = sites()
     assert len(records) >= 2
     assert all(r.status == "replaced" and r.mask == BANDS[family] for r in records)
-    assert {r.forward for r in records} == {"flash" if family == "Mistral" else "cudnn"}
+    assert {r.forward for r in records} == {"hopper"}
     assert all(map(torch.equal, ours, gradients_of(model, tokens)))
     with dash_inductor.disabled():
         theirs = gradients_of(model, tokens)
@@ -73,7 +73,7 @@ def test_dynamic_lengths(family: str, deterministic: None) -> None:
             compiled(input_ids=tokens, labels=tokens).loss.backward()
             assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     assert len(sites()) == 2
-    assert {r.forward for r in sites()} == {"flash" if family == "Mistral" else "cudnn"}
+    assert {r.forward for r in sites()} == {"hopper"}
     assert counters["stats"]["unique_graphs"] == 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dash_inductor.kernels import borrowed, reference, reference_forward, templates
+from dash_inductor.kernels import reference, reference_forward, templates
 
 from dash_inductor import ops
 from dash_inductor.errors import ArgumentError
@@ -126,12 +126,6 @@ def test_the_operator_runs_the_executor() -> None:
         assert torch.equal(got, expected[0])
         assert torch.equal(lse, expected[1])
         assert got.transpose(1, 2).is_contiguous()
-
-
-def test_borrowed_forwards_read_no_keys() -> None:
-    p = KeyedAttention.random(8, 8, Band(), valid="holes")
-    with pytest.raises(ArgumentError, match=r"mask='keys\(0\)'"):
-        borrowed.forward(p.q, p.k, p.v, p.call(1), "cpu")
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, 3.7, 1e-30, 1e38])

@@ -28,14 +28,14 @@ class Launch:
     """A launch of the main kernel in small: row blocks of ROWS queries, kv tiles of BLOCK_KV keys.
 
     Args:
-        variant: a key of `build.VARIANTS`, and which of them.
+        columns: a key of `build.SETTINGS`.
         fill: what rows that see no key and keys that no row sees hold.
     """
 
     band: Band
     q_len: int
     kv_len: int
-    variant: tuple[tuple[int, int], int] = ((64, 64), 0)
+    columns: tuple[int, int] = (64, 64)
     dims: tuple[int, int] = (16, 8)
     group: int = 1
     kv_heads: int = 1
@@ -46,11 +46,11 @@ class Launch:
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
-        return f"{self.variant} {self.dims} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}"
+        return f"{self.columns} {self.dims} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}"
 
     @property
-    def settings(self) -> build.Variant:
-        return build.VARIANTS[self.variant[0]][self.variant[1]]
+    def settings(self) -> build.Settings:
+        return build.SETTINGS[self.columns]
 
     @property
     def tables(self) -> Problem:
@@ -63,8 +63,8 @@ class Launch:
         return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
 
     def constants(self) -> dict[str, Any]:
-        band, (dims, variant) = self.tables.resolved.band, self.variant
-        problem = build.Specialisation("bfloat16", *dims, band.lo is not None, band.hi is not None, True, variant)
+        band = self.tables.resolved.band
+        problem = build.Specialisation("bfloat16", *self.columns, band.lo is not None, band.hi is not None, True)
         return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,13 +166,12 @@ BANDS = [
     (Band(500, 600), 33, 70),  # nobody sees anything
     (Band(-3), 33, 64),
 ]
-VARIANTS = [(dims, i) for dims, variants in build.VARIANTS.items() for i in range(len(variants))]
-_variants = itertools.cycle(VARIANTS)
+_columns = itertools.cycle(build.SETTINGS)
 _heads = itertools.cycle([(1, 1, 1, 1), (2, 1, 2, 3), (1, 3, 1, 2), (4, 1, 1, 5), (1, 2, 2, 1)])
 LAUNCHES = [
-    Launch(*band, variant, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
+    Launch(*band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
     for band in BANDS
-    for variant, heads in ((next(_variants), next(_heads)) for _ in range(3))
+    for columns, heads in ((next(_columns), next(_heads)) for _ in range(3))
 ]
 
 
@@ -183,21 +182,20 @@ def test_roles_compute_attention(launch: Launch) -> None:
     launch.run(seed=1, resident=1).check()
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("columns", build.SETTINGS, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 40.0])
-def test_every_variant(variant: tuple[tuple[int, int], int], scale: float) -> None:
-    (columns, value_columns), _ = variant
-    launch = Launch(Band(-5, 30), 75, 60, variant, (columns - 8, value_columns - 8), 2, scale=scale)
+def test_all_settings(columns: tuple[int, int], scale: float) -> None:
+    launch = Launch(Band(-5, 30), 75, 60, columns, (columns[0] - 8, columns[1] - 8), 2, scale=scale)
     launch.run(seed=2).check()
 
 
 def test_bits_are_those_of_the_row_block() -> None:
     """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
-    launch = Launch(Band(-3, 20), 77, 60, ((64, 64), 0), kv_heads=2, batch=3, ctas=4)
+    launch = Launch(Band(-3, 20), 77, 60, kv_heads=2, batch=3, ctas=4)
     tensors = launch.tensors()
     whole = launch.run(tensors)
     whole.check()
-    for other in ({"ctas": 1}, {"ctas": 7}, {"variant": ((64, 64), 1)}, {"variant": ((64, 64), 2)}):
+    for other in ({"ctas": 1}, {"ctas": 7}, {"columns": (128, 128)}):
         ran = replace(launch, **other).run(tensors, seed=3, section=1)
         assert torch.equal(ran.out.tensor, whole.out.tensor), other
         assert torch.equal(ran.lse.tensor, whole.lse.tensor), other
@@ -211,7 +209,7 @@ def test_bits_are_those_of_the_row_block() -> None:
 @pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan"), 0.0])
 @pytest.mark.parametrize("band", [b for b in BANDS if b[0] != Band()], ids=str)
 def test_what_nobody_sees_may_hold_anything(band: tuple[Band, int, int], fill: float) -> None:
-    launch = Launch(*band, next(_variants), ctas=2, group=2)
+    launch = Launch(*band, next(_columns), ctas=2, group=2)
     expected, got = replace(launch, fill=1.0).run(), replace(launch, fill=fill).run()
     assert torch.equal(expected.out.tensor, got.out.tensor)
     assert torch.equal(expected.lse.tensor, got.lse.tensor)
@@ -221,7 +219,7 @@ def test_what_nobody_sees_may_hold_anything(band: tuple[Band, int, int], fill: f
     "band", [(Band(0, None, "bottom_right"), 70, 30), (Band(0, 9), 90, 33), (Band(10, 25), 70, 33)], ids=str
 )
 def test_a_nan_that_others_see_does_not_reach_rows_without_keys(band: tuple[Band, int, int]) -> None:
-    launch = Launch(*band, next(_variants), ctas=2, group=2)
+    launch = Launch(*band, next(_columns), ctas=2, group=2)
     q, k, v = (torch.full_like(t, float("nan")) for t in launch.tensors())
     ran = launch.run((q, k, v))
     sees = launch.keep.any(1)
@@ -243,21 +241,20 @@ def test_masked_tiles_leave_a_row_as_it_is() -> None:
 
 
 CAUSAL = Launch(Band(0), 90, 90, kv_heads=2, batch=2, ctas=2)
-WINDOW = Launch(Band(-20, 30), 90, 120, ((128, 128), 0), kv_heads=2, ctas=2)
-IN_Q = Launch(Band(), 90, 90, ((256, 256), 0), kv_heads=2, ctas=2)
-TAIL = Launch(Band(), 50, 40, ((192, 128), 0), (192, 128), kv_heads=2, ctas=2)
+WINDOW = Launch(Band(-20, 30), 90, 120, (128, 128), kv_heads=2, ctas=2)
+IN_Q = Launch(Band(), 90, 90, (256, 256), kv_heads=2, ctas=2)
+TAIL = Launch(Band(), 50, 40, (192, 128), (192, 128), kv_heads=2, ctas=2)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 WRONG = ""  # the launch ends, with other results than attention
 ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
-    end_turn(work, shared, ME)
     s = warpgroup_mma_wait(1, deps=(s,))
 """
 RELEASED = "    release(shared.k_empty.index(slot))\n"
 CONTROLS = {
     "phase of K": (
         CAUSAL,
-        f"{WAITS}|{EARLY}",
+        f"{WAITS}|{EARLY}|{IN_USE}",
         "mbarrier.wait(full.index(slot), (it // STAGES) & 1)",
         "mbarrier.wait(full.index(slot), 0)",
     ),
@@ -269,7 +266,7 @@ CONTROLS = {
         "pass",
     ),
     "K left before its scores": (
-        replace(CAUSAL, variant=((128, 128), 0)),
+        replace(CAUSAL, columns=(128, 128)),
         IN_USE,
         ISSUED + RELEASED,
         RELEASED + ISSUED,
@@ -295,13 +292,13 @@ CONTROLS = {
         "tiles % shared.Q_STAGES\n        load_queries",
     ),
     "facts of a tile overwritten": (
-        CAUSAL,
+        replace(CAUSAL, columns=(256, 256)),
         f"computed twice|{WAITS}|{EARLY}|more arrivals",
         "return q_stages + 1",
         "return q_stages",
     ),
     "Q of the other stage": (
-        replace(CAUSAL, variant=((64, 64), 1)),
+        CAUSAL,
         EARLY,
         "tile = slot * work.CONSUMERS + i",
         "tile = (1 - slot) * work.CONSUMERS + i",
@@ -331,13 +328,17 @@ CONTROLS = {
         "        for _ in range(0):\n            skip",
     ),
     "skipped tiles at the end": (
-        replace(WINDOW, variant=((64, 64), 0)),
-        f"{WAITS}|{EARLY}",
+        replace(WINDOW, columns=(64, 64)),
+        f"{WAITS}|{EARLY}|left in the middle",
         "        for _ in range(first - tile_first):\n            skip",
         "        for _ in range(0):\n            skip",
     ),
-    "turns that are not passed on": (CAUSAL, WAITS, "(ME + 1) % work.CONSUMERS", "ME"),
-    "nobody has the first turn": (CAUSAL, WAITS, "(1 if ME == 0 else 0)", "0"),
+    "a row block before the first": (
+        replace(CAUSAL, q_len=100, kv_len=100),
+        "begins at a negative row",
+        "    if row >= 0:\n",
+        "    if True:\n",
+    ),
     "a draw before the counter is zero": (CAUSAL, "before the counter", "    gdc_wait()  # for `prepare`\n", ""),
     "a tile twice": (CAUSAL, "computed twice|everybody waits", "+ gl.num_programs(0)", "+ 1"),
     "last tile not announced": (
@@ -376,8 +377,8 @@ CONTROLS = {
     "full tiles masked": (
         WINDOW,
         WRONG,
-        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, False",
-        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, True",
+        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, False",
+        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, True",
     ),
     "masked tiles not masked": (WINDOW, WRONG, "if MASKED:", "if False:"),
 }

@@ -76,7 +76,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
     device = torch.device("cuda", 0)
     order = tuple(how.get("order", BSHD))
     state = launch._State(
-        band, scale, order, how.get("variant", 0), how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
+        band, scale, order, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
     )  # fmt: skip
     return state.run(q, k, v)
@@ -154,13 +154,10 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
 
 
 @pytest.mark.parametrize(
-    ("q_len", "variant", "ctas", "grid"),
-    [(1, 0, None, 8), (64, 0, None, 8), (193, 0, None, 16), (193, 3, None, 16), (193, 3, 5, 5), (9000, 0, None, SMS)],
+    ("q_len", "ctas", "grid"), [(1, None, 8), (64, None, 8), (193, None, 16), (193, 5, 5), (9000, None, SMS)]
 )
-def test_as_many_ctas_as_sms_and_tiles(
-    launches: Launches, q_len: int, variant: int, ctas: int | None, grid: int
-) -> None:
-    run(*tensors(q_len), variant=variant, ctas=ctas)
+def test_as_many_ctas_as_sms_and_tiles(launches: Launches, q_len: int, ctas: int | None, grid: int) -> None:
+    run(*tensors(q_len), ctas=ctas)
     assert launches.calls[1][1] == grid
 
 
@@ -221,9 +218,8 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
     for order in ((0, 1, 2), (0, 1, 3, 2), (0, 0, 1, 3)):
         with pytest.raises(ArgumentError, match="order"):
             run(q, k, v, order=order)
-    for how in ({"ctas": 0}, {"variant": 9}):
-        with pytest.raises(ArgumentError, match=next(iter(how))):
-            run(q, k, v, **how)
+    with pytest.raises(ArgumentError, match="ctas=0"):
+        run(q, k, v, ctas=0)
     with pytest.raises(ArgumentError, match="device of query='cpu'"):
         launch.forward(q, k, v, Band(), 0.1, BSHD)
     with pytest.raises(ArgumentError, match="query, key, value"):

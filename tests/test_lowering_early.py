@@ -15,6 +15,7 @@ import torch
 import torch._inductor.config as inductor_config
 from dash_inductor.kernels import standalone
 from dash_inductor.kernels.hopper import build
+from dash_inductor.kernels.hopper_forward import build as forward_build
 from dash_inductor.lowering import compile_kernels, early
 
 from dash_inductor import compat
@@ -46,17 +47,19 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         seen.append(thing)
         return SimpleNamespace(metadata=SimpleNamespace(name="kernel", shared=1000))
 
-    names = ("prepare", "main", "finish")
     built = property(lambda self: compiled(self.of))
-    monkeypatch.setattr(build, "Kernels", type("Kernels", (build.Kernels,), dict.fromkeys(names, built)))
+    for module, names in ((build, ("prepare", "main", "finish")), (forward_build, ("prepare", "main"))):
+        monkeypatch.setattr(module, "Kernels", type("Kernels", (module.Kernels,), dict.fromkeys(names, built)))
     monkeypatch.setattr(standalone, "build", lambda kernel, arch: compiled((kernel, arch)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     limit(monkeypatch, 1000)
     early._attempt.cache_clear()
     build.kernels.cache_clear()
+    forward_build.kernels.cache_clear()
     yield seen
     early._attempt.cache_clear()
     build.kernels.cache_clear()
+    forward_build.kernels.cache_clear()
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -72,15 +75,14 @@ def planned(site: Site) -> Plan:
     ("lengths", "even"), [((512, 512), [True]), ((512, 500), [False]), ((None, None), [True, False])], ids=str
 )
 def test_the_hopper_kernels_that_the_operator_will_launch(attempts: list[Any], lengths: Any, even: list[bool]) -> None:
-    """Where the length is dynamic, both."""
+    """The backward's, then the forward's; where the length is dynamic, those for even and for uneven lengths."""
     site = dataclasses.replace(HOPPER, q_len=lengths[0], kv_len=lengths[1])
     compile_kernels(site, planned(site), CUDA)
-    assert [problem.even_kv for problem in attempts[::3]] == even
-    known = [kv_len for kv_len in (512, 500) if (kv_len == 512) in even]
-    expected = {
-        build.Specialisation.of_site(dataclasses.replace(site, q_len=n, kv_len=n), planned(site)) for n in known
-    }
-    assert set(attempts) == expected
+    known = [dataclasses.replace(site, kv_len=n) for n in (512, 500) if (n == 512) in even]
+    backward = [build.Specialisation.of_site(s, planned(s)) for s in known]
+    forward = [forward_build.Specialisation.of_site(s) for s in known]
+    assert [problem.even_kv for problem in backward] == [problem.even_kv for problem in forward] == even
+    assert attempts == [kernels for kernels in backward for _ in range(3)] + [f for f in forward for _ in range(2)]
 
 
 def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
@@ -89,16 +91,16 @@ def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
         for batch, q_len in ((4, 512), (2, 512), (None, None)):
             other = dataclasses.replace(site, batch=batch, q_heads=16, kv_heads=4, q_len=q_len)
             compile_kernels(other, planned(site), CUDA)
-        assert len(attempts) == (3 if site is HOPPER else 2)
+        assert len(attempts) == (5 if site is HOPPER else 3)
         full = dataclasses.replace(site, call=call_of(Band(), 0.125))
         compile_kernels(full, planned(full), CUDA)
-        assert len(attempts) == 2 * (3 if site is HOPPER else 2)
+        assert len(attempts) == 2 * (5 if site is HOPPER else 3)
 
 
 def test_the_portable_forward_is_compiled_beside_every_backward(attempts: list[Any]) -> None:
-    """Once for all lengths beside the portable backward; beside the Hopper kernel, for even and uneven lengths."""
+    """Once for all lengths."""
     dynamic = dataclasses.replace(HOPPER, q_len=None, kv_len=None)
-    for site, kernels, forwards in ((PORTABLE, 2, 1), (HOPPER, 3, 1), (dynamic, 6, 2)):
+    for site, kernels, forwards in ((PORTABLE, 2, 1), (HOPPER, 3, 1), (dynamic, 6, 1)):
         attempts.clear()
         compile_kernels(
             site, dataclasses.replace(planned(site), forward="portable", forward_tiles=Tiles(64, 32, 4, 2)), CUDA

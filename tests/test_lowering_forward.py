@@ -15,17 +15,11 @@ from .test_lowering_hopper import PROGRAM as BASE
 PROGRAM = BASE.replace("torch.bfloat16", "torch.float32").replace(
     "from dash_inductor.kernels.hopper import build\n",
     """from dash_inductor.kernels.hopper import build
-    from dash_inductor.lowering import early, forward
-    from dash_inductor.planning import forwards
+    from dash_inductor.lowering import early
 
     early.compile_kernels = lambda *arguments: None  # the backward is not what this is about
 """,
 )
-
-
-def changed(line: str) -> str:
-    """The program with a line more before it compiles anything."""
-    return PROGRAM.replace("    class Compiled(", f"    {line}\n\n    class Compiled(")
 
 
 def compiled(program: str) -> tuple[str, str]:
@@ -44,7 +38,7 @@ def without_comments(code: str) -> str:
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_one_template() -> None:
-    plan, code = compiled(changed("forwards.choose = forwards.own"))
+    plan, code = compiled(PROGRAM)
     assert plan.startswith("portable/two_pass/")
     assert "/forward=portable" in plan
     assert "torch.ops.dash" not in without_comments(code)
@@ -57,10 +51,16 @@ def test_one_template() -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
-def test_other_forwards_are_called_as_before() -> None:
-    """With the lowering and without it the code is the same."""
-    plan, code = compiled(PROGRAM)
-    assert "/forward=efficient" in plan
+def test_other_forwards_are_called() -> None:
+    """A forward without a template is a call of the operator, with the lowering and without it."""
+    plan, code = compiled(BASE)
+    assert "/forward=hopper/fwd=192x128w12s4" in plan
     assert "torch.ops.dash.attention_forward" in without_comments(code)
-    _, fallback = compiled(changed("forward.register = lambda: None"))
+    line = "forward.register = lambda: None"
+    _, fallback = compiled(
+        BASE.replace(
+            "    class Compiled(",
+            f"    from dash_inductor.lowering import forward\n\n    {line}\n\n    class Compiled(",
+        )
+    )
     assert without_comments(code) == without_comments(fallback)

@@ -24,7 +24,7 @@ from dash_inductor.observe.report import publish
 from tests.support.calls import call_of
 
 SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, call_of(Band(0, None), 0.0883))
-PLAN = Plan("portable", "descending", "cudnn", Tiles(64, 128, 8, 2), numerics_key="v1/portable")
+PLAN = Plan("portable", "descending", "keep", Tiles(64, 128, 8, 2), numerics_key="v1/portable")
 REPLACED = SiteRecord(
     name="flash_backward",
     op="aten::_scaled_dot_product_flash_attention_backward",
@@ -33,7 +33,7 @@ REPLACED = SiteRecord(
     detail="",
     site=SITE,
     plan=PLAN,
-    forward="cudnn",
+    forward="hopper",
     mask="causal",
     source="model.py:12 in layers.0.attn",
 )
@@ -56,7 +56,7 @@ def test_one_line_per_record() -> None:
     assert_expected_inline(
         f"{REPLACED}\n{KEPT}",
         """\
-flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=cudnn, forward cudnn at model.py:12 in layers.0.attn
+flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=keep, forward hopper at model.py:12 in layers.0.attn
 flash_backward_1: kept, dropout: Attention dropout would need PyTorch's random numbers bit for bit. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
     )
 
@@ -65,10 +65,10 @@ def test_table_counts_equal_decisions_at_one_line() -> None:
     assert_expected_inline(
         format_table([REPLACED, replace(REPLACED, source="model.py:12 in layers.1.attn"), KEPT, KEPT]),
         """\
-sites  status    shape                      mask    plan or reason                                               forward  source
------  --------  -------------------------  ------  -----------------------------------------------------------  -------  ----------------------------
-2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=cudnn  cudnn    model.py:12 in layers.*.attn
-2      kept                                         dropout                                                      kept""",  # noqa: E501  # a table as it is printed
+sites  status    shape                      mask    plan or reason                                              forward  source
+-----  --------  -------------------------  ------  ----------------------------------------------------------  -------  ----------------------------
+2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=keep  hopper   model.py:12 in layers.*.attn
+2      kept                                         dropout                                                     kept""",  # noqa: E501  # a table as it is printed
     )
 
 

@@ -37,9 +37,6 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
         return "not in this graph"
     if config.forward == "keep":
         return "by the setting forward='keep'"
-    for match in matches:
-        if match.plan.forward == "keep":
-            return f"as planned ({match.plan.forward_note})"
     if len({_call(match) for match in matches}) > 1:
         return "several backwards of one forward differ"
     bound = bind(forward)

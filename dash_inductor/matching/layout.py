@@ -49,19 +49,6 @@ def same(a: Dim, b: Dim) -> bool:
     return a is b or statically_known_true(a == b)
 
 
-def at_most(a: Dim, b: Dim) -> bool:
-    """Whether the first size is certainly not larger than the second."""
-    return a is b or statically_known_true(a <= b)
-
-
-def least(x: Dim) -> int:
-    """A lower bound of a size, at least 1; exact where it is static."""
-    if isinstance(x, int):
-        return x
-    lower = x.node.shape_env.bound_sympy(x.node.expr).lower
-    return max(1, int(lower)) if lower.is_Integer else 1
-
-
 def differ(a: Dim, b: Dim) -> bool:
     """Whether two sizes are certainly different."""
     return a is not b and statically_known_true(a != b)

@@ -123,9 +123,6 @@ def analyse(node: Node, facts: Facts) -> Match:
         value_dim=value_dim,
         call=Call(mask, scale),
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
-        square=layout.same(query.shape[2], key.shape[2]),
-        q_within_kv=layout.at_most(query.shape[2], key.shape[2]),
-        least_q_len=layout.least(query.shape[2]),
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:

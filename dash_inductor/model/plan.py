@@ -38,16 +38,14 @@ class Plan:
         kernel: the name of a kernel family: "hopper" (warp-specialised Gluon), "portable" (Triton templates) or
             "reference" (plain ATen).
         schedule: name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
-        forward: which forward makes the log-sum-exp: a kernel family, a forward of PyTorch's, or "keep", which leaves
-            the graph's own.
+        forward: which forward makes the log-sum-exp: that of a kernel family, or "keep", which leaves the graph's own.
         dkdv: tiles of the kernel that owns dk and dv (and, in one pass, accumulates dq).
         dq: tiles of the dq kernel; two_pass only.
         section: heads that are launched together (changes speed, never bits).
         tf32: fp32 matmuls may use tf32.
-        forward_tiles: tiles of the forward of a kernel family; None for the other forwards.
+        forward_tiles: tiles of the forward; None exactly where `forward` is "keep".
         critical_path: predicted time in the schedule's DAG model (units: one tile's compute); not part of ``str``.
         numerics_key: changes whenever the bits of the gradients could; not part of ``str``.
-        forward_note: where `forward` is "keep", why; not part of ``str``.
         schedule_note: why the plan does not have the schedule that was asked for, "" where it has; not part of ``str``.
     """
 
@@ -61,7 +59,6 @@ class Plan:
     forward_tiles: Tiles | None = None
     critical_path: float = 0.0
     numerics_key: str = ""
-    forward_note: str = ""
     schedule_note: str = ""
 
     def __hash__(self) -> int:  # launches look calls and plans up in caches

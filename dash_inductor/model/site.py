@@ -16,8 +16,6 @@ class Site:
     """Facts of one attention, as the planner needs them.
 
     Lengths and batch are None when they are dynamic; `head_dim` is the dimension of q and k, `value_dim` that of v.
-    Of dynamic lengths may be known: `square`, that q_len equals kv_len; `q_within_kv`, that it is at most kv_len;
-    `least_q_len`, a lower bound of q_len.  For static lengths all three follow from the lengths.
     """
 
     device: Literal["cuda", "cpu"]
@@ -31,18 +29,6 @@ class Site:
     value_dim: int
     call: Call
     allow_tf32: bool = False
-    square: bool = False
-    q_within_kv: bool = False
-    least_q_len: int = 1
-
-    def __post_init__(self) -> None:
-        if self.q_len is not None:
-            object.__setattr__(self, "least_q_len", self.q_len)
-        if self.q_len is not None and self.kv_len is not None:
-            object.__setattr__(self, "square", self.q_len == self.kv_len)
-            object.__setattr__(self, "q_within_kv", self.q_len <= self.kv_len)
-        elif self.square:
-            object.__setattr__(self, "q_within_kv", True)
 
     @property
     def group(self) -> int:

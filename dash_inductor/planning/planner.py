@@ -7,8 +7,7 @@ each candidate of `costs.candidates` is run through the simulator with its costs
 DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
 to the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named.
 
-Lengths decide two things.  `section`, the launch grouping, never changes bits.  The forward (`forwards`) depends on how
-the lengths compare as far as that is known; the numerics key shows the outcome.
+Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     key += f"/{compiler}" if compiler else ""
     return Plan(
         kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
-        critical_path=length, numerics_key=key, forward_note=forward.note,
+        critical_path=length, numerics_key=key,
     )  # fmt: skip
 
 
@@ -245,9 +244,9 @@ def _numerics_key(
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    own = f":{_shape(forward.tiles)}" if forward.tiles else ""
     facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"heads{site.q_heads}:{site.kv_heads}", arch]
-    return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts, f"forward={forward.name}{own}"])
+    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
+    return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts])
 
 
 def _shape(tiles: Tiles) -> str:

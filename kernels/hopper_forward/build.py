@@ -1,4 +1,4 @@
-"""From a class of problems to compiled kernels: `Kernels` is what one (dims, dtype, mask kind, variant) needs.
+"""From a class of problems to compiled kernels: `Kernels` is what one (dims, dtype, mask kind) needs.
 
 Compiling needs neither driver nor GPU; lengths, bounds, heads, batch and strides are arguments, so one build serves all
 of them.
@@ -27,15 +27,14 @@ CONSUMER_WARPS = 4
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Settings of the main kernel.  Of these, block_kv alone changes bits: variants that share it agree in every bit.
+class Settings:
+    """Settings of the main kernel; of these, block_kv alone changes bits.
 
     Args:
         block_kv: keys of a kv tile.
         stages: tiles of the rings of K and of V.
         consumers: warpgroups with a row block of their own, 2 or 3.
         q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
-        turns: consumers begin their matmuls one after the other, see `steps.begin_turn`.
         tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
@@ -46,7 +45,6 @@ class Variant:
     stages: int
     consumers: int = 2
     q_stages: int = 1
-    turns: bool = False
     tail: int = 0
     out_in_q: bool = False
     registers: int = 240
@@ -63,43 +61,32 @@ class Variant:
         return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
 
 
-VARIANTS: dict[tuple[int, int], tuple[Variant, ...]] = {
-    (64, 64): (
-        Variant(128, 4, consumers=3, turns=True, registers=160, producer_registers=32),
-        Variant(128, 4, consumers=3, q_stages=2, turns=True, registers=160, producer_registers=32),
-        Variant(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
-        Variant(128, 4, q_stages=2, registers=232, producer_registers=40),
-    ),
-    (128, 128): (
-        Variant(128, 2),
-        Variant(128, 2, q_stages=2),
-        Variant(128, 2, q_stages=2, turns=True),
-    ),
-    (192, 128): (
-        Variant(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
-        Variant(64, 4, tail=64, out_in_q=True),
-    ),
-    (256, 256): (Variant(64, 2, out_in_q=True), Variant(64, 2, turns=True, out_in_q=True)),
+SETTINGS: dict[tuple[int, int], Settings] = {
+    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
+    (128, 128): Settings(128, 2, q_stages=2),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
+    (256, 256): Settings(64, 2, out_in_q=True),
 }
-"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  The first is used."""
+"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
+the rates of these and of other settings."""
 
 
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The key of `VARIANTS` for these head dims.
+    """The key of `SETTINGS` for these head dims.
 
     Raises:
-        ArgumentError: head dims that no variant fits, or that TMA cannot read.
+        ArgumentError: head dims that no kernel fits, or that TMA cannot read.
     """
     dims = hopper_dims(head_dim, value_dim)
     if dims is None or head_dim % 8 or value_dim % 8:
-        allowed = f"multiples of 8 up to one of {[*VARIANTS]}"
+        allowed = f"multiples of 8 up to one of {[*SETTINGS]}"
         raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
     return dims
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
-    """Raise ArgumentError unless `tiles`, those of a plan, are those that run at these dims (a key of `VARIANTS`)."""
-    used = VARIANTS[dims][0].tiles
+    """Raise ArgumentError unless `tiles`, those of a plan, are those that run at these dims (a key of `SETTINGS`)."""
+    used = SETTINGS[dims].tiles
     if tiles != used:
         raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
 
@@ -111,8 +98,7 @@ class Specialisation:
     Args:
         head_dim, value_dim: of q and k, of v.
         has_lo, has_hi: which bounds the mask has.
-        even_kv: kv_len is a multiple of the variant's kv tile.
-        variant: which of the `VARIANTS` of these head dims.
+        even_kv: kv_len is a multiple of the kv tile.
     """
 
     dtype: DType
@@ -121,31 +107,28 @@ class Specialisation:
     has_lo: bool
     has_hi: bool
     even_kv: bool
-    variant: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
             raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
-        variants = VARIANTS[dims_of(self.head_dim, self.value_dim)]
-        if not 0 <= self.variant < len(variants):
-            raise ArgumentError("variant", self.variant, range(len(variants)))
+        dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
-        """What the kernels of a site are compiled for, in the variant that is used.
+        """What the kernels of a site are compiled for.
 
         Raises:
-            ArgumentError: a site that is not 16-bit or whose kv_len is not known, or head dims that no variant fits.
+            ArgumentError: a site that is not 16-bit or whose kv_len is not known, or head dims that no kernel fits.
         """
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = dims_of(site.head_dim, site.value_dim)
-        even = site.kv_len % VARIANTS[dims][0].block_kv == 0
+        even = site.kv_len % SETTINGS[dims].block_kv == 0
         return Specialisation(site.dtype, *dims, site.band.lo is not None, site.band.hi is not None, even)
 
     @property
-    def settings(self) -> Variant:
-        return VARIANTS[dims_of(self.head_dim, self.value_dim)][self.variant]
+    def settings(self) -> Settings:
+        return SETTINGS[dims_of(self.head_dim, self.value_dim)]
 
     @property
     def band(self) -> Band:
@@ -157,21 +140,20 @@ class Kernels:
     """prepare and main of a `Specialisation`, compiled on first use."""
 
     def __init__(self, of: Specialisation) -> None:
-        self.of, self.variant = of, of.settings
+        self.of, self.settings = of, of.settings
         self.columns, self.value_columns = dims_of(of.head_dim, of.value_dim)  # of a tile
         # the ranges of a band are the same in every schedule; this one runs on all bands
         self.functions = schedule_module("two_pass", of.band)
 
     @cached_property
     def main(self) -> Any:
-        p, f, v = self.of, self.functions, self.variant
+        p, f, v = self.of, self.functions, self.settings
         constants = {
             "KV_RANGE": f.dash_kv_range, "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
             "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
             "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
-            "TURNS": v.turns, "REGISTERS": v.registers,
-            "PRODUCER_REGISTERS": v.producer_registers,
+            "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
         }  # fmt: skip
         rows = int(ROWS.value)
         types = {

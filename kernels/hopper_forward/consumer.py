@@ -44,7 +44,7 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         full_end = announced(work, shared, tiles, 7 + 4 * ME)
         end = announced(work, shared, tiles, 8 + 4 * ME)
         for _ in range(tile_end - end):
-            skip(work, shared, it, ME)
+            skip(shared, it)
             it += 1
         rows = block * ROWS + gl.arange(0, ROWS, row_layout)
         m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
@@ -52,25 +52,25 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
         kv = end - 1
         masks = (kv < full_first) | (kv >= full_end)
-        p, m, total = first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total, ME)
+        p, m, total = first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total)
         it += 1
         full_end = gl.minimum(full_end, kv)
         full_first = gl.minimum(full_first, full_end)
         if work.HAS_LO:
             for i in range(kv - full_end):
                 p, acc, m, total = next_step(
-                    work, shared, scale_log2, zero, rows, kv - 1 - i, q_tile, it, p, acc, m, total, ME, True
+                    work, shared, scale_log2, zero, rows, kv - 1 - i, q_tile, it, p, acc, m, total, True
                 )
                 it += 1
         for i in range(full_end - full_first):
             p, acc, m, total = next_step(
-                work, shared, scale_log2, zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, ME, False
+                work, shared, scale_log2, zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, False
             )
             it += 1
         if work.HAS_HI:
             for i in range(full_first - first):
                 p, acc, m, total = next_step(
-                    work, shared, scale_log2, zero, rows, full_first - 1 - i, q_tile, it, p, acc, m, total, ME, True
+                    work, shared, scale_log2, zero, rows, full_first - 1 - i, q_tile, it, p, acc, m, total, True
                 )
                 it += 1
         if not shared.OUT_IN_Q:
@@ -81,7 +81,7 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
         acc = warpgroup_mma_wait(0, deps=(acc,))
         release(shared.v_empty.index(slot))
         for _ in range(first - tile_first):
-            skip(work, shared, it, ME)
+            skip(shared, it)
             it += 1
         share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
         acc = acc * share
@@ -104,7 +104,10 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 @gluon.jit
 def store_out(shared, out_desc, b, head, row, acc, ME: gl.constexpr):
-    """Round and store by way of shared memory; TMA drops rows and columns outside the tensor.
+    """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
+
+    A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
+    instruction, where a load of such rows gives zeros.
 
     Where out takes the place of q, q is left only when the store has read it; else the store is waited for before the
     next one.
@@ -116,7 +119,8 @@ def store_out(shared, out_desc, b, head, row, acc, ME: gl.constexpr):
     out.store(acc.to(shared.k.dtype))
     fence_async_shared()
     role_barrier()
-    store_rows(out_desc, b, head, row, out)
+    if row >= 0:
+        store_rows(out_desc, b, head, row, out)
     if shared.OUT_IN_Q:
         wait_until_read()
         release(shared.q_empty.index(0))

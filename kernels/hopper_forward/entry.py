@@ -15,7 +15,7 @@ def hopper_forward(
     scale_log2, KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    OUT_IN_Q: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -30,9 +30,7 @@ def hopper_forward(
         batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
         KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, EVEN_KV, BLOCK_KV, CONSUMERS,
     )  # fmt: skip
-    shared = allocate_shared(
-        q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q, TURNS
-    )
+    shared = allocate_shared(q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q)
     fence_async_shared()
     # Gluon wants both lists literal: names for their entries would turn constants into values.
     if CONSUMERS == 2:

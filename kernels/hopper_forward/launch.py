@@ -33,7 +33,7 @@ _LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int], *, variant: int = 0,
+    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int], *,
     ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
@@ -49,7 +49,6 @@ def forward(
         band: the mask, anchored at either corner.
         scale: of the scores; any number whose product with log2(e) is finite in fp32.
         order: the dimensions of out from the largest stride to the smallest; the last must be 3.
-        variant: which of `build.VARIANTS` of these head dims.
         ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
 
     Returns:
@@ -69,7 +68,7 @@ def forward(
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
     facts = (
-        band, scale, tuple(order), variant, ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
+        band, scale, tuple(order), ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
     )  # fmt: skip
     if torch.cuda.current_device() != device.index:
@@ -104,7 +103,7 @@ class _State:
     """One combination of mask, scale, shapes and strides on one device."""
 
     def __init__(
-        self, band: Band, scale: float, order: tuple[int, ...], variant: int, ctas: int | None,
+        self, band: Band, scale: float, order: tuple[int, ...], ctas: int | None,
         q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
         q_device: torch.device, k_device: torch.device, v_device: torch.device,
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
@@ -118,7 +117,7 @@ class _State:
         batch, q_heads, q_len, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
         dims = dims_of(head_dim, value_dim)
-        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True, variant)
+        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
         settings = of.settings
         of = replace(of, even_kv=kv_len % settings.block_kv == 0)
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)

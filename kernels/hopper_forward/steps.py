@@ -54,23 +54,6 @@ def release(empty):
 
 
 @gluon.jit
-def begin_turn(shared, it, ME: gl.constexpr):
-    """With TURNS: wait until the consumer before this one has begun the matmuls of step `it`.
-
-    The first consumer waits for the last one, and step ``it - 1``.  Consumers whose matmuls begin at different times
-    fill the gaps that the softmax of the others leaves.
-    """
-    if shared.TURNS:
-        mbarrier.wait(shared.turn.index(ME), (it & 1) ^ (1 if ME == 0 else 0))
-
-
-@gluon.jit
-def end_turn(work, shared, ME: gl.constexpr):
-    if shared.TURNS:
-        mbarrier.arrive(shared.turn.index((ME + 1) % work.CONSUMERS), count=1)
-
-
-@gluon.jit
 def softmax(s, m, total, scale_log2):
     """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax].
 
@@ -152,21 +135,17 @@ def begin_scores(shared, q_tile, slot, zero):
 
 
 @gluon.jit
-def skip(work, shared, it, ME: gl.constexpr):
+def skip(shared, it):
     """Give the it-th kv tile back without a look at it."""
-    begin_turn(shared, it, ME)
-    end_turn(work, shared, ME)
     release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
     release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
 
 
 @gluon.jit
-def first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total, ME: gl.constexpr):
+def first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total):
     """(P, m, total) of the first kv tile of a walk; its V is left to the next step.  masks: whether it needs a mask."""
     slot = wait_for(shared.k_full, it, shared.STAGES)
-    begin_turn(shared, it, ME)
     s = begin_scores(shared, q_tile, slot, zero)
-    end_turn(work, shared, ME)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
@@ -177,20 +156,16 @@ def first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, t
 
 
 @gluon.jit
-def next_step(
-    work, shared, scale_log2, zero, rows, kv, q_tile, it, p, acc, m, total, ME: gl.constexpr, MASKED: gl.constexpr
-):
+def next_step(work, shared, scale_log2, zero, rows, kv, q_tile, it, p, acc, m, total, MASKED: gl.constexpr):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.
     """
     slot = wait_for(shared.k_full, it, shared.STAGES)
-    begin_turn(shared, it, ME)
     s = begin_scores(shared, q_tile, slot, zero)
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
-    end_turn(work, shared, ME)
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
     if MASKED:

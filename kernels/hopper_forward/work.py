@@ -159,8 +159,7 @@ class Shared:
     v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
     `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`.
 
-    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer; turn, a barrier per
-    consumer, says that the consumer before has begun its matmuls, see `steps.begin_turn`.
+    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.
     """
 
     q: gl.shared_memory_descriptor
@@ -176,17 +175,15 @@ class Shared:
     k_empty: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
     v_empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
     Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
     TAIL_D: gl.constexpr
     OUT_IN_Q: gl.constexpr
-    TURNS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, q, q_tail, k, k_tail, v, out, facts, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-        Q_STAGES, STAGES, TAIL_D, OUT_IN_Q, TURNS,
+        self, q, q_tail, k, k_tail, v, out, facts, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        Q_STAGES, STAGES, TAIL_D, OUT_IN_Q,
     ):  # fmt: skip
         self.q = q
         self.q_tail = q_tail
@@ -201,12 +198,10 @@ class Shared:
         self.k_empty = k_empty
         self.v_full = v_full
         self.v_empty = v_empty
-        self.turn = turn
         self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
         self.TAIL_D = gl.constexpr(TAIL_D)
         self.OUT_IN_Q = gl.constexpr(OUT_IN_Q)
-        self.TURNS = gl.constexpr(TURNS)
 
 
 @gluon.constexpr_function
@@ -236,7 +231,6 @@ def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr,
     Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr,
-    TURNS: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     q = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, BLOCK_D)
@@ -268,10 +262,8 @@ def allocate_shared(
         _barriers(STAGES, CONSUMERS),
         _barriers(STAGES, 1),
         _barriers(STAGES, CONSUMERS),
-        _barriers(CONSUMERS, 1),
         Q_STAGES,
         STAGES,
         TAIL_D,
         OUT_IN_Q,
-        TURNS,
     )

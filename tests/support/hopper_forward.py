@@ -49,10 +49,15 @@ def exact(p: Attention) -> Forward:
 
 
 def cudnn(p: Attention) -> Tensor | None:
-    """out by cuDNN, or None where PyTorch gives it no such mask, or it is known to be wrong (a scale of 0 or below)."""
+    """out by cuDNN, or None for a mask that PyTorch does not give it, or a scale for which it is wrong: 0, below, tiny."""
     band = p.mask.resolve(p.q.shape[2], p.k.shape[2])
     causal = (band.lo, band.hi) == (0, None)
-    if not (causal or band.is_full) or p.scale <= 0 or p.q.shape[3] > 128 or p.q.shape[3] != p.v.shape[3]:
+    if (
+        not (causal or band.is_full)
+        or p.scale < torch.finfo(torch.float32).tiny
+        or p.q.shape[3] > 128
+        or p.q.shape[3] != p.v.shape[3]
+    ):
         return None
     out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
         p.q, p.k, p.v, None, True, 0.0, causal, False, scale=p.scale

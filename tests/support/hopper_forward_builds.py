@@ -17,21 +17,20 @@ from . import sass
 
 @dataclass(frozen=True)
 class Case:
-    """Head dims of q and k and of v, mask, which variant, dtype, no ragged kv tile."""
+    """Head dims of q and k and of v, mask, dtype, no ragged kv tile."""
 
     dims: tuple[int, int]
     mask: Band
-    variant: int = 0
     dtype: Any = "bfloat16"
     even_kv: bool = True
 
     def __str__(self) -> str:
         ragged = "" if self.even_kv else " ragged"
-        return f"{self.dims[0]}/{self.dims[1]} {self.mask} variant {self.variant} {self.dtype}{ragged}"
+        return f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.dtype}{ragged}"
 
     def problem(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
-        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, self.variant)
+        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv)
 
 
 @dataclass(frozen=True)

@@ -360,10 +360,12 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def store_rows(output: Output, b: int, h: int, row: int, tile: Tile) -> None:
         block = tile.by_async_proxy()
         length, width = output.tensor.shape[2:]
-        first, end, columns = max(row, 0), min(row + tile.shape[0], length), min(width, tile.shape[1])
-        if first < end:
-            output.tensor[b, h, first:end, :columns] = block[first - row : end - row, :columns]
-            output.writes[b, h, first:end, :columns] += 1
+        if row < 0:
+            raise Fault("a store that begins at a negative row, which is an illegal instruction")
+        end, columns = min(row + tile.shape[0], length), min(width, tile.shape[1])
+        if row < end:
+            output.tensor[b, h, row:end, :columns] = block[: end - row, :columns]
+            output.writes[b, h, row:end, :columns] += 1
         tile.readers.append(current())
         current().storing.append(tile)
 
