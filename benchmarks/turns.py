@@ -22,6 +22,7 @@ Contenders = Mapping[str, Callable[[Shape, Results], Run]]
 """By name: from a shape and its tensors to a call without arguments, or an error that says why there is none."""
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S", bound=Shape)
 
 
 def flops(shape: Shape) -> float:
@@ -85,7 +86,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         return list(pool.map(work, items))
 
 
-def chosen(shapes: Iterable[Shape], words: Sequence[str]) -> list[Shape]:
+def chosen(shapes: Iterable[S], words: Sequence[str]) -> list[S]:
     """The shapes whose names contain one of the words, all without any; it ends the program where there are none."""
     found = [shape for shape in shapes if not words or any(word in shape.name for word in words)]
     if not found:
