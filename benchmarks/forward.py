@@ -12,26 +12,19 @@ Medians; all calls of a row take turns.  "difference" is that of dash's out to t
 from __future__ import annotations
 
 import argparse
-import gc
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from dash_inductor.kernels.hopper_forward import build, launch
-from torch import Tensor
 
-from . import common
+from . import common, turns
 from .contenders import BSHD, NotRun, _window
 from .shapes import CAUSAL, FULL, TOKENS, WINDOW, Shape, regular
+from .turns import Contenders, Results, Run
 
 aten = torch.ops.aten
-Results = tuple[Tensor, ...]
-"""out [batch, heads, length, value dim], and a log-sum-exp."""
-
 LENGTHS, QUICK_LENGTHS = (1024, 2048, 4096, 8192, 16384), (1024, 2048, 4096, 16384)
 
 
@@ -45,12 +38,6 @@ def shapes(lengths: Sequence[int]) -> list[Shape]:
     found += [Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, mask) for mask in (FULL, CAUSAL) for s in longer]
     found += [Shape("odd", 2, 16, 16, 8191, 128, 128, mask) for mask in (FULL, CAUSAL)]
     return found
-
-
-def flops(shape: Shape) -> float:
-    """Operations of the two matmuls of a forward, where `Shape.flops` counts the five of a backward."""
-    d, dv = shape.head_dim, shape.value_dim
-    return shape.flops * (d + dv) / (3 * d + 2 * dv)
 
 
 def problem_of(shape: Shape) -> build.Specialisation:
@@ -91,52 +78,28 @@ def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     return run
 
 
-CONTENDERS: dict[str, Callable[[Shape, Results], Callable[[], Results]]] = {"dash": dash, "cuDNN": cudnn, "FA2": flash}
+CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash}
 
 
 def measure(shape: Shape, repeats: int) -> dict[str, Any]:
-    common.watchdog(120)
-    tensors = shape.tensors()
-    runs: dict[str, Callable[[], Results]] = {}
-    results: dict[str, Results] = {}
-    reasons = {}
-    row: dict[str, Any] = {"shape": shape.name}
-    for name, contender in CONTENDERS.items():
-        try:
-            run = contender(shape, tensors)
-            results[name] = run()
-            torch.cuda.synchronize()
-            runs[name] = run
-        except RuntimeError as error:  # not run, not supported, or out of memory
-            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-    times = dict(zip(runs, common.time_ms(*runs.values(), repeats=repeats), strict=True))
-    row |= {name: flops(shape) / times[name] / 1e9 for name in times}
-    if "dash" in runs:
-        row |= {f"vs {name}": times[name] / times["dash"] for name in ("cuDNN", "FA2") if name in times}
-        row |= {"difference": difference(results), "equal": equal(runs["dash"], results["dash"])}
-    row |= {"ms": times, "not run": reasons}
-    del runs, results, tensors
-    gc.collect()
-    torch.cuda.empty_cache()
-    return row
+    def facts(runs: Mapping[str, Run], results: Mapping[str, Results], times: Mapping[str, float]) -> dict[str, Any]:
+        if "dash" not in runs:
+            return {}
+        row: dict[str, Any] = {f"vs {name}": times[name] / times["dash"] for name in ("cuDNN", "FA2") if name in times}
+        equal = turns.equal_calls(runs["dash"], results["dash"])
+        return row | {"difference": difference(results), "equal": equal}
+
+    return turns.measure(shape, CONTENDERS, facts, repeats=repeats)
 
 
-def difference(results: dict[str, Results]) -> float | None:
+def difference(results: Mapping[str, Results]) -> float | None:
     others = [out for name, (out, _) in results.items() if name != "dash"]
-    if not others:
-        return None
-    return float((results["dash"][0].float() - others[0].float()).norm() / others[0].float().norm())
-
-
-def equal(run: Callable[[], Results], first: Results) -> bool:
-    return all(all(map(torch.equal, first, run())) for _ in range(10))
+    return turns.relative_difference(results["dash"][0], others[0]) if others else None
 
 
 def compile_all(problems: list[build.Specialisation]) -> None:
     """Fill Triton's cache, several kernels at a time: one takes seconds."""
-    workers = min(len(problems), max(1, (os.cpu_count() or 2) // 2))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile, problems))
+    turns.in_parallel(_compile, problems)
 
 
 def _compile(problem: build.Specialisation) -> None:
@@ -153,9 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     repeats = 7 if options.quick else 20
     found = shapes(QUICK_LENGTHS if options.quick else LENGTHS)
-    found = [shape for shape in found if not options.only or any(word in shape.name for word in options.only)]
-    if not found:
-        raise SystemExit(f"no shape has one of {options.only} in its name; --list shows all names")
+    found = turns.chosen(found, options.only)
     if options.list:
         print("\n".join(shape.name for shape in found))
         return
@@ -165,14 +126,8 @@ def main() -> None:
     for shape in found:
         rows.append(measure(shape, repeats))
         print(rows[-1], flush=True)
-    keys = dict.fromkeys(key for row in rows for key in row if key not in ("ms", "not run"))
-    common.table([{key: row.get(key) for key in keys} for row in rows])
-    for row in rows:
-        for name, reason in row["not run"].items():
-            print(f"{row['shape']}: {name} not run: {reason}")
     settings = {"only": options.only, "repeats": repeats}
-    name = options.name or ("forward_quick" if options.quick else "forward")
-    print(common.write(name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
+    turns.report(options.name or ("forward_quick" if options.quick else "forward"), rows, settings)
     wrong = [row["shape"] for row in rows if not row.get("equal")]
     if wrong:
         raise SystemExit(f"dash did not run, or not with equal bits: {wrong}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dash_inductor.kernels.hopper_forward import build
 
-from benchmarks import forward
+from benchmarks import forward, turns
 from benchmarks.shapes import CAUSAL, FULL, Shape, regular
 from dash_inductor.model import Band
 
@@ -14,14 +14,14 @@ from dash_inductor.model import Band
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_regular_shapes_count_as_usual(head_dim: int, mask: Band, share: float) -> None:
     heads = 2048 // head_dim
-    assert forward.flops(regular(head_dim, mask, 4096)) == pytest.approx(share * 4 * 4 * heads * 4096**2 * head_dim)
+    assert turns.flops(regular(head_dim, mask, 4096)) == pytest.approx(share * 4 * 4 * heads * 4096**2 * head_dim)
 
 
 @pytest.mark.parametrize("mask", [FULL, Band(0, 99), Band(0, 255)], ids=str)
 def test_two_matmuls_over_the_visible_pairs(mask: Band) -> None:
     shape = Shape("test", 2, 3, 1, 300, 192, 128, mask)
     pairs = sum(mask.visible(i, j, 300, 300) for i in range(300) for j in range(300))
-    assert forward.flops(shape) == pytest.approx(2 * 3 * pairs * 2 * (192 + 128))
+    assert turns.flops(shape) == pytest.approx(2 * 3 * pairs * 2 * (192 + 128))
 
 
 @pytest.mark.parametrize("lengths", [forward.LENGTHS, forward.QUICK_LENGTHS])

@@ -32,22 +32,27 @@ class KeyedAttention:
     def random(
         q_len: int, kv_len: int, mask: Band, *, dims: tuple[int, int] = (24, 24), batch: int = 2, kv_heads: int = 2,
         group: int = 1, dtype: torch.dtype = torch.float32, scale: float = 0.3, valid: str = "all", seed: int = 0,
+        device: str = "cpu",
     ) -> KeyedAttention:  # fmt: skip
-        """dims: of q and k, of v.  valid: "all" (no vector), "holes", "padded" (right), "left" or "nobody" (in one)."""
+        """dims: of q and k, of v.
+
+        valid: "all" (no vector), "ones", "holes", "padded" (right), "left" or "nobody" (in one batch element).
+        """
         p = Dense.random(
-            q_len, kv_len, dims[0], mask, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, device="cpu",
+            q_len, kv_len, dims[0], mask, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, device=device,
             value_dim=dims[1], seed=seed,
         )  # fmt: skip
         g = torch.Generator().manual_seed(seed)
         place, length = torch.arange(kv_len), torch.randint(1, kv_len + 1, (batch, 1), generator=g)
         keys = {
             "all": None,
+            "ones": torch.ones(batch, kv_len, dtype=torch.bool),
             "holes": torch.rand(batch, kv_len, generator=g) < 0.6,
             "padded": place < length,
             "left": place >= length,
             "nobody": (place < kv_len - 1) & (torch.arange(batch) > 0)[:, None],
         }[valid]
-        return KeyedAttention(p.q, p.k, p.v, p.do, keys, mask, scale)
+        return KeyedAttention(p.q, p.k, p.v, p.do, None if keys is None else keys.to(device), mask, scale)
 
     @property
     def group(self) -> int:
