@@ -69,7 +69,7 @@ def attend_range(
 @triton.jit
 def attend_tile(
     Q, K, V, KEYS, q_strides, k_strides, v_strides, keys_strides,
-    b, hq, q_tile, q_len, kv_len, lo, hi, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
@@ -78,7 +78,7 @@ def attend_tile(
     """(out, log-sum-exp) of q tile `q_tile` of query head `hq` of batch element `b`.
 
     out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  A row that sees no key gives zeros and
-    -inf, whatever q, k and v hold.
+    -inf, whatever q, k and v hold.  walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
 
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
@@ -90,10 +90,11 @@ def attend_tile(
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
     depend on nothing but the operands, the mask and the tile shape.
     """
+    _heads, _q_len, kv_len, lo, hi = walk
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
-    kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
+    kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     q_head = head_start(Q, b, hq, q_strides)
     q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
@@ -103,7 +104,7 @@ def attend_tile(
     state = out, total, largest
     operands = q, k_head, v_head, KEYS, k_strides, v_strides, keys_strides
     place = b, q_rows, kv_first, kv_end, kv_len, lo, hi
-    first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS:
         state = attend_range(
             state, operands, place, first, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV,

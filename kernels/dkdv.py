@@ -5,12 +5,12 @@ import triton.language as tl
 
 from .ordering import pass_turn_on, wait_for_turn
 from .schedule_functions import (
-    dash_num_steps,
     dash_q_range,
     dash_q_tile,
     dash_rank,
     dash_seen_keys,
     dash_seen_rows,
+    dash_visits,
 )
 from .tiles import head_start, load_chosen, load_keys, load_rows, load_tile, load_valid, visible
 
@@ -18,12 +18,14 @@ from .tiles import head_start, load_chosen, load_keys, load_rows, load_tile, loa
 @triton.jit
 def dkdv_tile(
     Q, K, V, DO, LSE, DELTA, DQ, SEM, KEYS, q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
-    b, h, kv, heads, q_len, kv_len, lo, hi, scale,
+    b, h, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
     ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
+
+    walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
 
     Q, DO: [batch, heads * GROUP, q_len, HEAD_DIM]; K, V: [batch, heads, kv_len, HEAD_DIM]; strides (b, h, row, column).
     LSE: natural log, fp32 [batch, heads * GROUP, >= q_len], any strides; DELTA: fp32 [batch, heads * GROUP, q_len].
@@ -35,9 +37,10 @@ def dkdv_tile(
     KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key).  No row sees a key whose entry is zero; its dk and
     dv are zero.  The log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
     """
+    heads, q_len, kv_len, lo, hi = walk
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-    q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
-    kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
+    kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
     k = load_valid(
@@ -48,8 +51,8 @@ def dkdv_tile(
     )
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
-    _first, full_first, full_end, _end = dash_q_range(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
-    steps = dash_num_steps(kv, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    _first, full_first, full_end, _end = dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV)
+    steps = dash_visits(h, kv, walk, BLOCK_Q, BLOCK_KV)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     log2e = 1.4426950408889634
     for g in range(GROUP):
@@ -58,7 +61,7 @@ def dkdv_tile(
         lse_head = head_start(LSE, b, hq, lse_strides)
         row = (b * heads * GROUP + hq).to(tl.int64)
         for step in tl.range(0, steps, num_stages=STAGES):
-            q_tile = dash_q_tile(step, kv, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+            q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             if HAS_KEYS:
                 nothing = float("-inf")  # the log-sum-exp of a row whose keys are all invalid
@@ -94,7 +97,7 @@ def dkdv_tile(
             if ORDERED:
                 dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
                 semaphore = SEM + row * n_q + q_tile
-                turn = dash_rank(q_tile, kv, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+                turn = dash_rank(h, q_tile, kv, walk, BLOCK_Q, BLOCK_KV)
                 wait_for_turn(semaphore, turn, INTERPRET)
                 cols = tl.arange(0, BLOCK_D)
                 dq_ptrs = DQ + row * q_len * HEAD_DIM + q_rows[:, None] * HEAD_DIM + cols[None, :]

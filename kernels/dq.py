@@ -12,7 +12,7 @@ from .tiles import head_start, load_keys, load_rows, load_tile, load_valid, visi
 def dq_tile(
     Q, K, V, OUT, DO, LSE, DELTA, KEYS,
     q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
-    b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, scale,
+    b, hq, q_tile, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
@@ -23,12 +23,13 @@ def dq_tile(
     rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.  dq of a row
     whose log-sum-exp is -inf, which has no valid key, is zero.
     """
+    heads, q_len, kv_len, lo, hi = walk
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    q_first, q_end = dash_seen_rows(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
-    kv_first, kv_end = dash_seen_keys(q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
+    kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     delta, do = delta_tile(OUT, DO, out_strides, do_strides, b, hq, q_rows, q_first, q_end, HEAD_DIM, BLOCK_D, EVEN_Q)
-    row = (b * q_heads + hq).to(tl.int64)
+    row = (b * heads * GROUP + hq).to(tl.int64)
     tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
     q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
@@ -36,7 +37,7 @@ def dq_tile(
     lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    first, full_first, full_end, end = dash_kv_range(q_tile, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)

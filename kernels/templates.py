@@ -30,6 +30,7 @@ _OPERANDS = """
     if BOTTOM_RIGHT:
         lo = LO - (kv_len - q_len)
         hi = HI - (kv_len - q_len)
+    walk = (heads, q_len, kv_len, lo, hi)
     q_strides = ({{stride("Q")}},)
     k_strides = ({{stride("K")}},)
     v_strides = ({{stride("V")}},)
@@ -60,15 +61,15 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
 
 _DKDV_TAIL = """
     dv_strides = ({{stride("DV")}},)
-    head, slot = dash_launch(ticket, batch, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, SECTION)
+    head, slot = dash_launch(ticket, batch, walk, BLOCK_Q, BLOCK_KV, SECTION)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
-        kv = dash_kv_tile(slot, part, h, heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+        kv = dash_kv_tile(h, slot, part, walk, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
             Q, K, V, DO, LSE, DELTA, dq_acc, semaphores, keys,
             q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
-            b, h, kv, heads, q_len, kv_len, lo, hi, SCALE,
+            b, h, kv, walk, SCALE,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, EVEN_Q, EVEN_KV,
             ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
@@ -118,7 +119,7 @@ _DQ_TAIL = """
     dq = dq_tile(
         Q, K, V, OUT, DO, LSE, DELTA, keys,
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
-        b, hq, q_tile, q_heads, q_len, kv_len, lo, hi, SCALE,
+        b, hq, q_tile, walk, SCALE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, EVEN_Q, EVEN_KV,
         PRECISION, STAGES, INDEX_DTYPE,
     )
@@ -138,7 +139,7 @@ _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
 _FORWARD_TAIL = """
     out, lse = attend_tile(
         Q, K, V, keys, q_strides, k_strides, v_strides, keys_strides,
-        b, hq, q_tile, q_len, kv_len, lo, hi, SIGN, SLOPE,
+        b, hq, q_tile, walk, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, EVEN_Q, EVEN_KV,
         PRECISION, STAGES, INDEX_DTYPE,
     )

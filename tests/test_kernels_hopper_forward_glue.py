@@ -80,7 +80,7 @@ class Launch:
 
     def run(self, tensors: tuple[Tensor, Tensor, Tensor] | None = None, **how: Any) -> Ran:
         q, k, v = tensors or self.tensors()
-        f, tail = functions("two_pass", self.tables), self.tables.tail()
+        f, tail, (lo, hi) = functions("two_pass", self.tables), self.tables.tail(), self.tables.bounds
         (first_row, end_row), (first_key, end_key) = f.dash_seen_rows(*tail), f.dash_seen_keys(*tail)
         seen = [(q, first_row, end_row), (k, first_key, end_key), (v, first_key, end_key)]
         seen = [(t, *((first, end) if first < end else (0, 1))) for t, first, end in seen]  # as `SeenRows.of`
@@ -90,8 +90,8 @@ class Launch:
         heads = q.shape[1]
         arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
             "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": self.batch * heads,
-            "q_heads": heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": tail[2],
-            "hi": tail[3], "section": how.pop("section", min(2 * self.group, self.batch * heads)),
+            "q_heads": heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
+            "hi": hi, "section": how.pop("section", min(2 * self.group, self.batch * heads)),
             "scale_log2": self.scale * launch_side.LOG2E,
         }  # fmt: skip
         simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)

@@ -85,17 +85,17 @@ class Launch:
         f, work = schedule or functions(self.schedule, self.tables), self.tables
         functions_of = {name: getattr(f, value.__name__) for name, value in values.items() if callable(value)}
         values |= functions_of | (constants or {})
-        tail = work.tail()
+        lo, hi = work.bounds
         arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         arguments |= {"ticket_ptr": Pointer("ticket"), "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
-        arguments |= {"kv_len": self.kv_len, "lo": tail[2], "hi": tail[3], "section": work.section}
+        arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
         arguments |= {"scale": 1.0, "scale_log2": 1.0}
         for name, text in types.items():
             match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text)
             if match:
                 shape = tuple(map(int, match[2].split(",")))
                 arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
-        ctas = self.batch * work.heads * f.dash_slots(*tail)
+        ctas = self.batch * work.heads * f.dash_slots(*work.tail())
         how.setdefault("resident", ctas)
         simulation = Simulation(values, arguments, ctas, **how)
         simulation.run()
@@ -264,9 +264,9 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
     work, walks = launch.tables, walks_of(launch)
     tickets = {}
     for ticket in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(ticket, work.batch, work.heads, *work.tail(), work.section)
+        head, slot = f.dash_launch(ticket, work.batch, *work.tail(), work.section)
         for part in range(2):
-            tickets[head, f.dash_kv_tile(slot, part, head % work.heads, work.heads, *work.tail())] = ticket
+            tickets[head, f.dash_kv_tile(head % work.heads, slot, part, *work.tail())] = ticket
     walked = walked_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}

@@ -16,21 +16,32 @@ from ..model.mask import Band
 from .schedules import Schedule, define
 from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
 
-_TAIL = ("q_len", "kv_len", "lo", "hi", "BLOCK_Q", "BLOCK_KV")
+WALK = ("heads", "q_len", "kv_len", "lo", "hi")
+"""Members of the tuple `walk`: the facts, known at run time, on which the walks and ranks of a head depend.
+
+Block sizes are not among them: a tuple that Triton code assigns to a variable makes values of its constants.
+"""
+
+_TAIL = ("walk", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
-    "dash_launch": ("ticket", "batch", "heads", *_TAIL, "SECTION"),
-    "dash_kv_tile": ("slot", "part", "head", "heads", *_TAIL),
-    "dash_num_steps": ("kv", *_TAIL),
-    "dash_q_tile": ("step", "kv", "head", "heads", *_TAIL),
-    "dash_rank": ("q", "kv", "head", "heads", *_TAIL),
+    "dash_launch": ("ticket", "batch", *_TAIL, "SECTION"),
+    "dash_kv_tile": ("head", "slot", "part", *_TAIL),
+    "dash_visits": ("head", "kv", *_TAIL),
+    "dash_q_tile": ("head", "kv", "step", *_TAIL),
+    "dash_rank": ("head", "q", "kv", *_TAIL),
     "dash_q_range": ("kv", *_TAIL),
     "dash_kv_range": ("q", *_TAIL),
     "dash_seen_rows": _TAIL,
     "dash_seen_keys": _TAIL,
 }
+"""Parameters of the functions that the kernels call; upper-case ones are compile-time constants.
+
+The functions of a walk are those of `walk.Walk`, with the head counted within its batch element.  The ranges, and which
+rows and keys are seen, follow from the band alone.
+"""
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_slots": _TAIL,
-    "dash_resident": ("batch", "heads", *_TAIL, "SECTION"),
+    "dash_resident": ("batch", *_TAIL, "SECTION"),
 }
 
 
@@ -40,7 +51,7 @@ def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
     return {
         "dash_launch": s.launch,
         "dash_kv_tile": (s.kv_tile,),
-        "dash_num_steps": (s.num_steps,),
+        "dash_visits": (s.num_steps,),
         "dash_q_tile": (s.q_tile,),
         "dash_rank": (s.rank,),
         "dash_q_range": (q.first, q.full_first, q.full_end, q.end),
@@ -138,9 +149,14 @@ def _share(results: Sequence[Expr]) -> tuple[list[tuple[Expr, Expr]], list[Expr]
 
 
 def function_source(name: str, parameters: Sequence[str], results: Sequence[Expr], printer: PythonPrinter) -> str:
-    """Source of a function; `parameters` are spelled as they shall appear, shared subexpressions get a name."""
+    """Source of a function; `parameters` are spelled as they shall appear, shared subexpressions get a name.
+
+    Members of `walk` get a name where the function reads them, and only there.
+    """
     shared, reduced = _share(results)
-    lines = [f"    {symbol.name} = {printer.print(value)}" for symbol, value in shared]
+    read = {symbol.name for result in results for symbol in result.free_symbols}
+    lines = [f"    {member} = walk[{i}]" for i, member in enumerate(WALK) if member in read]
+    lines += [f"    {symbol.name} = {printer.print(value)}" for symbol, value in shared]
     lines.append("    return " + ", ".join(printer.print(r) for r in reduced))
     return f"def {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
 
@@ -158,8 +174,9 @@ def _triton_source(s: Schedule) -> str:
 def triton_source(schedule_name: str, band: Band) -> str:
     """Source of the ``@triton.jit`` functions named in `SIGNATURES`; the module that holds it imports triton and tl.
 
-    All values are int32.  `lo` and `hi` are anchored top left: subtract ``kv_len - q_len`` from the bounds of a band
-    anchored bottom right.  Where the band has no such bound, the argument is never read.
+    `walk` is a tuple of the members named in `WALK`.  All values are int32.  `lo` and `hi` are anchored top left:
+    subtract ``kv_len - q_len`` from the bounds of a band anchored bottom right.  Where the band has no such bound, the
+    member is never read.
 
     Raises ArgumentError on an unknown schedule or an unsupported mask.
     """

@@ -71,9 +71,9 @@ class Problem:
         lo, hi = (None if x is None else x - offset for x in (self.band.lo, self.band.hi))
         return replace(self, band=Band(lo, hi))
 
-    def tail(self) -> tuple[int, int, int, int, int, int]:
-        """The last arguments of the generated functions: lengths, bounds (0 where there is none) and tile shape."""
-        return self.q_len, self.kv_len, *self.bounds, self.block_q, self.block_kv
+    def tail(self) -> tuple[tuple[int, ...], int, int]:
+        """What the arguments of most generated functions end with: `codegen.WALK` as a tuple, and the tile shape."""
+        return (self.heads, self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -152,31 +152,28 @@ class ClosedForm:
         self.parts = schedule.parts
         self.shared_accumulator = schedule.shared_accumulator
         self.co_resident = schedule.resident is not None
-        self.resident = int(self._f.dash_resident(problem.batch, problem.heads, *self._tail, problem.section))
+        self.resident = int(self._f.dash_resident(problem.batch, *self._tail, problem.section))
         self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
         self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
         self._mirrored = int(first_mirrored(sympy.Integer(problem.heads)))
 
     def launch(self, ticket: int) -> tuple[int, int]:
         p = self.problem
-        head, slot = self._f.dash_launch(ticket, p.batch, p.heads, *self._tail, p.section)
+        head, slot = self._f.dash_launch(ticket, p.batch, *self._tail, p.section)
         return int(head), int(slot)
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:
-        heads = self.problem.heads
-        kv = int(self._f.dash_kv_tile(slot, part, head % heads, heads, *self._tail))
+        kv = int(self._f.dash_kv_tile(head % self.problem.heads, slot, part, *self._tail))
         return kv if kv < self.problem.n_kv else None
 
     def visits(self, head: int, kv: int) -> int:
-        return int(self._f.dash_num_steps(kv, *self._tail))
+        return int(self._f.dash_visits(head % self.problem.heads, kv, *self._tail))
 
     def q_tile(self, head: int, kv: int, step: int) -> int:
-        heads = self.problem.heads
-        return int(self._f.dash_q_tile(step, kv, head % heads, heads, *self._tail))
+        return int(self._f.dash_q_tile(head % self.problem.heads, kv, step, *self._tail))
 
     def rank(self, head: int, q: int, kv: int) -> int:
-        heads = self.problem.heads
-        return int(self._f.dash_rank(q, kv, head % heads, heads, *self._tail))
+        return int(self._f.dash_rank(head % self.problem.heads, q, kv, *self._tail))
 
     def visible(self, head: int, q: int) -> range:
         first, _, _, end = self._f.dash_kv_range(q, *self._tail)

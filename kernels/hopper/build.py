@@ -162,7 +162,7 @@ class Kernels:
         p, f, v, tiles = self.of, self.functions, self.variant, self.of.tiles
         q, kv, d = tiles.block_q, tiles.block_kv, self.block_d
         constants = {
-            "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "NUM_STEPS": f.dash_num_steps,
+            "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "VISITS": f.dash_visits,
             "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
             "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
             "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,

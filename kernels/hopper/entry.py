@@ -15,7 +15,7 @@ from .work import Work, allocate_shared
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, NUM_STEPS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
+    LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
@@ -35,13 +35,14 @@ def hopper_backward(
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
     ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-    position, slot = LAUNCH(ticket, batch, q_heads, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV, section)
+    walk = q_heads, q_len, kv_len, lo, hi
+    position, slot = LAUNCH(ticket, batch, walk, BLOCK_Q, BLOCK_KV, section)
     n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
     heads = q_heads // GROUP
     place = position % q_heads
     work = Work(
         position // q_heads, place % heads, place // heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+        KV_TILE, VISITS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
     shared = allocate_shared(
         q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP

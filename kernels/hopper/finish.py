@@ -28,7 +28,8 @@ def finish(
     b = (head // q_heads).to(tl.int64)
     h = (head % q_heads).to(tl.int64)
     local = pid % PER_TILE * ROWS
-    first, _full_first, _full_end, end = KV_RANGE(q, q_len, kv_len, lo, hi, BLOCK_Q, BLOCK_KV)
+    walk = q_heads, q_len, kv_len, lo, hi
+    first, _full_first, _full_end, end = KV_RANGE(q, walk, BLOCK_Q, BLOCK_KV)
     seen = first < end
     if seen:
         wait_for_turn(semaphores + tile, end - first, False)

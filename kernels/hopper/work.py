@@ -26,7 +26,7 @@ class Work:
     hi: gl.tensor
     n_q: gl.tensor
     KV_TILE: gl.constexpr
-    NUM_STEPS: gl.constexpr
+    VISITS: gl.constexpr
     Q_TILE: gl.constexpr
     RANK: gl.constexpr
     Q_RANGE: gl.constexpr
@@ -40,7 +40,7 @@ class Work:
     @gluon.constexpr_function
     def __init__(
         self, batch, head, member, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, NUM_STEPS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+        KV_TILE, VISITS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     ):  # fmt: skip
         self.batch = batch
         self.head = head
@@ -53,7 +53,7 @@ class Work:
         self.hi = hi
         self.n_q = n_q
         self.KV_TILE = gl.constexpr(KV_TILE)
-        self.NUM_STEPS = gl.constexpr(NUM_STEPS)
+        self.VISITS = gl.constexpr(VISITS)
         self.Q_TILE = gl.constexpr(Q_TILE)
         self.RANK = gl.constexpr(RANK)
         self.Q_RANGE = gl.constexpr(Q_RANGE)
@@ -67,50 +67,44 @@ class Work:
     @gluon.jit
     def kv_tile(self, part):
         """The part-th kv tile of this CTA, or a number past the last one."""
-        return self.KV_TILE(
-            self.slot, part, self._place(), self.q_heads,
-            self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV,
-        )  # fmt: skip
+        return self.KV_TILE(self._place(), self.slot, part, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
 
     @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`."""
-        steps = self.NUM_STEPS(kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        steps = self.VISITS(self._place(), kv, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
         return gl.where(kv * self.BLOCK_KV < self.kv_len, steps, 0)
 
     @gluon.jit
     def q_tile(self, step, kv):
-        return self.Q_TILE(
-            step, kv, self._place(), self.q_heads,
-            self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV,
-        )  # fmt: skip
+        return self.Q_TILE(self._place(), kv, step, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
 
     @gluon.jit
     def rank(self, q, kv):
-        return self.RANK(
-            q, kv, self._place(), self.q_heads,
-            self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV,
-        )  # fmt: skip
+        return self.RANK(self._place(), q, kv, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
 
     @gluon.jit
     def unmasked(self, kv):
         """(first, end) of the q tiles in which every query sees every key of kv tile `kv`."""
-        _first, full_first, full_end, _end = self.Q_RANGE(
-            kv, self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV
-        )
+        _first, full_first, full_end, _end = self.Q_RANGE(kv, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
         return full_first, full_end
 
     @gluon.jit
     def first_row(self):
         """The first query that sees a key: row 0 of the descriptors of Q and dO."""
-        first, _end = self.SEEN_ROWS(self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        first, _end = self.SEEN_ROWS(self._facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def first_key(self):
         """The first key that a query sees: row 0 of the descriptors of K and V."""
-        first, _end = self.SEEN_KEYS(self.q_len, self.kv_len, self.lo, self.hi, self.BLOCK_Q, self.BLOCK_KV)
+        first, _end = self.SEEN_KEYS(self._facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
+
+    @gluon.jit
+    def _facts(self):
+        """The tuple `walk` of the schedule's functions."""
+        return self.q_heads, self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
     def _place(self):

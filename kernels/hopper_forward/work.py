@@ -120,18 +120,23 @@ class Work:
         return first, full_first, full_end, end
 
     @gluon.jit
+    def _facts(self):
+        """The tuple `walk` of the schedule's functions."""
+        return self.q_heads, self.q_len, self.kv_len, self.lo, self.hi
+
+    @gluon.jit
     def _kv_range(self, block):
-        return self.KV_RANGE(block, self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV)
+        return self.KV_RANGE(block, self._facts(), ROWS, self.BLOCK_KV)
 
     @gluon.jit
     def first_row(self):
         """The first query that sees a key: row 0 of the descriptor of Q."""
-        return _first_of(self.SEEN_ROWS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV))
+        return _first_of(self.SEEN_ROWS(self._facts(), ROWS, self.BLOCK_KV))
 
     @gluon.jit
     def first_key(self):
         """The first key that a query sees: row 0 of the descriptors of K and V."""
-        return _first_of(self.SEEN_KEYS(self.q_len, self.kv_len, self.lo, self.hi, ROWS, self.BLOCK_KV))
+        return _first_of(self.SEEN_KEYS(self._facts(), ROWS, self.BLOCK_KV))
 
 
 @gluon.jit

@@ -15,16 +15,22 @@ from typing import Any
 import torch
 
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule.codegen import SIGNATURES, python_functions
+from dash_inductor.schedule.codegen import SIGNATURES, WALK, python_functions
 
 RESULTS = {"dash_launch": 2, "dash_q_range": 4, "dash_kv_range": 4, "dash_seen_rows": 2, "dash_seen_keys": 2}
 BLOCKS = {"BLOCK_Q": 4, "BLOCK_KV": 8, "SECTION": 3}
 CASES = 128
 
 
+def runtime_of(function: str) -> list[str]:
+    """The values that a call of `function` needs at run time, those of its walk included."""
+    named = [p for p in SIGNATURES[function] if not p.isupper() and p != "walk"]
+    return [*named, *WALK]
+
+
 def kernel_source(function: str) -> str:
     """A kernel that applies `function` to the columns of an int32 matrix [arguments, CASES]."""
-    runtime = [p for p in SIGNATURES[function] if not p.isupper()]
+    runtime = runtime_of(function)
     constants = [p for p in SIGNATURES[function] if p.isupper()]
     count = RESULTS.get(function, 1)
     results = [f"r{i}" for i in range(count)]
@@ -36,7 +42,8 @@ def kernel_source(function: str) -> str:
     ]
     lines.append(f"    x = tl.arange(0, {CASES})")
     lines += [f"    {p} = tl.load(args + {i * CASES} + x)" for i, p in enumerate(runtime)]
-    lines.append(f"    {', '.join(results)} = {function}({', '.join([*runtime, *constants])})")
+    lines.append(f"    walk = ({', '.join(WALK)})")
+    lines.append(f"    {', '.join(results)} = {function}({', '.join(SIGNATURES[function])})")
     lines += [f"    tl.store(out + {i * CASES} + x, {r} + x * 0)" for i, r in enumerate(results)]
     return "\n".join(lines) + "\n"
 
@@ -56,32 +63,34 @@ def random_case(function: str, python: Any, module: ModuleType, rng: random.Rand
     q_len, kv_len, batch, heads = rng.randint(1, 60), rng.randint(1, 90), rng.randint(1, 3), rng.randint(1, 4)
     lo = 0 if module.LO is None else rng.randint(-70, 20)
     hi = 0 if module.HI is None else max(lo, rng.randint(-20, 70))
-    tail = (q_len, kv_len, lo, hi, BLOCKS["BLOCK_Q"], BLOCKS["BLOCK_KV"])
+    tail = ((heads, q_len, kv_len, lo, hi), BLOCKS["BLOCK_Q"], BLOCKS["BLOCK_KV"])
     slots = python.dash_slots(*tail)
     values = {"q_len": q_len, "kv_len": kv_len, "lo": lo, "hi": hi, "batch": batch, "heads": heads}
     values["ticket"], values["slot"] = rng.randrange(batch * heads * slots), rng.randrange(slots)
     values["part"], values["head"] = rng.randint(0, 1), rng.randrange(heads)
-    values["kv"], values["q"] = rng.randrange(-(-kv_len // tail[5])), rng.randrange(-(-q_len // tail[4]))
-    steps = python.dash_num_steps(values["kv"], *tail)
+    values["kv"], values["q"] = rng.randrange(-(-kv_len // tail[2])), rng.randrange(-(-q_len // tail[1]))
+    steps = python.dash_visits(values["head"], values["kv"], *tail)
     values["step"] = rng.randrange(max(1, steps))
     if function in ("dash_rank", "dash_q_tile"):  # only visible pairs have a rank
         if steps == 0:
             return random_case(function, python, module, rng)
-        values["q"] = python.dash_q_tile(values["step"], values["kv"], values["head"], heads, *tail)
-    return [values[p] for p in SIGNATURES[function] if not p.isupper()]
+        values["q"] = python.dash_q_tile(values["head"], values["kv"], values["step"], *tail)
+    return [values[name] for name in runtime_of(function)]
 
 
 def compare(module: ModuleType) -> None:
     rng = random.Random(module.NAME)
     python = python_functions(module.NAME, Band(module.LO, module.HI))
     for function, parameters in SIGNATURES.items():
-        constants = [BLOCKS[p] for p in parameters if p.isupper()]
+        constants = {p: BLOCKS[p] for p in parameters if p.isupper()}
         cases = [random_case(function, python, module, rng) for _ in range(CASES)]
         args = torch.tensor(cases, dtype=torch.int32).T.contiguous()
         out = torch.empty(RESULTS.get(function, 1), CASES, dtype=torch.int32)
-        getattr(module, f"run_{function}")[(1,)](args, out, *constants)
+        getattr(module, f"run_{function}")[(1,)](args, out, **constants)
         for case, got in zip(cases, out.T.tolist(), strict=True):
-            expected = getattr(python, function)(*case, *constants)
+            values = dict(zip(runtime_of(function), case, strict=True)) | constants
+            values["walk"] = tuple(values[member] for member in WALK)
+            expected = getattr(python, function)(*(values[p] for p in parameters))
             assert tuple(got) == (expected if isinstance(expected, tuple) else (expected,)), (
                 module.NAME,
                 function,
