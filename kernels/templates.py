@@ -268,7 +268,7 @@ def compile_time_values(
         "EVEN_Q": even_q and every_row,
         "EVEN_KV": even_kv and every_key,
         "SECTION": plan.section,
-        "PRECISION": "'tf32'" if plan.tf32 else "'ieee'",
+        "PRECISION": "'tf32'" if plan.tf32 else "'tf32x3'",
         "INTERPRET": interpret,
     }
 

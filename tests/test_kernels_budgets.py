@@ -80,8 +80,8 @@ sm_80 bfloat16 128 causal 64x64w4s2: registers 255, spills 36/36, shared 73728
 sm_80 bfloat16 128 causal 64x64w4s2: registers 255, spills 36/36, shared 74240
 sm_80 bfloat16 64 full spt 64x128w8s2: registers 32, spills 0/0, shared 256
 sm_80 bfloat16 64 full spt 64x128w8s2: registers 255, spills 36/36, shared 66048
-sm_80 float32 64 causal 32x32w8s1: registers 222, spills 0/0, shared 32768
-sm_80 float32 64 causal 32x32w8s1: registers 222, spills 0/0, shared 36864
+sm_80 float32 64 causal 32x32w8s1: registers 232, spills 0/0, shared 40960
+sm_80 float32 64 causal 32x32w8s1: registers 174, spills 0/0, shared 40960
 sm_89 bfloat16 128 causal 64x32w4s2: registers 218, spills 0/0, shared 53248
 sm_89 bfloat16 128 causal 32x64w4s2: registers 242, spills 0/0, shared 53504
 sm_89 float16 64 full 64x64w4s2: registers 186, spills 0/0, shared 32768
@@ -94,8 +94,8 @@ sm_90 bfloat16 64 band(0,1023) two_pass 64x64w4s3: registers 168, spills 0/0, sh
 sm_90 bfloat16 64 band(0,1023) two_pass 64x64w4s3: registers 233, spills 0/0, shared 66560
 sm_90 float16 80 causal two_pass 128x64w8s3: registers 205, spills 0/0, shared 163840
 sm_90 float16 80 causal two_pass 64x64w4s2: registers 255, spills 72/72, shared 98816
-sm_90 float32 128 causal 32x32w8s1: registers 255, spills 392/308, shared 65536
-sm_90 float32 128 causal 32x32w8s1: registers 255, spills 420/400, shared 69632
+sm_90 float32 128 causal 64x32w8s1: registers 255, spills 172/168, shared 180224
+sm_90 float32 128 causal 32x32w8s1: registers 255, spills 20/20, shared 81920
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 20, spills 0/0, shared 256
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 218, spills 0/0, shared 58368
 sm_90 bfloat16 16 full ascending 64x128w8s3: registers 16, spills 0/0, shared 256

@@ -143,9 +143,9 @@ chunked prefill
   v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 fp32 causal
-  portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=portable/fwd=32x32w8s1
-  v5/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32/d64/causal/heads8:8/sm_90/forward=portable:32x32w8
-  critical path 179.488
+  portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/section=4/forward=portable/fwd=64x64w4s2
+  v5/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/heads8:8/sm_90/forward=portable:64x64w4
+  critical path 185.95
 fp32 causal, tf32 allowed
   portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=portable/fwd=32x32w8s1/tf32
   v5/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/heads8:8/sm_80/forward=portable:32x32w8

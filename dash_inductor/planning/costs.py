@@ -79,6 +79,10 @@ PORTABLE: dict[Key, tuple[Candidate, ...]] = {
 }
 for _arch in SHARED_BYTES:
     PORTABLE |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+# In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
+PORTABLE |= _rows("sm_90", 32, (16, 32), dkdv="32x64w4s1", dq="64x64w4s1", ordered="32x32w8s1")
+PORTABLE |= _rows("sm_90", 32, (64,), dkdv="32x64w4s1", dq="64x32w4s1", ordered="32x32w8s1")
+PORTABLE |= _rows("sm_90", 32, (128,), dkdv="32x32w8s1", dq="64x32w8s1", ordered="32x32w8s1")
 
 REFERENCE: dict[Key, tuple[Candidate, ...]] = {
     **_rows("cpu", 16, (16, 32, 64, 128), dkdv="64x64w1s1", dq="64x64w1s1", ordered="64x64w1s1"),
@@ -129,9 +133,10 @@ FORWARD_TILES: dict[ForwardKey, Tiles] = {
     **_forward("cpu", 16, *["64x64w1s1"] * 4),
     **_forward("cpu", 32, *["64x64w1s1"] * 4),
 }
-"""Tiles of the portable forward.  They compile without large spills; none has been measured."""
+"""Tiles of the portable forward.  They compile without large spills; those of sm_90 have been measured."""
 for _arch in SHARED_BYTES:
-    FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", *["32x16w8s1"] * 3)
+    FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", "32x16w8s1", *["16x16w8s1"] * 2)
+FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2", *["16x16w8s1"] * 2)
 
 
 def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
