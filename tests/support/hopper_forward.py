@@ -111,8 +111,8 @@ def check(p: Attention, found: Forward, *, strict: bool = False, library: bool =
 def check_distance(out: Tensor, theirs: Tensor, exact_out: Tensor, strict: bool, where: str) -> None:
     """The bound of `check` for out.
 
-    In fp32 a product is made of three in tf32, as in PyTorch's memory-efficient kernel, which leaves out about 2**-22 of
-    it: there the bound is four times the error of `theirs`, and the allowance a unit in the last place.
+    In fp32 a product is made of three in tf32, as in PyTorch's memory-efficient kernel, which leaves out 2**-22 of it:
+    the bound there is four times the error of `theirs`, and the allowance a unit in the last place.
     """
     factor, chance = (4.0, 1.0) if out.dtype == torch.float32 else (1.2, 1 / 16)
     bound = factor * distance(theirs, exact_out)
