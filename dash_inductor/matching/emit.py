@@ -33,6 +33,19 @@ class Emitter:
             node.meta["val"] = target(*values)
         return node
 
+    def shared(self, target: Callable[..., Any], args: tuple[Any, ...], *, before: Node, like: Node) -> Node:
+        """A node in front of `before` that is ``target(*args)`` already; else a new one, directly behind its arguments,
+        where all later nodes can share it.
+        """
+        sources = [arg for arg in args if isinstance(arg, Node)]
+        for user in sources[0].users:
+            if user.target is target and user.args == args and not user.kwargs and user < before:
+                return user
+        place = max(sources).next
+        while place.op == "placeholder":
+            place = place.next
+        return self.call(target, args, before=place, like=like)
+
     def discard(self) -> None:
         """Erase what `call` added, latest first."""
         for node in reversed(self.created):
