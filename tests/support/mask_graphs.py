@@ -60,11 +60,17 @@ def assert_terms_are_the_mask(module: GraphModule, terms: Terms, *inputs: Tensor
     run = Interpreter(module, garbage_collect_values=False)
     mask = run.run(*inputs)
     expected = visible_by(terms, inputs[0], inputs[1], lambda node: run.env[node])
+    assert_visible(mask, expected, f"{terms} is not the mask")
+
+
+def assert_visible(mask: Tensor, expected: Tensor, message: str) -> None:
+    """The mask shows exactly what is expected, [B, H, q_len, kv_len], and hides the rest for certain."""
+    mask = mask.expand(expected.shape)
     visible = mask if mask.dtype == torch.bool else mask == 0
-    assert torch.equal(visible.expand(expected.shape), expected), f"{terms} is not the mask"
-    assert mask.dtype == torch.bool or (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), "soft values"
-    hidden_by_infinity = mask.dtype == torch.bool or bool((mask[~visible] == -torch.inf).all())
-    assert hidden_by_infinity or bool(expected.any(-1).all()), "empty rows"
+    assert torch.equal(visible, expected), message
+    if mask.dtype != torch.bool:
+        assert (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), f"{message}: soft values"
+        assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{message}: empty rows"
 
 
 def visible_by(terms: Terms, query: Tensor, key: Tensor, value: Callable[[Node], Tensor]) -> Tensor:
