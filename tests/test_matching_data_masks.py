@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,18 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
 
-from .support.graphs import BACKWARD, CPU_FORWARD, FORWARD, assert_as_exact, capture, step, tensors
+from .support.graphs import (
+    BACKWARD,
+    CPU_FORWARD,
+    FORWARD,
+    assert_as_exact,
+    capture,
+    efficient,
+    joint_graph,
+    rewritten,
+    step,
+    tensors,
+)
 from .support.mask_graphs import assert_terms_are_the_mask, read_graph, read_mask, trace_mask
 from .test_matching_masks import columns, packed_sequence_chain, rows, window
 
@@ -122,6 +134,79 @@ def part_of_a_longer_one(q, k, m):
     return causal(q, k) & per_key(longer[:, : k.shape[2]])
 
 
+# The same with segments
+
+
+def documents(q, k, s):
+    """Numbers of documents, as a batch brings them."""
+    return causal(q, k) & (s[:, None, :, None] == s[:, None, None, :])
+
+
+def restarting_positions(q, k, p):
+    """As transformers finds packed sequences: a new one begins where positions do not go on."""
+    first_dummy = p[:, :1] - 1
+    packed = (torch.diff(p, prepend=first_dummy, dim=-1) != 1).cumsum(-1)
+    entry = torch.arange(q.shape[0])[:, None, None, None]
+    q_index, kv_index = torch.arange(q.shape[2])[None, None, :, None], torch.arange(k.shape[2])[None, None, None, :]
+    mask = causal(q, k) & (packed[entry, q_index] == packed[entry, kv_index])
+    return torch.where(mask.expand(q.shape[0], -1, -1, -1), 0.0, -math.inf)
+
+
+def documents_with_padding(q, k, s):
+    return additive(documents(q, k, s) & per_key(s > 0))
+
+
+def documents_by_difference(q, k, s):
+    small = s.to(torch.int16).long()
+    return window(q, k) & ((small[:, None, :, None] - small[:, None, None, :]) == 0)
+
+
+def documents_of_two_vectors(q, k, s):
+    return s[:, None, :, None] == (s * 3 + 1)[:, None, None, :]
+
+
+def small_numbers(q, k, s):
+    s = s.clamp(0, 5).to(torch.uint8)
+    return ~(s[:, None, :, None] + 1 != s[:, None, None, :] + 1)
+
+
+def chunks(q, k, s):
+    return causal(q, k) & (rows(q) // 8 == columns(k) // 8)
+
+
+def chunks_and_keys(q, k, s):
+    return causal(q, k) & (rows(q) // 8 == columns(k) // 8) & per_key(s > 0)
+
+
+def moved_chunks(q, k, s):
+    """Chunks that begin at the first valid token, as transformers has them for left padding."""
+    start = (s > 0).int().argmax(-1)[:, None, None, None]
+    return (rows(q) - start) // 8 == (columns(k) - start) // 8
+
+
+def chunks_from_the_end(q, k, s):
+    offset = k.shape[2] - q.shape[2]
+    return (rows(q) + offset) // 8 == columns(k) // 8
+
+
+def every_third(q, k, s):
+    return (rows(q) + 1) % 3 == columns(k) % 3
+
+
+SEGMENTED = [
+    (documents, "causal & segments"),
+    (restarting_positions, "causal & segments"),
+    (documents_with_padding, "causal & segments & keys"),
+    (documents_by_difference, "band(0,4) & segments"),
+    (documents_of_two_vectors, "segments"),
+    (small_numbers, "segments"),
+    (chunks, "causal & segments"),
+    (chunks_and_keys, "causal & segments & keys"),
+    (moved_chunks, "segments"),
+    (chunks_from_the_end, "segments"),
+    (every_third, "segments"),
+]
+
 KEYED = [
     (transformers_chain, Band(0, None)),
     (packed_chain_with_padding, Band(0, None)),
@@ -162,6 +247,32 @@ def test_valid_keys(make, band, dynamic) -> None:
         q = torch.zeros(batch, 2, length, 4)
         for seed in range(3):
             assert_terms_are_the_mask(module, found.terms, q, q, data(batch, length, seed=seed))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("make", "mask"), SEGMENTED, ids=lambda x: getattr(x, "__name__", ""))
+def test_segments(make, mask, dynamic) -> None:
+    module = trace_mask(make, data(), dynamic=dynamic)
+    found = read_graph(module)
+    assert (found.reason, found.detail) == (None, "")
+    assert str(found.terms) == mask
+    assert found.terms is not None
+    for batch, length in ((3, 20), (2, 33), (5, 7)) if dynamic else ((3, 20),):
+        q = torch.zeros(batch, 2, length, 4)
+        for seed in range(3):
+            assert_terms_are_the_mask(module, found.terms, q, q, data(batch, length, seed=seed))
+
+
+@pytest.mark.parametrize("make", [chunks, chunks_from_the_end, every_third])
+def test_segments_of_different_lengths(make) -> None:
+    """Numbers of positions alone, where there are more queries than keys, and fewer."""
+    module = trace_mask(make, data(), q_len=20, kv_len=30, dynamic=True)
+    found = read_graph(module)
+    assert found.terms is not None
+    assert found.terms.segments is not None
+    for q_len, kv_len in ((20, 30), (30, 20), (3, 41)):
+        q, k = torch.zeros(3, 2, q_len, 4), torch.zeros(3, 2, kv_len, 4)
+        assert_terms_are_the_mask(module, found.terms, q, k, data(length=q_len))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
@@ -238,6 +349,32 @@ def weights(q, k, m):
     return additive(causal(q, k)) + per_key(m.float())
 
 
+def other_documents(q, k, m):
+    return m[:, None, :, None] != m[:, None, None, :]
+
+
+def two_kinds_of_documents(q, k, m):
+    other = m.flip(1)
+    return documents(q, k, m) & (other[:, None, :, None] == other[:, None, None, :])
+
+
+def documents_or_first(q, k, m):
+    return documents(q, k, m) | (columns(k) < 1)
+
+
+def ordered_documents(q, k, m):
+    return m[:, None, :, None] >= m[:, None, None, :]
+
+
+def positions_of_data(q, k, m):
+    """May overflow."""
+    return rows(q) + m[:, None, :, None] * 2 == columns(k) + m[:, None, None, :] * 2
+
+
+def documents_by_numbers_that_are_rounded(q, k, m):
+    return m[:, None, :, None].float() == m[:, None, None, :].float()
+
+
 def relative(q, k, m):
     """Data by the distance of the two positions."""
     distance = (rows(q) - columns(k)).abs()
@@ -247,7 +384,22 @@ def relative(q, k, m):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "make",
-    [differ_by_flag, union, prefix, hidden_queries, counted_positions, moving_start, by_head, weights, relative],
+    [
+        differ_by_flag,
+        union,
+        prefix,
+        hidden_queries,
+        counted_positions,
+        moving_start,
+        by_head,
+        weights,
+        relative,
+        other_documents,
+        two_kinds_of_documents,
+        documents_or_first,
+        ordered_documents,
+        documents_by_numbers_that_are_rounded,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_what_is_more_than_valid_keys_is_kept(make, dynamic) -> None:
@@ -265,6 +417,8 @@ def test_what_is_more_than_valid_keys_is_kept(make, dynamic) -> None:
         lambda q, k, m: (1.0 - per_key(m.bool().float())) * LOWEST,
         lambda q, k, m: (1.0 - per_key(m.float())) * LOWEST,
         lambda q, k, m: (1.0 - per_key(m.float())) * -math.inf,
+        lambda q, k, m: additive(documents(q, k, m), LOWEST),
+        lambda q, k, m: additive(chunks(q, k, m), LOWEST),
     ],
 )
 def test_finite_values_are_kept(make, dynamic) -> None:
@@ -277,7 +431,9 @@ def test_finite_values_are_kept(make, dynamic) -> None:
 def test_without_a_given_tensor_nothing_is_read_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the tests above: without loads all of these masks are kept."""
     monkeypatch.setattr(token_data.Loads, "find", lambda *_: None)
-    for make, _ in KEYED:
+    for make, _ in (*KEYED, *SEGMENTED):
+        if make in (chunks, chunks_from_the_end, every_third):
+            continue
         assert read_mask(make, data()).terms is None, make.__name__
 
 
@@ -320,27 +476,65 @@ def attention(make: Callable[..., Tensor], mask: Tensor, kv_heads: int = 2) -> C
     return function
 
 
+GRAPHS = [
+    *((make, f"{band} & keys".removeprefix("full & ")) for make, band in KEYED),
+    *SEGMENTED,
+]
+
+
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(("make", "band"), KEYED, ids=lambda x: getattr(x, "__name__", ""))
-def test_gradients_and_what_is_left_of_the_mask(make, band, dynamic) -> None:
+@pytest.mark.parametrize(("make", "mask"), GRAPHS, ids=lambda x: getattr(x, "__name__", ""))
+def test_gradients_and_what_is_left_of_the_mask(make, mask, dynamic) -> None:
     length = 70
-    mask = data(length=length)
+    numbers = data(length=length)
     if make is part_of_a_longer_one and dynamic:
         pytest.skip("the vector of data has another dynamic length")
-    function, inputs = attention(make, mask), tensors(*[(3, 2, length, 16)] * 3)
+    function, inputs = attention(make, numbers), tensors(*[(3, 2, length, 16)] * 3)
     if dynamic:
         for tensor in inputs:
             torch._dynamo.mark_dynamic(tensor, 2)
             torch._dynamo.mark_dynamic(tensor, 0)
-        torch._dynamo.mark_dynamic(mask, 0)
-        torch._dynamo.mark_dynamic(mask, 1)
+        torch._dynamo.mark_dynamic(numbers, 0)
+        torch._dynamo.mark_dynamic(numbers, 1)
     with capture(plane_length=length) as graphs, config.patch(strict=True):
         results = step(graphs.compile(function), inputs)
-    assert [record.mask for record in sites()] == [f"{band} & keys(0)".removeprefix("full & ")]
+    assert [re.sub(r"(?<=s)\((\d,)?\d\)", "", record.mask) for record in sites()] == [mask]
     assert (graphs.count(FORWARD), graphs.count(BACKWARD), graphs.count(CPU_FORWARD)) == (1, 1, 0)
     assert graphs.planes == []
     assert_as_exact(function, inputs, results)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(
+    ("make", "mask"),
+    [
+        (documents, "causal & segments(0,0)"),
+        (documents_with_padding, "causal & segments(0,0) & keys(1)"),
+        (chunks_and_keys, "causal & segments(0,0) & keys(1)"),
+        (documents_of_two_vectors, "segments(0,1)"),
+        (every_third, "segments(0,1)"),
+    ],
+)
+def test_queries_and_keys_with_the_same_numbers_have_one_operand(make, mask) -> None:
+    with capture() as graphs:
+        step(graphs.compile(attention(make, data(length=40))), tensors(*[(3, 2, 40, 16)] * 3))
+    assert [record.mask for record in sites()] == [mask]
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_no_kernel_for_cuda_reads_segments() -> None:
+    """Until there is one, such sites are kept, and the record says what the mask is."""
+
+    def bias() -> Tensor:
+        position = torch.arange(128, device="cuda")
+        same = position.unsqueeze(1) // 64 == position // 64
+        zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
+        return torch.where(same & (position <= position.unsqueeze(1)), zero, low)
+
+    _, record = rewritten(joint_graph(efficient, bias=bias))
+    assert (record.reason, record.mask) == (Reason.MASK_UNSUPPORTED, "causal & segments(0,0)")
+    assert "segments" in record.detail
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -54,10 +54,6 @@ def some_columns_written(q, k):
     return mask
 
 
-def chunked(q, k):
-    return causal(q, k) & (rows(q) // 8 == columns(k) // 8)
-
-
 def alibi(q, k):
     slopes = torch.full((q.shape[1], 1, 1), 0.25)
     return additive(causal(q, k)) + slopes * (columns(k) - rows(q))
@@ -115,7 +111,6 @@ def not_a_number(q, k):
         one_element_more,
         one_element_written,
         some_columns_written,
-        chunked,
         alibi,
         prefix,
         first_token_hidden,
@@ -169,10 +164,6 @@ def test_rows_without_a_key_need_infinity(dynamic) -> None:
 # Masks from data
 
 
-def same_segment(q, k, segment):
-    return causal(q, k) & (segment[:, None, :, None] == segment[:, None, None, :])
-
-
 def padded_batch(q, k, attention_mask):
     return additive(causal(q, k) & attention_mask.bool()[:, None, None, :], LOWEST)
 
@@ -183,7 +174,7 @@ def counted_positions(q, k, attention_mask):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("make", [same_segment, padded_batch, counted_positions])
+@pytest.mark.parametrize("make", [padded_batch, counted_positions])
 def test_depends_on_input(make, dynamic) -> None:
     found = read_mask(make, torch.ones(3, 20, dtype=torch.int64), dynamic=dynamic)
     assert (found.band, found.reason) == (None, "depends_on_input")

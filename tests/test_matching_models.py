@@ -74,6 +74,20 @@ def test_padded_batches(family: str, dtype: torch.dtype, kind: str) -> None:
     assert_accurate(model, first, ids, attention_mask=mask)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_packed_batches(family: str) -> None:
+    """Positions that begin anew tell where the next document does; one vector is the operand of all layers."""
+    model, ids = causal_lm(family, layers=LAYERS), token_ids(1, LENGTH)
+    lengths = (1, 30, 17, LENGTH - 48)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    with capture(plane_length=LENGTH) as graphs, config.patch(strict=True):
+        ours = gradients(model, graphs.compile(model), ids, position_ids=positions)
+    assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (LAYERS, LAYERS)
+    assert graphs.planes == []
+    assert [record.mask for record in sites()] == [f"{BANDS[family]} & segments(0,0)"] * LAYERS
+    assert_accurate(model, ours, ids, position_ids=positions)
+
+
 @pytest.mark.parametrize(("family", "dynamic"), [("Mistral", (1,)), ("Llama", (0, 1))])
 def test_masks_of_dynamic_sizes(family: str, dynamic: tuple[int, ...]) -> None:
     ids = token_ids(batch=2, length=24)

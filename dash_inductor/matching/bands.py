@@ -15,13 +15,18 @@ from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
 
 @dataclass(frozen=True)
 class Scores:
-    """The plane of one attention: its lengths, and the index symbols of a query and a key."""
+    """The plane of one attention: its lengths, and the index symbols of a query and a key.
+
+    Args:
+        sizes: the size symbols that are lengths or the batch size.
+    """
 
     algebra: Algebra
     q_len: sympy.Expr
     kv_len: sympy.Expr
     q: sympy.Expr
     kv: sympy.Expr
+    sizes: frozenset[sympy.Basic] = frozenset()
 
     @property
     def offset(self) -> sympy.Expr:

@@ -72,6 +72,8 @@ class Algebra:
         self._extent: dict[sympy.Symbol, sympy.Expr] = {}
         self._data: dict[sympy.Symbol, tuple[int, int]] = {}
         self._moved_by: dict[sympy.Symbol, frozenset[sympy.Basic]] = {}
+        self._apart: tuple[sympy.Expr, sympy.Expr] | None = None
+        self._equalities: dict[sympy.Basic, tuple[sympy.Expr, sympy.Expr]] = {}
         self._limit: dict[sympy.Expr, sympy.Expr] = {}
         self._size_range: dict[sympy.Expr, Range] = {}
         self._bounds: dict[sympy.Expr, sympy.Expr | None] = {}
@@ -97,6 +99,16 @@ class Algebra:
         self._data[symbol] = low, high
         self._moved_by[symbol] = moved_by
         return symbol
+
+    def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
+        """Let `equal_zero` keep together what compares numbers of two index symbols: see `equality`."""
+        self._apart = first, second
+
+    def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """The two numbers, one of the first of two index symbols and one of the second, for whose equality a data
+        symbol stands (1 where they are equal, 0 elsewhere); None for other symbols.
+        """
+        return self._equalities.get(symbol)
 
     def is_data(self, symbol: sympy.Basic) -> bool:
         return symbol in self._data
@@ -272,7 +284,36 @@ class Algebra:
     def equal_zero(self, expr: sympy.Expr) -> Value:
         if expr.is_number:
             return bool(expr == 0)
-        return self.choose(self.at_least_zero(expr), self.at_least_zero(-expr), False)
+        above, below = self.at_least_zero(expr), self.at_least_zero(-expr)
+        if isinstance(above, Branch) and isinstance(below, Branch):
+            sides = self._sides(sympy.expand(expr))
+            if sides is not None:
+                return Branch(self._equality_of(sides) - 1, True, False)
+        return self.choose(above, below, False)
+
+    def _sides(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """``expr == 0`` as the equality of a number of the first index symbol that is told apart and one of the second.
+
+        None where it is none, and where both are positions, whose difference says more.
+        """
+        divided = any(not self._extent.keys().isdisjoint(x.free_symbols) for x in expr.atoms(FloorDiv, PythonMod))
+        if self._apart is None or not (divided or self.has_data(expr)):
+            return None
+        first, second = self._apart
+        terms = sympy.Add.make_args(expr)
+        of_first = [term for term in terms if first in self.moved_by(term)]
+        one, other = sympy.Add(*of_first), -sympy.Add(*(term for term in terms if term not in of_first))
+        if not of_first or second in self.moved_by(one) or second not in self.moved_by(other):
+            return None
+        return (-one, -other) if one.could_extract_minus_sign() else (one, other)
+
+    def _equality_of(self, sides: tuple[sympy.Expr, sympy.Expr]) -> sympy.Symbol:
+        for symbol, known in self._equalities.items():
+            if known == sides:
+                return symbol
+        symbol = self.data(0, 1, self.moved_by(sides[0]) | self.moved_by(sides[1]))
+        self._equalities[symbol] = sides
+        return symbol
 
     def branch(self, cond: sympy.Expr, then: Value, other: Value) -> Value:
         """`Branch`, or one of its sides where both agree wherever they apply."""

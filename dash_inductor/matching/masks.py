@@ -1,9 +1,9 @@
 """Reads a mask tensor back: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
 
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
-key position and over data that the graph computes from its inputs.  The tree is split into a band and the validity of
-keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one interval, that
-is the band (`bands`).  The terms are then compared with values that the graph's own operators compute
+key position and over data that the graph computes from its inputs.  The tree is split into a band, segments and the
+validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
+interval, that is the band (`bands`).  The terms are then compared with values that the graph's own operators compute
 (`verification`), so that a misreading can cost a replacement but never give a wrong one.
 """
 
@@ -118,7 +118,9 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
         full = plane[len(plane) - len(shape) :]
         if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
             raise NotRecognised("not_a_band", f"{node.name} has shape {list(shape)}, the scores {list(plane)}")
-        scores = Scores(algebra, *plane[-2:], *position[-2:])
+        algebra.tell_apart(position[2], position[3])
+        sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
+        scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
         value = MaskReader(RULES, algebra, loads).operand(node, position)
         visible, infinite = visibility(scores, value, meta_of(node).dtype)
         found = terms(scores, visible, loads)

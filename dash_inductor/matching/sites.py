@@ -12,7 +12,7 @@ from torch.fx import Node
 from .. import toolchain
 from ..config import config
 from ..model.call import Call
-from ..model.mask import Band, Keys, Mask, Operand
+from ..model.mask import Band, Keys, Mask, Operand, Segments
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import DType, Site
@@ -106,7 +106,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     if args.get("grad_input_mask", (False,) * 4)[3] or output(node, 3):
         raise NotReadable(Reason.BIAS_GRADIENT)
     terms = _terms(backend, args)
-    mask = Mask(terms.band, None if terms.keys is None else Keys(Operand(0)))
+    mask = mask_of(terms)
     facts.mask = str(mask)
     # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
     q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
@@ -212,6 +212,18 @@ def _terms(backend: Backend, args: dict[str, Any]) -> Terms:
         found.append(result.terms)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band) if found else Terms(band)
+
+
+def mask_of(terms: Terms) -> Mask:
+    """The mask of these terms; its operands are counted in the order in which `extras` makes them."""
+    keys = segments = None
+    count = 0
+    if terms.segments is not None:
+        segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
+        count = segments.kv.index + 1
+    if terms.keys is not None:
+        keys = Keys(Operand(count))
+    return Mask(terms.band, keys, segments)
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:

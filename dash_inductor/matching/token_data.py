@@ -6,7 +6,7 @@ is computed does not matter, because a mask that is written with loads reads the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import sympy
@@ -47,6 +47,11 @@ class Load:
     node: Node
     places: tuple[Place, ...]
 
+    def along(self, axis: Axis) -> Load:
+        """The same elements, moved by the tokens of this axis instead of those of the other one."""
+        other = {"q": "kv", "kv": "q"}.get(axis)
+        return replace(self, places=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.places))
+
     @property
     def axes(self) -> frozenset[Axis]:
         return frozenset(place.axis for place in self.places if place.axis is not None)
@@ -68,15 +73,11 @@ class Loads:
             if position[d].is_Symbol:  # else there is only one
                 self._axes[position[d]] = name, plane[d]
         self._symbols: dict[Load, sympy.Symbol] = {}
-        self._loads: dict[sympy.Symbol, Load] = {}
         self._dependent: dict[Node, bool] = {}
 
-    def __getitem__(self, symbol: sympy.Symbol) -> Load:
-        return self._loads[symbol]
-
-    def of(self, expr: sympy.Expr) -> list[Load]:
-        """The loads in an expression, in the order in which they were met."""
-        return [load for symbol, load in self._loads.items() if symbol in expr.free_symbols]
+    def named_in(self, expr: sympy.Expr) -> tuple[tuple[sympy.Symbol, Load], ...]:
+        """The data symbols in an expression and their loads, in the order in which they were met."""
+        return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
 
     def find(self, node: Node, position: Position) -> Load | None:
         """`node` at `position` as a load; None if it does not depend on inputs, or is not read token by token."""
@@ -93,8 +94,7 @@ class Loads:
         """The data symbol of a load."""
         if load not in self._symbols:
             moved_by = frozenset(symbol for symbol, (axis, _) in self._axes.items() if axis in load.axes)
-            symbol = self._algebra.data(*RANGES[meta_of(load.node).dtype], moved_by)
-            self._symbols[load], self._loads[symbol] = symbol, load
+            self._symbols[load] = self._algebra.data(*RANGES[meta_of(load.node).dtype], moved_by)
         return self._symbols[load]
 
     def _place(self, at: sympy.Expr, extent: sympy.Expr) -> Place | None:

@@ -13,7 +13,9 @@ Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 import sympy
 import torch
@@ -26,7 +28,7 @@ from .index_expr import NotRecognised
 from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
 from .normal_form import Terms
 from .real_values import RealValues, Window, pieces
-from .token_data import RANGES
+from .token_data import RANGES, Axis
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
@@ -75,9 +77,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
     q_len, kv_len = (values.size(n) for n in plane[-2:])
     resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
-    keys = None
-    if terms.keys is not None:
-        keys = predicates.compute(terms.keys, "kv", lambda operator, args: operator(*args), values.whole)
+    keys, segments = _vectors(terms, values, q_len, kv_len)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -86,9 +86,12 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
             raise NotRecognised("value_mismatch", f"{node.name} cannot be evaluated{_at(sizes)}: {e}") from e
         values.forget()
         expected = _visible(resolved, rows, columns)
+        entries = window[0] if len(shape) == 4 else (0, 1)
         if keys is not None:
-            entries = window[0] if len(shape) == 4 else (0, 1)
-            expected = expected & _part(_part(keys, 0, entries), 1, columns)[:, None, None]
+            expected = expected & _part(keys, entries, columns)[:, None, None]
+        if segments is not None:
+            q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
+            expected = expected & (q[:, None, :, None] == kv[:, None, None])
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -99,9 +102,45 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
             raise NotRecognised("value_mismatch", f"{node.name} differs from {terms}: {where}")
 
 
-def _part(tensor: torch.Tensor, dim: int, part: tuple[int, int]) -> torch.Tensor:
-    """A range along a dimension, along which the tensor may be the same everywhere and have size 1."""
-    return tensor if tensor.shape[dim] == 1 else tensor[(slice(None),) * dim + (slice(*part),)]
+def _vectors(
+    terms: Terms, values: RealValues, q_len: int, kv_len: int
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    """The validity of keys, and the segments of queries and of keys."""
+    calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
+    keys = segments = None
+    if terms.keys is not None:
+        keys = predicates.compute(terms.keys, "kv", calculator)
+    if terms.segments is not None:
+        q = terms.segments.q.compute(calculator)
+        segments = q, q if terms.segments.is_one_vector else terms.segments.kv.compute(calculator)
+    return keys, segments
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Computes on real tensors; see `token_vectors.Calculator`."""
+
+    values: RealValues
+    lengths: dict[str, int]
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = operator(*args, **kwargs)
+        return result
+
+    def tensor(self, node: Node) -> torch.Tensor:
+        return self.values.whole(node)
+
+    def positions(self, axis: Axis) -> torch.Tensor:
+        return torch.arange(self.lengths[axis])[None]
+
+    def size(self, symbol: sympy.Symbol) -> int:
+        return int(self.values.size(symbol))
+
+
+def _part(vector: torch.Tensor, entries: tuple[int, int], tokens: tuple[int, int]) -> torch.Tensor:
+    """Of some batch entries and tokens; along a dimension of size 1 a vector is the same everywhere."""
+    parts = (slice(None) if n == 1 else slice(*part) for n, part in zip(vector.shape, (entries, tokens), strict=True))
+    return vector[tuple(parts)]
 
 
 def _at(sizes: Sizes) -> str:

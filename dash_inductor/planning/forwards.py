@@ -75,8 +75,8 @@ def own(site: Site, arch: str) -> Forward:
 
 
 def _cpu(site: Site) -> str:
-    if site.mask.keys is not None:
-        return "reads no keys"
+    if site.mask.operands:
+        return "reads bands alone"
     return _scale(site) or ("" if site.band.is_full or _is_causal(site) else "not full or causal")
 
 

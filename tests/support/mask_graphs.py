@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dash_inductor.matching.mask_nodes import as_expr
 from dash_inductor.matching.masks import MaskResult, recognise
 from dash_inductor.matching.normal_form import Terms
 from dash_inductor.matching.predicates import compute
@@ -59,7 +62,7 @@ def assert_terms_are_the_mask(module: GraphModule, terms: Terms, *inputs: Tensor
     """The terms, of what the graph computes from these inputs (query and key first), show what its output shows."""
     run = Interpreter(module, garbage_collect_values=False)
     mask = run.run(*inputs)
-    expected = visible_by(terms, inputs[0], inputs[1], lambda node: run.env[node])
+    expected = visible_by(module, terms, inputs, lambda node: run.env[node])
     assert_visible(mask, expected, f"{terms} is not the mask")
 
 
@@ -73,9 +76,34 @@ def assert_visible(mask: Tensor, expected: Tensor, message: str) -> None:
         assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{message}: empty rows"
 
 
-def visible_by(terms: Terms, query: Tensor, key: Tensor, value: Callable[[Node], Tensor]) -> Tensor:
-    """Who sees whom by the terms, [B, H, q_len, kv_len], for these values of the graph's nodes."""
-    (batch, heads, q_len, _), kv_len = query.shape, key.shape[2]
+@dataclass(frozen=True)
+class _Tensors:
+    """Computes terms of a mask; see `dash_inductor.matching.token_vectors.Calculator`."""
+
+    value: Callable[[Node], Tensor]
+    lengths: dict[str, int]
+    sizes: dict[sympy.Expr, int]
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = operator(*args, **kwargs)
+        return result
+
+    def tensor(self, node: Node) -> Tensor:
+        return self.value(node)
+
+    def positions(self, axis: str) -> Tensor:
+        return torch.arange(self.lengths[axis])[None]
+
+    def size(self, symbol: sympy.Expr) -> int:
+        return self.sizes[symbol]
+
+
+def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: Callable[[Node], Tensor]) -> Tensor:
+    """Who sees whom by the terms, [B, H, q_len, kv_len], for these inputs and values of the graph."""
+    (batch, heads, q_len, _), kv_len = inputs[0].shape, inputs[1].shape[2]
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    tensors = [(p.meta["val"], x) for p, x in zip(places, inputs, strict=True) if isinstance(x, Tensor)]
+    sizes = {as_expr(n): size for fake, real in tensors for n, size in zip(fake.shape, real.shape, strict=True)}
     distance = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
     band = terms.band.resolve(q_len, kv_len)
     visible = torch.ones(batch, heads, q_len, kv_len, dtype=torch.bool)
@@ -83,6 +111,11 @@ def visible_by(terms: Terms, query: Tensor, key: Tensor, value: Callable[[Node],
         visible &= distance >= band.lo
     if band.hi is not None:
         visible &= distance <= band.hi
+    calculator = _Tensors(value, {"q": q_len, "kv": kv_len}, sizes)
     if terms.keys is not None:
-        visible &= compute(terms.keys, "kv", lambda operator, args: operator(*args), value)[:, None, None]
+        visible &= compute(terms.keys, "kv", calculator)[:, None, None]
+    if terms.segments is not None:
+        q, kv = (side.compute(calculator) for side in (terms.segments.q, terms.segments.kv))
+        assert not terms.segments.is_one_vector or torch.equal(q, kv)
+        visible &= q[:, None, :, None] == kv[:, None, None]
     return visible

@@ -509,13 +509,13 @@ def _check(program: Program, module: GraphModule, terms: list[Terms | None], q_l
         computed = program.masks(q_len, kv_len, w)
     except Exception:
         return  # no mask, nothing to be wrong about
-    query, key = tokens(q_len, kv_len)
+    inputs = *tokens(q_len, kv_len), w, *data(q_len, kv_len)
     run = Interpreter(module, garbage_collect_values=False)
     if any(found is not None and found.loads for found in terms):
-        run.run(query, key, w, *data(q_len, kv_len))
+        run.run(*inputs)
     for number, (mask, found) in enumerate(zip(computed, terms, strict=True)):
         if found is not None:
-            expected = visible_by(found, query, key, lambda node: run.env[node])
+            expected = visible_by(module, found, inputs, lambda node: run.env[node])
             where = f"{found} is not mask {number} of {q_len} x {kv_len} with w={w}"
             assert_visible(mask, expected, where)
 
