@@ -39,25 +39,51 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.ops`."""
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-    band, scale, keys = call.mask.band, call.scale, valid_keys(extras, call)
+    scale = call.scale
     for b in range(query.shape[0]):
-        valid = None if keys is None else keys[b]
-        element = _Element.of(grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], band, scale, valid)
+        data = Data.of(extras, call, b)
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
+        element = _Element.of(*tensors, call.mask.band, scale, data)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
         if plan.dq is not None:
             dq_sums = element.dq_pass(plan.dq)
         dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
-        if valid is not None:
-            dk[b], dv[b] = (torch.where(valid[:, None], t, 0.0) for t in (dk[b], dv[b]))
+        if not data.is_none:
+            dk[b], dv[b] = (torch.where(element.keys[:, None], t, 0.0) for t in (dk[b], dv[b]))
             dq[b] = torch.where(element.rows[:, None], dq[b], 0.0)
     return dq, dk, dv
 
 
-def valid_keys(extras: Sequence[Tensor], call: Call) -> Tensor | None:
-    """Booleans [batch, kv_len], False for the keys that the call's mask hides from every query; None if it has no term
-    for that.
+@dataclass(frozen=True)
+class Data:
+    """What the mask of one batch element reads of data.
+
+    valid: booleans [kv_len], False for the keys that it hides from every query; None if it has no term for that.
+    segments: integers [q_len] and [kv_len]; a query sees only keys with its number.  None if it has no term for that.
     """
-    return None if call.mask.keys is None else extras[call.mask.keys.valid.index] != 0
+
+    valid: Tensor | None
+    segments: tuple[Tensor, Tensor] | None
+
+    @staticmethod
+    def of(extras: Sequence[Tensor], call: Call, b: int) -> Data:
+        keys, segments = call.mask.keys, call.mask.segments
+        return Data(
+            None if keys is None else extras[keys.valid.index][b] != 0,
+            None if segments is None else (extras[segments.q.index][b], extras[segments.kv.index][b]),
+        )
+
+    @property
+    def is_none(self) -> bool:
+        return self.valid is None and self.segments is None
+
+    def shows(self, rows: slice, keys: slice) -> Tensor | bool:
+        """Which pairs it lets see each other: something that broadcasts to booleans [rows, keys]."""
+        shown: Tensor | bool = True
+        if self.segments is not None:
+            q, kv = self.segments
+            shown = q[rows, None] == kv[None, keys]
+        return shown if self.valid is None else self.valid[keys] & shown
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -76,19 +102,19 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
     return keep
 
 
-def looked_at(band: Band, q_len: int, kv_len: int, valid: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which rows see a key, and which keys a row may see: booleans [q_len], [kv_len].
-
-    valid: booleans [kv_len]; no row sees the other keys.
-    """
+def looked_at(band: Band, q_len: int, kv_len: int, data: Data, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which rows see a key, and which keys a row may see: booleans [q_len], [kv_len]."""
     everything = Problem(band, q_len, kv_len, q_len, kv_len)
     f, tail = functions("two_pass", everything), everything.tail()
     row, key = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
+    if data.segments is not None:
+        keep = visible(everything.resolved.band, row, key) & data.shows(slice(None), slice(None))
+        return keep.any(1), keep.any(0)
     rows, keys = (
         (x >= first) & (x < end) for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (key, f.dash_seen_keys(*tail)))
     )
-    if valid is not None:
-        keys = keys & valid
+    if data.valid is not None:
+        keys = keys & data.valid
         below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
         lo, hi = everything.resolved.band.lo, everything.resolved.band.hi
         first = torch.zeros_like(row) if hi is None else (row - hi).clamp(0, kv_len)
@@ -109,7 +135,7 @@ class _Element:
 
     q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, delta: [q heads, q_len]; all fp32 and
     contiguous.  Rows that see no key and keys that no row sees are zero, whatever the tensors hold there, and the
-    log-sum-exp of such a row is infinite.  rows: who sees a key, [q_len]; valid: who may be seen, [kv_len].
+    log-sum-exp of such a row is infinite.  rows: who sees a key, [q_len]; keys: who may be seen, [kv_len].
     """
 
     q: Tensor
@@ -122,7 +148,8 @@ class _Element:
     scale: float
     dtype: torch.dtype
     rows: Tensor
-    valid: Tensor | None
+    keys: Tensor
+    data: Data
 
     @staticmethod
     def of(
@@ -134,15 +161,15 @@ class _Element:
         lse: Tensor,
         band: Band,
         scale: float,
-        valid: Tensor | None,
+        data: Data,
     ) -> _Element:
         q_len, kv_len = query.shape[1], key.shape[1]
-        rows, keys = looked_at(band, q_len, kv_len, valid, query.device)
+        rows, keys = looked_at(band, q_len, kv_len, data, query.device)
         q, do, o = (only(t, rows) for t in (query, grad_out, out))
         k, v = (only(t, keys) for t in (key, value))
         sums = only(lse[:, :q_len], rows, float("inf"))
         resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
-        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, rows, valid)
+        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data)
 
     def problem(self, tiles: Tiles, heads: int) -> Problem:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
@@ -154,8 +181,7 @@ class _Element:
             self.band, torch.arange(rows.start, rows.stop, device=device),
             torch.arange(keys.start, keys.stop, device=device),
         )  # fmt: skip
-        if self.valid is not None:
-            keep &= self.valid[keys]
+        keep &= self.data.shows(rows, keys)
         s = logits(self.q[q_head, rows], self.k[kv_head, keys], self.scale)
         p = torch.where(keep, torch.exp(s - self.lse[q_head, rows, None]), 0.0)
         dp = self.do[q_head, rows] @ self.v[kv_head, keys].T

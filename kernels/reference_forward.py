@@ -15,7 +15,7 @@ from torch import Tensor
 from ..model.call import Call
 from ..model.plan import Tiles
 from ..schedule.walk import Problem, functions
-from .reference import logits, looked_at, only, tile_of, valid_keys, visible
+from .reference import Data, logits, looked_at, only, tile_of, visible
 
 
 def forward(
@@ -29,39 +29,39 @@ def forward(
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
         extras: the tensors that the call's mask reads.
     """
-    band, keys = call.mask.band, valid_keys(extras, call)
+    band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)
     logsumexp = query.new_empty(batch, q_heads, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
     for b in range(batch):
-        valid = None if keys is None else keys[b]
-        rows, seen = looked_at(band, q_len, kv_len, valid, query.device)
+        data = Data.of(extras, call, b)
+        rows, seen = looked_at(band, q_len, kv_len, data, query.device)
         q, k, v = only(query[b], rows), only(key[b], seen), only(value[b], seen)
         for head in range(q_heads):
             kv_head = head // (q_heads // kv_heads)
             for tile in range(problem.n_q):
                 place = b, head, tile_of(tile, problem.block_q, q_len)
                 out[place], logsumexp[place] = _attend(
-                    q[place[1:]], k[kv_head], v[kv_head], valid, problem, tile, call.scale, query.dtype
+                    q[place[1:]], k[kv_head], v[kv_head], data, problem, tile, call.scale, query.dtype
                 )
     return out, logsumexp
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, problem: Problem, tile: int, scale: float, dtype: torch.dtype
+    q: Tensor, k: Tensor, v: Tensor, data: Data, problem: Problem, tile: int, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp) of one q tile, fp32; q: its rows, k and v: those of the head."""
     kv_range = functions("two_pass", problem).dash_kv_range
     first, _, _, end = kv_range(tile, *problem.tail())
-    q_rows = tile * problem.block_q + torch.arange(len(q), device=q.device)
+    rows = tile_of(tile, problem.block_q, problem.q_len)
+    q_rows = torch.arange(rows.start, rows.stop, device=q.device)
     out, total = q.new_zeros(len(q), v.shape[1]), q.new_zeros(len(q))
     largest = q.new_full((len(q),), float("-inf"))
     for kv in range(first, end):
         keys = tile_of(kv, problem.block_kv, problem.kv_len)
         keep = visible(problem.resolved.band, q_rows, torch.arange(keys.start, keys.stop, device=q.device))
-        if valid is not None:
-            keep &= valid[keys]
+        keep &= data.shows(rows, keys)
         s = torch.where(keep, logits(q, k[keys], scale), float("-inf"))
         larger = torch.maximum(largest, s.amax(1))
         shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet

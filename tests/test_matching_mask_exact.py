@@ -14,7 +14,7 @@ from dash_inductor.matching.masks import MaskResult, recognise
 from dash_inductor.model.mask import Band
 
 from .support.attention_masks import masks_in_joint_graph
-from .support.mask_graphs import read_mask, trace_mask
+from .support.mask_graphs import read_as, read_mask, trace_mask
 from .support.processes import run_python
 from .test_matching_masks import columns, rows
 
@@ -56,7 +56,7 @@ def test_masks_that_differ_in_a_size_are_told_apart(position) -> None:
     query, key = (n for n in module.graph.nodes if n.op == "placeholder" and isinstance(n.meta["val"], torch.Tensor))
     masks = [n for n in module.graph.nodes if str(n.target) == "aten.le.Tensor"]
     found = [recognise(mask, query=query, key=key) for mask in masks]
-    assert found == [MaskResult(BOTTOM_RIGHT), MaskResult(Band(5, None, "bottom_right"))]
+    assert found == [read_as(BOTTOM_RIGHT), read_as(Band(5, None, "bottom_right"))]
 
 
 # Where a slice starts
@@ -84,7 +84,7 @@ def test_slices_that_start_before_the_beginning(start, band) -> None:
     def make(q, k):
         return torch.ones(20, 20, dtype=torch.bool).tril()[start:][: q.shape[2]]
 
-    assert read_mask(make, q_len=18) == MaskResult(band)
+    assert read_mask(make, q_len=18) == read_as(band)
 
 
 @pytest.mark.parametrize("length", [2, 19, 20, 21, 40])
@@ -135,7 +135,7 @@ def test_products_that_overflow_are_not_compared(dtype, factor, longest) -> None
     def make(q, k):
         return rows(q).to(dtype) * factor >= columns(k).to(dtype) * factor
 
-    assert read_mask(make, q_len=longest, kv_len=longest) == MaskResult(Band(0, None))
+    assert read_mask(make, q_len=longest, kv_len=longest) == read_as(Band(0, None))
     for length in (longest + 1, longest + 30):
         assert read_mask(make, q_len=length, kv_len=length).reason == "not_a_band"
     assert read_mask(make, dynamic=True).reason == "not_a_band"
@@ -159,7 +159,7 @@ def test_int32_positions_of_dynamic_lengths_are_exact() -> None:
         i, j = rows(q).to(torch.int32), columns(k).to(torch.int32)
         return (j <= i) & (j > i - 100) & (i - j + 5 >= 0)
 
-    assert read_mask(make, dynamic=True) == MaskResult(Band(0, 99))
+    assert read_mask(make, dynamic=True) == read_as(Band(0, 99))
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_a_running_sum_converts_before_it_adds() -> None:
 
         return mask
 
-    assert read_mask(make(0.5)) == MaskResult(Band())
-    assert read_mask(make(1.5)) == MaskResult(Band(0, None))
+    assert read_mask(make(0.5)) == read_as(Band())
+    assert read_mask(make(1.5)) == read_as(Band(0, None))
 
 
 def test_an_integer_range_with_a_step_of_floats_is_not_read() -> None:
@@ -238,7 +238,7 @@ def test_comparisons_of_bools(make, band, dynamic) -> None:
         return make(causal, causal & (columns(k) > rows(q) - 5))
 
     found = read_mask(mask, dynamic=dynamic)
-    assert found == MaskResult(band)
+    assert found == read_as(band)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_empty_parts() -> None:
         empty = torch.arange(0)
         return F.pad(torch.cat([empty, empty]), (20, 0))[None] + columns(k) <= rows(q)
 
-    assert read_mask(nothing_in_front) == MaskResult(Band(0, None))
+    assert read_mask(nothing_in_front) == read_as(Band(0, None))
     assert read_mask(lambda q, k: columns(k)[:, :0].sum(1) + columns(k) <= rows(q)).reason == "not_a_band"
 
 
@@ -284,7 +284,7 @@ def test_a_mask_in_too_many_steps_is_kept() -> None:
         return columns(k) <= position - 350
 
     assert read_mask(make) in (
-        MaskResult(Band(0, None)),
+        read_as(Band(0, None)),
         MaskResult(None, "unknown_op", "le is computed in too many steps"),
     )
 
@@ -332,7 +332,7 @@ def test_repeated_positions(dynamic) -> None:
         entry = torch.arange(q.shape[0])[:, None, None, None]
         return position[entry, rows(q)] >= position[entry, columns(k)]
 
-    assert read_mask(make, dynamic=dynamic) == MaskResult(Band(0, None))
+    assert read_mask(make, dynamic=dynamic) == read_as(Band(0, None))
     assert read_mask(lambda q, k: columns(k) <= torch.arange(10).repeat(2)[:, None]).reason == "not_a_band"
     assert read_mask(lambda q, k: columns(k)[:, :1].repeat(3, 20)[:1] + columns(k) <= rows(q)).band == Band(0, None)
 

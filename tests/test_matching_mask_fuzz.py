@@ -14,5 +14,6 @@ def test_programs_are_read_rightly_or_kept(seed: int) -> None:
     """Thousands: ``python -m tests.support.mask_programs --programs 5000 --seed 7``."""
     outcomes, wrong = run(seed, PROGRAMS)
     assert not wrong, "\n".join(f"{program}# {error}" for program, error in wrong)
-    assert outcomes["recognised"] >= 0.1 * PROGRAMS, outcomes  # a reader that keeps everything proves nothing
+    assert outcomes["recognised"] >= 0.08 * PROGRAMS, outcomes  # a reader that keeps everything proves nothing
+    assert outcomes["recognised with data"] >= 0.04 * PROGRAMS, outcomes
     assert outcomes["invalid"] <= 0.2 * PROGRAMS, outcomes

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dash_inductor.matching.masks import MaskResult
 from dash_inductor.model.mask import Band
 
-from .support.mask_graphs import read_mask
+from .support.mask_graphs import read_as, read_mask
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -188,7 +187,7 @@ CAUSAL = [
 )
 @pytest.mark.parametrize("make", CAUSAL, ids=lambda f: f.__name__)
 def test_causal(make, dynamic, decomposed) -> None:
-    assert read_mask(make, dynamic=dynamic, decomposed=decomposed) == MaskResult(Band(0, None))
+    assert read_mask(make, dynamic=dynamic, decomposed=decomposed) == read_as(Band(0, None))
 
 
 # Other bands: (mask, band for static lengths of 20, band for dynamic lengths)
@@ -266,7 +265,7 @@ BANDS = [
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("make", "static_band", "dynamic_band"), BANDS, ids=lambda x: getattr(x, "__name__", ""))
 def test_band(make, static_band, dynamic_band, dynamic) -> None:
-    assert read_mask(make, dynamic=dynamic) == MaskResult(dynamic_band if dynamic else static_band)
+    assert read_mask(make, dynamic=dynamic) == read_as(dynamic_band if dynamic else static_band)
 
 
 # Different lengths
@@ -300,27 +299,27 @@ def bottom_right_window(q, k):
     ],
 )
 def test_bottom_right(make, lo, hi) -> None:
-    assert read_mask(make, q_len=12, kv_len=20) == MaskResult(Band(lo - 8, None if hi is None else hi - 8))
-    assert read_mask(make, q_len=12, kv_len=20, dynamic=True) == MaskResult(Band(lo, hi, "bottom_right"))
+    assert read_mask(make, q_len=12, kv_len=20) == read_as(Band(lo - 8, None if hi is None else hi - 8))
+    assert read_mask(make, q_len=12, kv_len=20, dynamic=True) == read_as(Band(lo, hi, "bottom_right"))
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(12, 20), (20, 12)])
 @pytest.mark.parametrize("make", [compare, tril_of_ones, where_of_scalars])
 def test_top_left_with_different_lengths(make, q_len, kv_len) -> None:
     for dynamic in (False, True):
-        assert read_mask(make, q_len=q_len, kv_len=kv_len, dynamic=dynamic) == MaskResult(Band(0, None))
+        assert read_mask(make, q_len=q_len, kv_len=kv_len, dynamic=dynamic) == read_as(Band(0, None))
 
 
 def test_one_query_sees_all_keys() -> None:
-    assert read_mask(bottom_right, q_len=1) == MaskResult(Band())
-    assert read_mask(compare, q_len=1) == MaskResult(Band(0, None))
-    assert read_mask(compare, kv_len=1) == MaskResult(Band())
+    assert read_mask(bottom_right, q_len=1) == read_as(Band())
+    assert read_mask(compare, q_len=1) == read_as(Band(0, None))
+    assert read_mask(compare, kv_len=1) == read_as(Band())
 
 
 def test_long_masks_are_checked_in_parts() -> None:
     for make, band in ((window, Band(0, 4)), (where_of_scalars, Band(0, None)), (padded_to_16, Band(0, None))):
-        assert read_mask(make, q_len=32768, kv_len=32768) == MaskResult(band)
-        assert read_mask(make, q_len=30000, kv_len=30000, dynamic=True) == MaskResult(band)
+        assert read_mask(make, q_len=32768, kv_len=32768) == read_as(band)
+        assert read_mask(make, q_len=30000, kv_len=30000, dynamic=True) == read_as(band)
 
 
 # The chain that transformers builds, with its packed-sequence term
@@ -345,4 +344,4 @@ def packed_sequence_chain(q, k, *, window: int | None = None, offset: int = 0):
 @pytest.mark.parametrize("offset", [0, 100])
 def test_packed_sequence_term_is_proved_constant(window, band, offset, dynamic) -> None:
     found = read_mask(lambda q, k: packed_sequence_chain(q, k, window=window, offset=offset), dynamic=dynamic)
-    assert found == MaskResult(band)
+    assert found == read_as(band)

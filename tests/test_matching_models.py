@@ -15,7 +15,7 @@ from dash_inductor.observe.records import sites
 from .support.attention_masks import masks_in_joint_graph
 from .support.fakecuda import compiler
 from .support.graphs import BACKWARD, CPU_BACKWARD, CPU_FORWARD, FORWARD, capture
-from .support.hf_models import BANDS, causal_lm, speech_model, token_ids, vision_language_model
+from .support.hf_models import BANDS, causal_lm, encoder, padding, speech_model, token_ids, vision_language_model
 from .support.processes import run_python
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
@@ -25,10 +25,19 @@ ROOT = Path(__file__).parents[1]
 LENGTH, LAYERS = 72, 2  # the length is above all other sizes: only an attention mask has LENGTH x LENGTH elements
 
 
-def gradients(model: Any, run: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+def gradients(model: Any, run: Any, ids: torch.Tensor, **inputs: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad()
-    run(input_ids=ids, labels=ids).loss.backward()
+    run(input_ids=ids, labels=ids, **inputs).loss.backward()
     return [p.grad.clone() for p in model.parameters()]
+
+
+def assert_accurate(model: Any, ours: list[torch.Tensor], ids: torch.Tensor, **inputs: torch.Tensor) -> None:
+    """The gradients are at most twice as far from those in double precision as the eager ones are."""
+    eager = gradients(model, model, ids, **inputs)
+    exact = gradients(model.double(), model, ids, **inputs)
+    for gradient, theirs, true in zip(ours, eager, exact, strict=True):
+        floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
+        assert (gradient - true).abs().max() <= 2 * (theirs - true).abs().max() + floor
 
 
 @pytest.mark.parametrize("family", BANDS)
@@ -44,11 +53,39 @@ def test_every_attention_is_replaced(family: str) -> None:
     assert [(r.mask, r.site.group) for r in sites() if r.site] == [(BANDS[family], 2)] * LAYERS
     assert {r.source.rsplit(" in ", 1)[-1] for r in sites()} == {f"model.layers.{i}.self_attn" for i in range(LAYERS)}
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    eager = gradients(model, model, ids)
-    exact = gradients(model.double(), model, ids)
-    for ours, theirs, true in zip(first, eager, exact, strict=True):
-        floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
-        assert (ours - true).abs().max() <= 2 * (theirs - true).abs().max() + floor
+    assert_accurate(model, first, ids)
+
+
+@pytest.mark.parametrize("kind", ["ones", "right", "left", "holes"])
+@pytest.mark.parametrize(("family", "dtype"), [("Llama", torch.int64), ("Mistral", torch.bool), ("Bert", torch.int64)])
+def test_padded_batches(family: str, dtype: torch.dtype, kind: str) -> None:
+    """With `attention_mask`, also where it is all ones: nothing of the size of a mask of all pairs remains."""
+    model = encoder(family, layers=LAYERS) if family == "Bert" else causal_lm(family, layers=LAYERS)
+    ids, mask = token_ids(3, LENGTH), padding(kind, 3, LENGTH).to(dtype)
+    with capture(plane_length=LENGTH) as graphs, config.patch(strict=True):
+        compiled = graphs.compile(model)
+        first, second = (gradients(model, compiled, ids, attention_mask=mask) for _ in range(2))
+    assert (graphs.count(CPU_FORWARD), graphs.count(CPU_BACKWARD)) == (0, 0)
+    assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (LAYERS, LAYERS)
+    assert graphs.planes == []
+    expected = f"{BANDS[family]} & keys(0)" if family in BANDS else "keys(0)"
+    assert [record.mask for record in sites()] == [expected] * LAYERS
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert_accurate(model, first, ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_packed_batches(family: str) -> None:
+    """Positions that begin anew tell where the next document does; one vector is the operand of all layers."""
+    model, ids = causal_lm(family, layers=LAYERS), token_ids(1, LENGTH)
+    lengths = (1, 30, 17, LENGTH - 48)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    with capture(plane_length=LENGTH) as graphs, config.patch(strict=True):
+        ours = gradients(model, graphs.compile(model), ids, position_ids=positions)
+    assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (LAYERS, LAYERS)
+    assert graphs.planes == []
+    assert [record.mask for record in sites()] == [f"{BANDS[family]} & segments(0,0)"] * LAYERS
+    assert_accurate(model, ours, ids, position_ids=positions)
 
 
 @pytest.mark.parametrize(("family", "dynamic"), [("Mistral", (1,)), ("Llama", (0, 1))])
@@ -61,15 +98,23 @@ def test_masks_of_dynamic_sizes(family: str, dynamic: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "extra"),
+    ("batch", "extra", "mask"),
     [
-        pytest.param(2, {"attention_mask": torch.ones(2, 24, dtype=torch.int64)}, id="padding"),
-        pytest.param(1, {"position_ids": torch.arange(24).remainder(12).unsqueeze(0)}, id="packing"),
+        pytest.param(2, {"attention_mask": torch.ones(2, 24, dtype=torch.int64)}, "causal & keys", id="padding"),
+        pytest.param(2, {"attention_mask": torch.ones(2, 1, 24, 24).tril().bool()}, "depends_on_input", id="plane"),
+        pytest.param(
+            1, {"position_ids": torch.arange(24).remainder(12).unsqueeze(0)}, "depends_on_input", id="packing"
+        ),
     ],
 )
-def test_masks_that_depend_on_an_input(batch: int, extra: dict[str, torch.Tensor]) -> None:
-    found = masks_in_joint_graph(causal_lm("Llama", layers=1), input_ids=token_ids(batch, 24), **extra)
-    assert [text.split(":")[0] for _, text in found] == ["depends_on_input"]
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_masks_that_depend_on_an_input(batch: int, extra: dict[str, torch.Tensor], mask: str, dynamic: bool) -> None:
+    ids = token_ids(batch, 24)
+    inputs = {name: tensor.clone() for name, tensor in extra.items()}
+    for tensor in (ids, *inputs.values()) if dynamic else ():
+        torch._dynamo.mark_dynamic(tensor, tensor.dim() - 1)
+    found = masks_in_joint_graph(causal_lm("Llama", layers=1), input_ids=ids, **inputs)
+    assert [text.split(":")[0] for _, text in found] == [mask]
 
 
 def test_masks_of_a_speech_model() -> None:

@@ -49,6 +49,13 @@ def segment_bias() -> Tensor:
     return torch.where(half.unsqueeze(0) == half.unsqueeze(1), zero, low)
 
 
+def dilated_bias() -> Tensor:
+    """Every second key from the query on."""
+    position = torch.arange(128, device="cuda")
+    zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
+    return torch.where((position.unsqueeze(0) - position.unsqueeze(1)) % 2 == 0, zero, low)
+
+
 @pytest.mark.parametrize(
     ("reason", "maker", "shape", "options"),
     [
@@ -63,7 +70,8 @@ def segment_bias() -> Tensor:
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
         (Reason.LAYOUT, flash_backward, {}, {"lse": (8, 256)}),
         (Reason.BIAS_GRADIENT, efficient, {}, {"bias": lambda: causal_bias(128), "bias_grad": True}),
-        (Reason.MASK_NOT_A_BAND, efficient, {}, {"bias": segment_bias}),
+        (Reason.MASK_UNSUPPORTED, efficient, {}, {"bias": segment_bias}),
+        (Reason.MASK_NOT_A_BAND, efficient, {}, {"bias": dilated_bias}),
         (Reason.VARLEN, varlen, {}, {}),
     ],
 )

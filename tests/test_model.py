@@ -8,10 +8,12 @@ import math
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Tiles
+from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Tiles
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
-MASKS = [Mask(band, keys) for band in BANDS for keys in (None, Keys(Operand(0)), Keys(Operand(12)))]
+KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
+SEGMENTS = (None, Segments(Operand(0), Operand(0)), Segments(Operand(1), Operand(2)))
+MASKS = [Mask(band, keys, segments) for segments in SEGMENTS for band in BANDS for keys in KEYS]
 ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
 
 
@@ -24,7 +26,11 @@ def test_a_mask_reads_as_a_conjunction() -> None:
     assert [str(mask) for mask in MASKS[:6]] == [
         "full", "keys(0)", "keys(12)", "causal", "causal & keys(0)", "causal & keys(12)",
     ]  # fmt: skip
+    assert str(Mask(Band(0), Keys(Operand(1)), SEGMENTS[1])) == "causal & segments(0,0) & keys(1)"
+    assert str(Mask(Band(), None, SEGMENTS[2])) == "segments(1,2)"
     assert [operand.index for operand in MASKS[5].operands] == [12]
+    assert [operand.index for operand in Mask(Band(), KEYS[2], SEGMENTS[1]).operands] == [0, 12]
+    assert [operand.index for operand in Mask(Band(), KEYS[1], SEGMENTS[2]).operands] == [1, 2, 0]
     assert MASKS[3].operands == ()
 
 
@@ -50,7 +56,20 @@ def test_plans() -> None:
     assert len(seen) == 8
 
 
-@pytest.mark.parametrize("text", ["causal &keys(0)", "keys(0) & keys(1)", "causal & full", "keys(-1)", "", "keys(x)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "causal &keys(0)",
+        "keys(0) & keys(1)",
+        "causal & full",
+        "keys(-1)",
+        "",
+        "keys(x)",
+        "segments(0)",
+        "segments(0, 1)",
+        "segments(0,1) & segments(0,0)",
+    ],
+)
 def test_what_is_no_mask(text: str) -> None:
     with pytest.raises(ArgumentError):
         Mask.parse(text)

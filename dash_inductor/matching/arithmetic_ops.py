@@ -9,8 +9,9 @@ import sympy
 from torch.fx import Node
 
 from .index_expr import NotRecognised, Value
+from .mask_nodes import Position, as_expr, meta_of
 from .mask_ops import LeafOp, elementwise
-from .mask_reader import MaskReader, Position, Rule, as_expr, meta_of
+from .mask_reader import MaskReader, Rule
 
 RULES: dict[str, Rule] = {}
 

@@ -15,13 +15,18 @@ from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
 
 @dataclass(frozen=True)
 class Scores:
-    """The plane of one attention: its lengths, and the index symbols of a query and a key."""
+    """The plane of one attention: its lengths, and the index symbols of a query and a key.
+
+    Args:
+        sizes: the size symbols that are lengths or the batch size.
+    """
 
     algebra: Algebra
     q_len: sympy.Expr
     kv_len: sympy.Expr
     q: sympy.Expr
     kv: sympy.Expr
+    sizes: frozenset[sympy.Basic] = frozenset()
 
     @property
     def offset(self) -> sympy.Expr:
@@ -48,8 +53,9 @@ def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value,
     return scores.algebra.lift(leaf, value), infinite
 
 
-def to_band(scores: Scores, visible: Value) -> Band:
-    """The band that `visible` describes; raises `NotRecognised` ("not_a_band") if it is none."""
+def to_band(scores: Scores, visible: Value) -> Band | None:
+    """The band that `visible` describes, None if no query sees a key; raises `NotRecognised` ("not_a_band") if it is
+    none."""
     anchors: set[Anchor] = set()
     intervals = [_intersection(scores, path, anchors) for path in _paths(visible, ())]
     if len(anchors) > 1:
@@ -70,8 +76,10 @@ def to_band(scores: Scores, visible: Value) -> Band:
             merged.append((low, max(high, previous)))
         else:
             merged.append((low, high))
-    if len(merged) != 1:
-        raise NotRecognised("not_a_band", f"{len(merged)} separate bands" if merged else "no query sees a key")
+    if not merged:
+        return None
+    if len(merged) > 1:
+        raise NotRecognised("not_a_band", f"{len(merged)} separate bands")
     lo, hi = (None if math.isinf(x) else int(x) for x in merged[0])
     band = Band(lo, hi, next(iter(anchors), "top_left"))
     if scores.q_len.is_Integer and scores.kv_len.is_Integer:
@@ -79,18 +87,16 @@ def to_band(scores: Scores, visible: Value) -> Band:
     return band
 
 
-def require_visible_keys(scores: Scores, band: Band) -> None:
-    """Raise unless every query provably sees a key: a row of equal finite values is a uniform softmax, no empty one."""
+def hides_a_row(scores: Scores, band: Band) -> bool:
+    """Whether some query sees no key, as far as is known of the lengths."""
     offset = scores.offset if band.anchor == "bottom_right" else sympy.S.Zero
     gaps = []
     if band.lo is not None:
         gaps.append(offset - band.lo)
     if band.hi is not None:
         gaps.append(band.hi + scores.offset - offset)
-    for gap in gaps:
-        low = scores.algebra.lower(gap)
-        if low is None or low < 0:
-            raise NotRecognised("not_a_band", f"{band} may hide all keys of a query by a finite value")
+    lows = [scores.algebra.lower(gap) for gap in gaps]
+    return any(low is None or low < 0 for low in lows)
 
 
 def _paths(value: Value, path: tuple[sympy.Expr, ...]) -> Iterator[tuple[sympy.Expr, ...]]:

@@ -20,18 +20,43 @@ class Emitter:
         self.graph = graph
         self.created: list[Node] = []
 
-    def call(self, target: Callable[..., Any], args: tuple[Any, ...], *, before: Node, like: Node) -> Node:
-        """``target(*args)`` in front of `before`, with the metadata of `like` and the value of running it on fakes."""
+    def call(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        *,
+        before: Node,
+        like: Node,
+    ) -> Node:
+        """``target(*args, **kwargs)`` in front of `before`, with the metadata of `like` and the value of running it on
+        fakes.
+        """
         with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args)
+            node = self.graph.call_function(target, args, kwargs)
         self.created.append(node)
         node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
         values = tree_map_only(Node, lambda n: n.meta["val"], args)
-        mode = torch._guards.detect_fake_mode(values)
-        assert mode is not None, f"no fake tensor among the arguments of {node.format_node()}"
+        mode = torch._guards.detect_fake_mode((values, before.meta.get("val"), like.meta.get("val")))
+        assert mode is not None, f"no fake tensor near {node.format_node()}"
         with mode:
-            node.meta["val"] = target(*values)
+            node.meta["val"] = target(*values, **(kwargs or {}))
         return node
+
+    def shared(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Node, like: Node
+    ) -> Node:
+        """A node in front of `before` that is ``target(*args, **kwargs)`` already; else a new one, directly behind its
+        arguments, where all later nodes can share it.
+        """
+        sources = [arg for arg in args if isinstance(arg, Node)]
+        for user in sources[0].users:
+            if (user.target, user.args, user.kwargs) == (target, args, kwargs) and user < before:
+                return user
+        place = max(sources).next
+        while place.op == "placeholder":
+            place = place.next
+        return self.call(target, args, kwargs, before=place, like=like)
 
     def discard(self) -> None:
         """Erase what `call` added, latest first."""

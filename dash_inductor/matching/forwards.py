@@ -43,6 +43,9 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
     operands = ("query", "key", "value")
     if any(_origin(bound[name]) is not _origin(match.args[name]) for match in matches for name in operands):
         return "forward and backward have different operands"
+    mask = matches[0].backend.mask
+    if mask is not None and not all(_same(bound[mask], match.args[mask]) for match in matches):
+        return "forward and backward have different masks"
     backwards = {match.node for match in matches}
     for user in forward.users:
         if user.target is not operator.getitem or (user.args[1] != 0 and not _only_used_by(user, backwards)):
@@ -59,11 +62,15 @@ def out_order(forward: Node) -> Order | None:
 
 
 def _call(match: Match) -> tuple[object, ...]:
-    return (str(match.site.call), str(match.plan), match.operands.repeats)
+    return (str(match.site.call), str(match.plan), match.operands.repeats, match.terms)
 
 
 def _only_used_by(node: Node, allowed: set[Node]) -> bool:
     return all(u in allowed or (op_name(u) in _ALIASES and _only_used_by(u, allowed)) for u in node.users)
+
+
+def _same(a: Node | None, b: Node | None) -> bool:
+    return a is b if a is None or b is None else _origin(a) is _origin(b)
 
 
 def _origin(node: Node) -> Node:

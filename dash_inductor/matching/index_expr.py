@@ -1,8 +1,9 @@
 """Exact algebra on tensor elements: the value of one element as a function of its position.
 
 A `Value` is a leaf or a decision tree of `Branch` nodes over leaves.  A leaf is a Python bool (bool tensors) or a sympy
-expression (numbers) over *index symbols* (a position along a dimension: 0 <= i < extent) and *size symbols* of
-Inductor's shape environment.  Every condition of a tree has one form, ``cond >= 0``, on integers.
+expression (numbers) over *index symbols* (a position along a dimension: 0 <= i < extent), *size symbols* of Inductor's
+shape environment and *data symbols* (an integer that is known at run time only).  Every condition of a tree has one
+form, ``cond >= 0``, on integers.
 
 Nothing here rounds or samples: `Algebra` decides a condition only where the ranges of the symbols prove it.
 """
@@ -69,6 +70,10 @@ class Algebra:
     def __init__(self, shape_env: ShapeEnv | None) -> None:
         self._shape_env = shape_env
         self._extent: dict[sympy.Symbol, sympy.Expr] = {}
+        self._data: dict[sympy.Symbol, tuple[int, int]] = {}
+        self._moved_by: dict[sympy.Symbol, frozenset[sympy.Basic]] = {}
+        self._apart: tuple[sympy.Expr, sympy.Expr] | None = None
+        self._equalities: dict[sympy.Basic, tuple[sympy.Expr, sympy.Expr]] = {}
         self._limit: dict[sympy.Expr, sympy.Expr] = {}
         self._size_range: dict[sympy.Expr, Range] = {}
         self._bounds: dict[sympy.Expr, sympy.Expr | None] = {}
@@ -87,6 +92,37 @@ class Algebra:
 
     def is_index(self, symbol: sympy.Basic) -> bool:
         return symbol in self._extent
+
+    def data(self, low: int, high: int, moved_by: frozenset[sympy.Basic]) -> sympy.Symbol:
+        """A new data symbol: an integer from `low` to `high`, one for every value of the index symbols `moved_by`."""
+        symbol = sympy.Symbol(f"data:{len(self._data)}", integer=True)
+        self._data[symbol] = low, high
+        self._moved_by[symbol] = moved_by
+        return symbol
+
+    def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
+        """Let `equal_zero` keep together what compares numbers of two index symbols: see `equality`."""
+        self._apart = first, second
+
+    def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """The two numbers, one of the first of two index symbols and one of the second, for whose equality a data
+        symbol stands (1 where they are equal, 0 elsewhere); None for other symbols.
+        """
+        return self._equalities.get(symbol)
+
+    def is_data(self, symbol: sympy.Basic) -> bool:
+        return symbol in self._data
+
+    def has_data(self, expr: sympy.Expr) -> bool:
+        """Whether `expr` contains a data symbol."""
+        return not self._data.keys().isdisjoint(expr.free_symbols)
+
+    def moved_by(self, expr: sympy.Expr) -> frozenset[sympy.Basic]:
+        """The index symbols on which `expr` depends, through data symbols too."""
+        found: set[sympy.Basic] = set()
+        for symbol in expr.free_symbols:
+            found |= self._moved_by.get(symbol, {symbol} if symbol in self._extent else frozenset())
+        return frozenset(found)
 
     def limit(self, size: sympy.Expr, largest: int) -> None:
         """Take for granted that `size` is at most `largest`; a sum of sizes limits each of them."""
@@ -120,7 +156,8 @@ class Algebra:
 
     def _guarded(self, expr: sympy.Expr) -> bool:
         if expr not in self._guards:
-            extreme = None if self._shape_env is None else self._at_extreme(sympy.expand(expr))
+            known = self._shape_env is not None and not self.has_data(expr)
+            extreme = self._at_extreme(sympy.expand(expr)) if known else None
             self._guards[expr] = bool(extreme is not None and extreme.is_integer) and statically_known_true(
                 cast(ShapeEnv, self._shape_env).create_symintnode(extreme, hint=None) >= 0
             )
@@ -186,7 +223,7 @@ class Algebra:
         return None if low is None or high is None else (low // expr.divisor, high // expr.divisor)
 
     def _monomial_range(self, monomial: sympy.Expr) -> Range:
-        """Bounds of a product of sizes."""
+        """Bounds of a product of sizes and data."""
         low: sympy.Expr | None = sympy.S.One
         high: sympy.Expr | None = sympy.S.One
         factors = sympy.Mul.make_args(monomial)
@@ -200,8 +237,14 @@ class Algebra:
         return low, limit if limit is not None and (high is None or limit < high) else high
 
     def _range_of_size(self, expr: sympy.Expr) -> Range:
+        """Bounds of a size or a data symbol."""
         if expr.is_number:
             return expr, expr
+        if expr in self._data:
+            least, greatest = self._data[expr]
+            return sympy.Integer(least), sympy.Integer(greatest)
+        if self.has_data(expr):
+            return None, None
         if expr not in self._size_range:
             low, high = (-INT64_MAX - 1, INT64_MAX) if expr.is_Symbol and expr.is_integer else (None, None)
             if self._shape_env is not None and expr.is_integer:
@@ -241,7 +284,36 @@ class Algebra:
     def equal_zero(self, expr: sympy.Expr) -> Value:
         if expr.is_number:
             return bool(expr == 0)
-        return self.choose(self.at_least_zero(expr), self.at_least_zero(-expr), False)
+        above, below = self.at_least_zero(expr), self.at_least_zero(-expr)
+        if isinstance(above, Branch) and isinstance(below, Branch):
+            sides = self._sides(sympy.expand(expr))
+            if sides is not None:
+                return Branch(self._equality_of(sides) - 1, True, False)
+        return self.choose(above, below, False)
+
+    def _sides(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """``expr == 0`` as the equality of a number of the first index symbol that is told apart and one of the second.
+
+        None where it is none, and where both are positions, whose difference says more.
+        """
+        divided = any(not self._extent.keys().isdisjoint(x.free_symbols) for x in expr.atoms(FloorDiv, PythonMod))
+        if self._apart is None or not (divided or self.has_data(expr)):
+            return None
+        first, second = self._apart
+        terms = sympy.Add.make_args(expr)
+        of_first = [term for term in terms if first in self.moved_by(term)]
+        one, other = sympy.Add(*of_first), -sympy.Add(*(term for term in terms if term not in of_first))
+        if not of_first or second in self.moved_by(one) or second not in self.moved_by(other):
+            return None
+        return (-one, -other) if one.could_extract_minus_sign() else (one, other)
+
+    def _equality_of(self, sides: tuple[sympy.Expr, sympy.Expr]) -> sympy.Symbol:
+        for symbol, known in self._equalities.items():
+            if known == sides:
+                return symbol
+        symbol = self.data(0, 1, self.moved_by(sides[0]) | self.moved_by(sides[1]))
+        self._equalities[symbol] = sides
+        return symbol
 
     def branch(self, cond: sympy.Expr, then: Value, other: Value) -> Value:
         """`Branch`, or one of its sides where both agree wherever they apply."""

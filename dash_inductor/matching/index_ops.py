@@ -10,8 +10,9 @@ import torch
 from torch.fx import Node
 
 from .index_expr import NotRecognised, Value
+from .mask_nodes import Position, as_expr, meta_of, shape_of
 from .mask_ops import convert
-from .mask_reader import MaskReader, Position, Rule, as_expr, meta_of, shape_of
+from .mask_reader import MaskReader, Rule
 
 RULES: dict[str, Rule] = {}
 

@@ -11,7 +11,8 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch.fx import Node
 
 from .index_expr import Leaf, NotRecognised, Value
-from .mask_reader import MaskReader, Position, Rule, as_expr, is_size, meta_of
+from .mask_nodes import Position, as_expr, is_size, meta_of
+from .mask_reader import MaskReader, Rule
 
 RULES: dict[str, Rule] = {}
 

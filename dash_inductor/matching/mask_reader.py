@@ -1,31 +1,28 @@
 """Interprets the producers of a mask tensor: the value of one element as a function of its position.
 
 `MaskReader.load(node, position)` asks a node for its element at a symbolic position; the node's rule asks its own
-inputs at the positions they are read from, until constants and index ramps are reached.  Nothing is materialised, and
-nothing assumed: what is not proved to be exact for all positions and sizes raises `NotRecognised`.  The rules live in
-`mask_ops` and `arithmetic_ops` (elementwise), `index_ops` (creation and movement) and `reduce_ops`, keyed by operator
-name; arguments are bound by name.
+inputs at the positions they are read from, until constants, index ramps and loads of data (`token_data`) are reached.
+Nothing is materialised, and nothing assumed: what is not proved to be exact for all positions and sizes raises
+`NotRecognised`.  The rules live in `mask_ops` and `arithmetic_ops` (elementwise), `index_ops` (creation and movement)
+and `reduce_ops`, keyed by operator name; arguments are bound by name.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import sympy
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .attention_ops import bind, op_name
-from .index_expr import Algebra, Leaf, NotRecognised, Value
+from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value
+from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
+from .token_data import Load, Loads
 
-Position = tuple[sympy.Expr, ...]
 Rule = Callable[["MaskReader", Node, dict[str, Any], Position], Value]
-
-MAX_PRODUCERS = 400
-"""Longest producer chain that is looked at; real masks have about 60 nodes."""
 
 MAX_ENTRIES = 2**57
 """Most batch entries or heads: attention writes a gradient for each of them, and no address space is larger."""
@@ -33,107 +30,20 @@ MAX_ENTRIES = 2**57
 _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Integers up to 2**bits are exact in these types."""
 
-_CREATION = "arange full full_like ones ones_like zeros zeros_like new_full new_ones new_zeros scalar_tensor"
-_UNDEFINED = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
-CREATION = frozenset({"prims::iota"} | {f"aten::{name}" for name in f"{_CREATION} {_UNDEFINED}".split()})
-"""Operators whose result depends on the shape and type of their tensor arguments only, never on the values."""
-
-
-def is_size(node: Node) -> bool:
-    """Whether the node is a number (a size, or arithmetic on sizes) and no tensor."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
-
-
-def as_expr(value: object) -> sympy.Expr:
-    """A Python number, SymInt, or number-valued node as an exact sympy number or expression in size symbols."""
-    if isinstance(value, Node):
-        if not is_size(value):
-            raise NotRecognised("unknown_op", f"{value.name} is used as a number")
-        value = value.meta["val"]
-    if isinstance(value, torch.SymInt):
-        return value.node.expr
-    if isinstance(value, (bool, int)):
-        return sympy.Integer(int(value))
-    if isinstance(value, float):
-        if math.isnan(value):
-            return sympy.nan
-        return sympy.oo * (1 if value > 0 else -1) if math.isinf(value) else sympy.Rational(value)
-    raise NotRecognised("unknown_op", f"argument {value!r} of type {type(value).__name__}")
-
-
-def meta_of(node: Node) -> torch.Tensor:
-    """The node's fake tensor (shape and dtype)."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        raise NotRecognised("unknown_op", f"{node.name} ({node.target}) has no tensor value")
-    return value
-
-
-def shape_of(node: Node) -> Position:
-    return tuple(as_expr(n) for n in meta_of(node).shape)
-
-
-def shape_env_of(nodes: list[Node]) -> ShapeEnv | None:
-    """The shape environment of the size symbols in the nodes' shapes; None if all are static."""
-    for node in nodes:
-        value = node.meta.get("val")
-        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
-            if isinstance(size, torch.SymInt):
-                return cast(ShapeEnv, size.node.shape_env)
-    return None
-
-
-def producers(node: Node) -> list[Node]:
-    """All nodes whose values `node` depends on, numbers included, inputs first.
-
-    Raises:
-        NotRecognised: "depends_on_input" as soon as a tensor input of the graph is met; "unknown_op" for endless
-        chains.
-    """
-    order: dict[Node, None] = {}
-    stack: list[tuple[Node, bool]] = [(node, False)]
-    seen: set[Node] = set()
-    while stack:
-        current, done = stack.pop()
-        if done:
-            order[current] = None
-            continue
-        if current in seen:
-            continue
-        seen.add(current)
-        if current.op == "placeholder" and not is_size(current):
-            raise NotRecognised("depends_on_input", f"input {current.name}")
-        stack.append((current, True))
-        if not is_size(current):  # a number is known as an expression in the graph's size symbols
-            lends_shape_only = op_name(current) in CREATION
-            stack.extend((n, False) for n in current.all_input_nodes if is_size(n) or not lends_shape_only)
-    if len(order) > MAX_PRODUCERS:
-        raise NotRecognised("unknown_op", f"a chain of {len(order)} nodes is longer than {MAX_PRODUCERS}")
-    for current in order:
-        _require_unchanged(current)
-    return list(order)
-
-
-def _require_unchanged(node: Node) -> None:
-    """Graphs after AOTAutograd are functional; should one not be, a tensor that is written in place cannot be read."""
-    for user in node.users:
-        if isinstance(user.target, torch._ops.OpOverload):
-            schema = user.target._schema
-            written = (
-                argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments
-            )
-            if any(value is node and write for value, write in zip(user.args, written, strict=False)):
-                raise NotRecognised("unknown_op", f"{user.target} ({user.name}) writes to {node.name}")
-            if any(result.alias_info is not None for result in schema.returns):
-                _require_unchanged(user)
-
 
 class MaskReader:
-    """The elements of every node of one producer chain, by symbolic position."""
+    """The elements of every node of one producer chain, by symbolic position.
 
-    def __init__(self, rules: dict[str, Rule], shape_env: ShapeEnv | None) -> None:
-        self.algebra = Algebra(shape_env)
+    Args:
+        rules: by operator name.
+        algebra: knows the symbols in positions.
+        loads: takes up what is read of data.
+    """
+
+    def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads) -> None:
+        self.algebra = algebra
         self._rules = rules
+        self._loads = loads
         self._memo: dict[tuple[Node, Position], Value] = {}
         self._bound: dict[Node, dict[str, Any]] = {}
 
@@ -141,15 +51,33 @@ class MaskReader:
         """The element of `node` at `position` (one index expression per dimension)."""
         key = (node, position)
         if key not in self._memo:
-            if 0 in shape_of(node):
-                raise NotRecognised("not_a_band", f"{node.name} has no elements")
-            if node not in self._bound:
-                self._bound[node] = bind(node) if isinstance(node.target, torch._ops.OpOverload) else {}
-            rule = self._rules.get(op_name(node) if node.op == "call_function" else node.op)
-            if rule is None:
-                raise NotRecognised("unknown_op", f"{node.target} ({node.name})")
-            self._memo[key] = rule(self, node, self._bound[node], position)
+            self._memo[key] = self._load(node, position)
         return self._memo[key]
+
+    def _load(self, node: Node, position: Position) -> Value:
+        if 0 in shape_of(node):
+            raise NotRecognised("not_a_band", f"{node.name} has no elements")
+        data = self._loads.find(node, position)
+        if data is None:
+            return self._by_rule(node, position)
+        if meta_of(node).dtype == torch.bool and "q" not in data.axes:  # the graph computes what the mask needs
+            return self._opaque(data)
+        try:
+            return self._by_rule(node, position)
+        except NotRecognised:
+            return self._opaque(data)
+
+    def _by_rule(self, node: Node, position: Position) -> Value:
+        if node not in self._bound:
+            self._bound[node] = bind(node) if isinstance(node.target, torch._ops.OpOverload) else {}
+        rule = self._rules.get(op_name(node) if node.op == "call_function" else node.op)
+        if rule is None:
+            raise NotRecognised("unknown_op", f"{node.target} ({node.name})")
+        return rule(self, node, self._bound[node], position)
+
+    def _opaque(self, load: Load) -> Value:
+        symbol = self._loads.symbol(load)
+        return Branch(symbol - 1, True, False) if meta_of(load.node).dtype == torch.bool else symbol
 
     def operand(self, value: Any, position: Position) -> Value:
         """An operand of an elementwise op: a tensor broadcast to `position`, or a scalar."""

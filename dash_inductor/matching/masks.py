@@ -1,15 +1,16 @@
-"""Reads a mask tensor back: from the producers of `attn_mask` / `attn_bias` to a diagonal band.
+"""Reads a mask tensor back: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
 
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
-key position.  Each path to "visible" is an interval of ``d = q - kv``; if their union is one interval, that is the
-band (`bands`). The band is then compared with values that the graph's own operators compute (`verification`), so that a
-misreading can cost a replacement but never give a wrong one.
+key position and over data that the graph computes from its inputs.  The tree is split into a band, segments and the
+validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
+interval, that is the band (`bands`).  The terms are then compared with values that the graph's own operators compute
+(`verification`), so that a misreading can cost a replacement but never give a wrong one.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -18,18 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..model.mask import MAX_LENGTH, Band
 from . import arithmetic_ops, index_ops, mask_ops, reduce_ops, verification
-from .bands import Scores, require_visible_keys, to_band, visibility
-from .index_expr import NotRecognised
-from .mask_reader import (
-    MAX_ENTRIES,
-    MaskReader,
-    Position,
-    is_size,
-    meta_of,
-    producers,
-    shape_env_of,
-    shape_of,
-)
+from .attention_ops import op_name
+from .bands import Scores, visibility
+from .index_expr import Algebra, NotRecognised
+from .mask_nodes import Position, is_size, meta_of, producers, shape_env_of, shape_of
+from .mask_reader import MAX_ENTRIES, MaskReader
+from .normal_form import Terms, require_visible_keys, terms
+from .token_data import Loads
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
@@ -41,16 +37,26 @@ class MaskResult:
     """What a mask tensor is.
 
     Args:
-        band: the mask in normal form; None if it is not recognised.
-        reason: why not: its producers reach a tensor input of the graph ("depends_on_input"), it is something else
-            than a diagonal band ("not_a_band"), an operator has no rule ("unknown_op"), or the values that the graph
-            computes are not those of the band, or could not be checked ("value_mismatch").
+        terms: the mask in normal form; None if it is not recognised.
+        reason: why not: its producers reach tensor inputs of the graph in another way than the terms allow
+            ("depends_on_input"), positions decide otherwise than a band does ("not_a_band"), an operator has no rule
+            ("unknown_op"), or the values that the graph computes are not those of the terms, or could not be checked
+            ("value_mismatch").
         detail: the node, operator or condition that decided.
     """
 
-    band: Band | None
+    terms: Terms | None
     reason: MaskReason | None = None
     detail: str = ""
+
+    @staticmethod
+    def refused(cause: NotRecognised) -> MaskResult:
+        return MaskResult(None, cast(MaskReason, cause.reason), cause.detail)
+
+    @property
+    def band(self) -> Band | None:
+        """The band of the mask; None if it is not recognised."""
+        return None if self.terms is None else self.terms.band
 
 
 class _Known:
@@ -58,14 +64,14 @@ class _Known:
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
-        self.results: dict[Any, MaskResult] = {}
+        self.results: dict[Any, tuple[MaskResult, dict[Node, int]]] = {}
 
 
 _known: weakref.WeakKeyDictionary[Graph, _Known] = weakref.WeakKeyDictionary()
 
 
 def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
-    """The band that a mask tensor means.
+    """The terms of a mask tensor.
 
     Every layer of a model may build its own copy of a mask; equal producer chains of one graph are read once.
 
@@ -77,53 +83,63 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
         read.
 
     Returns:
-        The band, or the reason why there is none.  For static lengths the band is anchored top left and a bound that
-        excludes nothing is None; for dynamic lengths a mask that follows ``kv_len - q_len`` is anchored bottom right.
+        The terms, which read nodes that `node` is computed from, or the reason why there are none.  For static lengths
+        the band is anchored top left and a bound that excludes nothing is None; for dynamic lengths a mask that follows
+        ``kv_len - q_len`` is anchored bottom right.
     """
     with _disable_current_modes(), torch.no_grad():
         try:
-            chain = producers(node)
+            chain = producers(node, RULES)
             known = _known.setdefault(node.graph, _Known())
             plane = (*shape_of(query)[:-1], shape_of(key)[-2])
-            memo_key = (_number(chain, known.numbers), plane)
+            numbers = _numbers(chain, known.numbers)
         except NotRecognised as e:
-            return MaskResult(None, cast(MaskReason, e.reason), e.detail)
+            return MaskResult.refused(e)
+        memo_key = (numbers[node], plane)
         if memo_key not in known.results:
-            known.results[memo_key] = _read(node, chain, plane)
-        return known.results[memo_key]
+            known.results[memo_key] = _read(node, chain, plane), numbers
+        result, numbered = known.results[memo_key]
+        if result.terms is None or numbered is numbers:
+            return result
+        own = {number: n for n, number in numbers.items()}
+        return replace(result, terms=result.terms.renamed(lambda other: own[numbered[other]]))
 
 
 def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     """`plane` is the shape of the scores, [B, H, q_len, kv_len]."""
+    shape_env = shape_env_of(chain)
+    algebra = Algebra(shape_env)
+    for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
+        algebra.limit(extent, largest)
+    position = tuple(algebra.index(name, n) for name, n in zip(("b", "h", "q", "kv"), plane, strict=True))
+    loads = Loads(algebra, plane, position)
     try:
-        shape_env = shape_env_of(chain)
-        reader = MaskReader(RULES, shape_env)
-        for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
-            reader.algebra.limit(extent, largest)
         shape = shape_of(node)
         full = plane[len(plane) - len(shape) :]
         if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
             raise NotRecognised("not_a_band", f"{node.name} has shape {list(shape)}, the scores {list(plane)}")
-        position = tuple(reader.algebra.index(name, n) for name, n in zip(("b", "h", "q", "kv"), plane, strict=True))
-        scores = Scores(reader.algebra, *plane[-2:], *position[-2:])
-        value = reader.operand(node, position)
+        algebra.tell_apart(position[2], position[3])
+        sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
+        scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
+        value = MaskReader(RULES, algebra, loads).operand(node, position)
         visible, infinite = visibility(scores, value, meta_of(node).dtype)
-        band = to_band(scores, visible)
+        found = terms(scores, visible, loads)
         if not infinite:
-            require_visible_keys(scores, band)
-        verification.verify(node, chain, band, plane, shape_env)
+            require_visible_keys(scores, found)
+        verification.verify(node, chain, found, plane, shape_env)
     except NotRecognised as e:
-        return MaskResult(None, cast(MaskReason, e.reason), e.detail)
+        return MaskResult.refused(e)
     except RecursionError:
         return MaskResult(None, "unknown_op", f"{node.name} is computed in too many steps")
-    return MaskResult(band)
+    return MaskResult(found)
 
 
-def _number(chain: list[Node], numbers: dict[Any, int]) -> int:
-    """A number for the last node of the chain; equal chains get equal numbers.
+def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
+    """A number for every node of the chain; nodes whose chains are equal get equal numbers.
 
-    Equal means: the same operators on the same constants and the same expressions of size symbols.  What is no part of
-    the chain is a tensor that lends its shape and type to a creation operator, and these are those of the result.
+    Equal means: the same operators on the same constants, the same expressions of size symbols and the same nodes at
+    the ends of the chains.  What is no part of the chain is a tensor that lends its shape and type to a creation
+    operator, and these are those of the result.
     """
     local: dict[Node, int] = {}
 
@@ -137,8 +153,10 @@ def _number(chain: list[Node], numbers: dict[Any, int]) -> int:
     for node in chain:
         if is_size(node):
             described: Any = ("size", str(node.meta["val"]))
+        elif node.op == "call_function" and op_name(node) not in RULES:
+            described = ("node", node.name)  # it may be random
         else:
             arguments = (tuple(token(a) for a in node.args), tuple((k, token(v)) for k, v in node.kwargs.items()))
             described = (str(node.target), arguments, shape_of(node), str(meta_of(node).dtype))
         local[node] = numbers.setdefault(described, len(numbers))
-    return local[chain[-1]]
+    return local

@@ -1,4 +1,4 @@
-"""Evaluates nodes that reach no graph input with their own operators, on the CPU, for a window of the result.
+"""Evaluates nodes with their own operators, on the CPU, for a window of the result, from sizes and given tensors.
 
 A mask of 32768 x 32768 is never built: a window (a range per dimension) is pushed through elementwise operators and
 movement down to vectors, which are small.  Every operator that computes is called as the graph calls it; only the
@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate
 
 from .attention_ops import bind, op_name
 from .index_expr import NotRecognised
-from .mask_reader import is_size, meta_of
+from .mask_nodes import is_size, meta_of
 
 Window = tuple[tuple[int, int], ...]
 """(start, stop) for every dimension."""
@@ -56,8 +56,13 @@ class RealValues:
 
     def __init__(self, sizes: dict[sympy.Symbol, sympy.Integer]) -> None:
         self._sizes = sizes
+        self._given: dict[Node, torch.Tensor] = {}
         self._whole: dict[Node, torch.Tensor] = {}
         self._parts: dict[tuple[Node, Window], torch.Tensor] = {}
+
+    def give(self, node: Node, tensor: torch.Tensor) -> None:
+        """Take this tensor for the value of a node, however it is computed."""
+        self._given[node] = tensor
 
     def size(self, value: Any) -> Any:
         """A size, SymInt or number-valued node as a Python number."""
@@ -78,7 +83,7 @@ class RealValues:
     def window(self, node: Node, window: Window) -> torch.Tensor:
         """Elements of `node` in a window: a tensor of the window's shape."""
         shape = self.shape(node)
-        if _count(shape) > SMALL and window != tuple((0, n) for n in shape):
+        if node not in self._given and _count(shape) > SMALL and window != tuple((0, n) for n in shape):
             key = (node, window)
             part = self._parts[key] if key in self._parts else self._part(node, window)
             if part is not None:
@@ -112,6 +117,8 @@ class RealValues:
 
     def whole(self, node: Node) -> torch.Tensor:
         """All elements; `NotRecognised` ("value_mismatch") where these would be too many to check."""
+        if node in self._given:
+            return self._given[node]
         if node not in self._whole:
             if _count(self.shape(node)) > LARGE:
                 raise NotRecognised("value_mismatch", f"{node.target} ({node.name}) is too large to check in windows")

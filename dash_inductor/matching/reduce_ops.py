@@ -10,8 +10,9 @@ import torch
 from torch.fx import Node
 
 from .index_expr import Branch, NotRecognised, Value
+from .mask_nodes import Position, meta_of, shape_of
 from .mask_ops import convert, number
-from .mask_reader import MaskReader, Position, Rule, meta_of, shape_of
+from .mask_reader import MaskReader, Rule
 
 RULES: dict[str, Rule] = {}
 

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import Graph, Node
 
 from ..ops import attention_backward, attention_forward
 from .emit import Emitter, erase_dead
+from .extras import extras
 from .forwards import out_order
 from .operands import Gradient, output
 from .repeat_kv import Repeat
@@ -30,12 +32,12 @@ def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> Non
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
-        operands = logsumexp = None
+        inputs = logsumexp = None
         if forward is not None:
-            operands = _operands(emitter, matches[0], before=forward)
-            logsumexp = _new_forward(emitter, forward, matches[0], operands, swaps)
+            inputs = _inputs(emitter, matches[0], before=forward)
+            logsumexp = _new_forward(emitter, forward, matches[0], inputs, swaps)
         for match in matches:
-            own = operands or _operands(emitter, match, before=match.node)
+            own = inputs or _inputs(emitter, match, before=match.node)
             _new_backward(emitter, match, own, logsumexp, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
@@ -58,13 +60,13 @@ def _erase_replaced(graph: Graph, forward: Node | None, matches: Sequence[Match]
 
 
 def _new_forward(
-    emitter: Emitter, forward: Node, match: Match, operands: tuple[Node, Node, Node], swaps: list[tuple[Node, Node]]
+    emitter: Emitter, forward: Node, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
 ) -> Node:
     """The new forward; returns its log-sum-exp."""
     order = out_order(forward)
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
-    arguments: tuple[Any, ...] = (*operands, [], str(call), str(match.plan), match.node.name)
+    arguments: tuple[Any, ...] = (*inputs.operands, inputs.extras, str(call), str(match.plan), match.node.name)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward)
     logsumexp = None
     for user in forward.users:
@@ -79,7 +81,7 @@ def _new_forward(
 def _new_backward(
     emitter: Emitter,
     match: Match,
-    operands: tuple[Node, Node, Node],
+    inputs: _Inputs,
     logsumexp: Node | None,
     swaps: list[tuple[Node, Node]],
 ) -> None:
@@ -95,10 +97,10 @@ def _new_backward(
     call = dataclasses.replace(match.site.call, orders=orders)
     arguments: tuple[Any, ...] = (
         args[match.backend.grad_out],
-        *operands,
+        *inputs.operands,
         args["out"],
         logsumexp,
-        [],
+        inputs.extras,
         str(call),
         str(match.plan),
         old.name,
@@ -130,13 +132,21 @@ def _consumer(
     return total, result
 
 
-def _operands(emitter: Emitter, match: Match, before: Node) -> tuple[Node, Node, Node]:
-    """Query, key and value in front of `before`; key and value without their repeats where the match says so."""
+@dataclass(frozen=True)
+class _Inputs:
+    """What forward and backward read: query, key and value, and the tensors that the mask names by their place."""
+
+    operands: tuple[Node, Node, Node]
+    extras: list[Node]
+
+
+def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
+    """The inputs in front of `before`; key and value without their repeats where the match says so."""
     operands = match.operands
-    if operands.repeats is None:
-        return operands.query, operands.key, operands.value
-    key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
-    return operands.query, key, value
+    key, value = operands.key, operands.value
+    if operands.repeats is not None:
+        key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
+    return _Inputs((operands.query, key, value), extras(emitter, match, before))
 
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from .. import toolchain
 from ..config import config
 from ..model.call import Call
-from ..model.mask import Band, Mask
+from ..model.mask import Band, Keys, Mask, Operand, Segments
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import DType, Site
@@ -20,6 +20,7 @@ from ..planning import decide
 from . import arch, layout
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
 from .masks import recognise
+from .normal_form import Terms
 from .operands import Operands, find_operands, output
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -47,6 +48,7 @@ class Match:
         args: its arguments by schema name.
         site, plan: what the planner was given and what it answered.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
+        terms: the mask, with the nodes from which the call's extra operands are computed.
     """
 
     node: Node
@@ -55,6 +57,7 @@ class Match:
     site: Site
     plan: Plan
     operands: Operands
+    terms: Terms
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +105,8 @@ def analyse(node: Node, facts: Facts) -> Match:
     _check_logsumexp(args["logsumexp"].meta["val"], query)
     if args.get("grad_input_mask", (False,) * 4)[3] or output(node, 3):
         raise NotReadable(Reason.BIAS_GRADIENT)
-    mask = Mask(_band(backend, args))
+    terms = _terms(backend, args)
+    mask = mask_of(terms)
     facts.mask = str(mask)
     # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
     q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
@@ -130,7 +134,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     decision = decide(site, arch.arch_of(device), config.schedule, compiler=toolchain.settings())
     if isinstance(decision, Kept):
         raise NotReadable(decision.reason, decision.detail)
-    return Match(node, backend, args, site, decision, operands)
+    return Match(node, backend, args, site, decision, operands, terms)
 
 
 def _device(node: Node) -> torch.device:
@@ -188,22 +192,35 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
         raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _band(backend: Backend, args: dict[str, Any]) -> Band:
+def _terms(backend: Backend, args: dict[str, Any]) -> Terms:
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
-    bands = []
+    found = []
     if args["is_causal"]:
         # Where the lengths differ, flash aligns bottom right and the others top left; PyTorch avoids flash then.
         if backend is FLASH and not layout.same(q_len, kv_len):
             raise NotReadable(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
-        bands.append(Band(0, None))
+        found.append(Terms(Band(0, None)))
     mask = args[backend.mask] if backend.mask else None
     if mask is not None:
         result = recognise(mask, query=query, key=key)
-        if result.band is None:
+        if result.terms is None:
             raise NotReadable(Reason(f"mask_{result.reason}"), result.detail)
-        bands.append(result.band)
-    return intersect(bands, layout.static(q_len), layout.static(kv_len))
+        found.append(result.terms)
+    band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
+    return replace(found[-1], band=band) if found else Terms(band)
+
+
+def mask_of(terms: Terms) -> Mask:
+    """The mask of these terms; its operands are counted in the order in which `extras` makes them."""
+    keys = segments = None
+    count = 0
+    if terms.segments is not None:
+        segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
+        count = segments.kv.index + 1
+    if terms.keys is not None:
+        keys = Keys(Operand(count))
+    return Mask(terms.band, keys, segments)
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:

@@ -1,10 +1,11 @@
-"""Compares a recognised band with the values of the mask's own operators.
+"""Compares the recognised terms of a mask with the values of the mask's own operators.
 
 What is checked: everything, where the mask has at most `BUDGET` elements; else, for the first and the last batch entry
 and head, all columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band
 enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly
 small, that the ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more
-keys than queries and the reverse.
+keys than queries and the reverse.  What the terms read of data gets random values, from which the graph's operators
+compute the mask.
 
 Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 """
@@ -12,7 +13,9 @@ Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 import sympy
 import torch
@@ -20,9 +23,12 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..model.mask import Band
+from . import predicates
 from .index_expr import NotRecognised
-from .mask_reader import Position, as_expr, is_size, shape_of
+from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
+from .normal_form import Terms
 from .real_values import RealValues, Window, pieces
+from .token_data import RANGES, Axis
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
@@ -34,29 +40,44 @@ ALIGNED_LENGTHS = (64, 512)
 WIDEST_SMALL = 512
 """Bands up to this width are also checked at small lengths that exceed the width."""
 MOST_ASSIGNMENTS = 10
+FEW_VALUES = range(-1, 4)
+"""Of these, and of numbers close to what data are compared with, the data are made."""
 
 Sizes = dict[sympy.Symbol, sympy.Integer]
 
 
-def verify(node: Node, chain: list[Node], band: Band, plane: Position, shape_env: ShapeEnv | None) -> None:
-    """Raise `NotRecognised` ("value_mismatch") unless the checked elements of the mask are those of `band`.
+def verify(node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None) -> None:
+    """Raise `NotRecognised` ("value_mismatch") unless the checked elements of the mask are those of `terms`.
 
     Args:
-        node: the mask; `chain` its producers, none of which is a tensor input of the graph.
+        node: the mask; `chain` its producers.
         plane: shape of the scores, [B, H, q_len, kv_len].
     """
     checked = 0
-    for sizes in islice(_assignments(chain, band, plane, shape_env), MOST_ASSIGNMENTS):
-        _compare(node, band, plane, RealValues(sizes), sizes)
+    for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
+        _compare(node, terms, plane, _values(terms, sizes), sizes)
         checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
 
 
-def _compare(node: Node, band: Band, plane: Position, values: RealValues, sizes: Sizes) -> None:
+def _values(terms: Terms, sizes: Sizes) -> RealValues:
+    """The graph's values for these sizes, with random ones for what the terms read of data."""
+    values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
+    close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
+    for load in terms.loads:
+        shape, dtype = values.shape(load.node), meta_of(load.node).dtype
+        least, greatest = RANGES[dtype]
+        choices = torch.tensor(sorted({min(max(x, least), greatest) for x in (*FEW_VALUES, *close)}), dtype=dtype)
+        values.give(load.node, choices[torch.randint(0, len(choices), shape, generator=generator)])
+    return values
+
+
+def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> None:
     q_len, kv_len = (values.size(n) for n in plane[-2:])
-    resolved = band.resolve(q_len, kv_len)
+    resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
+    keys, segments = _vectors(terms, values, q_len, kv_len)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -65,6 +86,12 @@ def _compare(node: Node, band: Band, plane: Position, values: RealValues, sizes:
             raise NotRecognised("value_mismatch", f"{node.name} cannot be evaluated{_at(sizes)}: {e}") from e
         values.forget()
         expected = _visible(resolved, rows, columns)
+        entries = window[0] if len(shape) == 4 else (0, 1)
+        if keys is not None:
+            expected = expected & _part(keys, entries, columns)[:, None, None]
+        if segments is not None:
+            q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
+            expected = expected & (q[:, None, :, None] == kv[:, None, None])
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -72,7 +99,48 @@ def _compare(node: Node, band: Band, plane: Position, values: RealValues, sizes:
         if wrong.any():
             place = [int(i) for i in wrong.nonzero()[0]]
             where = f"element {place} of the window {window}{_at(sizes)}"
-            raise NotRecognised("value_mismatch", f"{node.name} differs from {band}: {where}")
+            raise NotRecognised("value_mismatch", f"{node.name} differs from {terms}: {where}")
+
+
+def _vectors(
+    terms: Terms, values: RealValues, q_len: int, kv_len: int
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    """The validity of keys, and the segments of queries and of keys."""
+    calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
+    keys = segments = None
+    if terms.keys is not None:
+        keys = predicates.compute(terms.keys, "kv", calculator)
+    if terms.segments is not None:
+        q = terms.segments.q.compute(calculator)
+        segments = q, q if terms.segments.is_one_vector else terms.segments.kv.compute(calculator)
+    return keys, segments
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Computes on real tensors; see `token_vectors.Calculator`."""
+
+    values: RealValues
+    lengths: dict[str, int]
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = operator(*args, **kwargs)
+        return result
+
+    def tensor(self, node: Node) -> torch.Tensor:
+        return self.values.whole(node)
+
+    def positions(self, axis: Axis) -> torch.Tensor:
+        return torch.arange(self.lengths[axis])[None]
+
+    def size(self, symbol: sympy.Symbol) -> int:
+        return int(self.values.size(symbol))
+
+
+def _part(vector: torch.Tensor, entries: tuple[int, int], tokens: tuple[int, int]) -> torch.Tensor:
+    """Of some batch entries and tokens; along a dimension of size 1 a vector is the same everywhere."""
+    parts = (slice(None) if n == 1 else slice(*part) for n, part in zip(vector.shape, (entries, tokens), strict=True))
+    return vector[tuple(parts)]
 
 
 def _at(sizes: Sizes) -> str:

@@ -5,7 +5,7 @@ Matching writes a `Site`, whose `Call` says what is computed; planning makes the
 """
 
 from .call import Call, Order
-from .mask import MAX_LENGTH, Anchor, Band, Keys, Mask, Operand
+from .mask import MAX_LENGTH, Anchor, Band, Keys, Mask, Operand, Segments
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
@@ -24,6 +24,7 @@ __all__ = [
     "Order",
     "Plan",
     "Reason",
+    "Segments",
     "Site",
     "Tiles",
 ]

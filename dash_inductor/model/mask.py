@@ -106,23 +106,42 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class Segments:
+    """A term of a mask: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
+
+    Args:
+        q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be one tensor.
+    """
+
+    q: Operand
+    kv: Operand
+
+    def __str__(self) -> str:
+        return f"segments({self.q.index},{self.kv.index})"
+
+
+@dataclass(frozen=True)
 class Mask:
     """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
 
-    ``str`` gives for example ``full``, ``causal``, ``keys(0)`` or ``causal & keys(0)``; `parse` reads it back.
+    ``str`` gives for example ``full``, ``keys(0)``, ``causal & keys(0)`` or ``causal & segments(0,0) & keys(1)``;
+    `parse` reads it back.
     """
 
     band: Band = Band()
     keys: Keys | None = None
+    segments: Segments | None = None
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the terms read."""
-        return () if self.keys is None else (self.keys.valid,)
+        """The tensors that the terms read, each once."""
+        of_segments = () if self.segments is None else (self.segments.q, self.segments.kv)
+        of_keys = () if self.keys is None else (self.keys.valid,)
+        return tuple(dict.fromkeys((*of_segments, *of_keys)))
 
     def __str__(self) -> str:
-        terms = [] if self.band.is_full and self.keys else [str(self.band)]
-        return " & ".join([*terms, *([str(self.keys)] if self.keys else [])])
+        others = [str(term) for term in (self.segments, self.keys) if term is not None]
+        return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
     @staticmethod
     def parse(text: str) -> Mask:
@@ -131,13 +150,15 @@ class Mask:
         Raises:
             ArgumentError: a term that is none, or two terms of one kind.
         """
-        bands, keys = [], []
+        bands, keys, segments = [], [], []
         for term in text.split(" & "):
-            match = re.fullmatch(r"keys\((\d+)\)", term)
-            if match:
+            match = re.fullmatch(r"(?:keys\((\d+)\)|segments\((\d+),(\d+)\))", term)
+            if match is None:
+                bands.append(Band.parse(term))
+            elif match[1] is not None:
                 keys.append(Keys(Operand(int(match[1]))))
             else:
-                bands.append(Band.parse(term))
-        if len(bands) > 1 or len(keys) > 1:
-            raise ArgumentError("mask", text, "at most one band and one keys(...), joined by ' & '")
-        return Mask(bands[0] if bands else Band(), keys[0] if keys else None)
+                segments.append(Segments(Operand(int(match[2])), Operand(int(match[3]))))
+        if len(bands) > 1 or len(keys) > 1 or len(segments) > 1:
+            raise ArgumentError("mask", text, "at most one band, one segments(...) and one keys(...), joined by ' & '")
+        return Mask(bands[0] if bands else Band(), keys[0] if keys else None, segments[0] if segments else None)

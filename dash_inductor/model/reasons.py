@@ -43,11 +43,15 @@ class Reason(Enum):
     )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
-    MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "The mask is computed from model inputs."
+    MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "Model inputs decide in the mask more than which keys are valid."
     MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
     MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
-    MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the band that was read back."
+    MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the terms that were read back."
     MASK_UNSUPPORTED = "mask_unsupported", "No kernel for this device and head dimension reads a mask of this kind."
+    FORWARD_KEPT = (
+        "forward_kept",
+        "A query may be left without keys, and the log-sum-exp of a kept forward does not tell which.",
+    )
     LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
     SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
     COMPILE_FAILED = "compile_failed", "A kernel of this site does not compile for this device, or does not fit it."

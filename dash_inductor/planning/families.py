@@ -25,7 +25,7 @@ class KernelFamily:
         runs_on: whether there are kernels for an architecture and dtype (its width in bits).
         head_dims: the head dims that are covered, in words.
         has_head_dims: whether it covers the head dims of q and k, and of v, both multiples of 8.
-        reads_keys: whether it reads masks with a `Keys` term.
+        reads_keys, reads_segments: whether it reads masks with a `Keys` term, and with a `Segments` term.
         cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
         candidates: the tiles to choose from at a site that is covered.
     """
@@ -35,6 +35,7 @@ class KernelFamily:
     head_dims: str
     has_head_dims: Callable[[int, int], bool]
     reads_keys: bool
+    reads_segments: bool
     cta_per_query_head: bool
     candidates: Callable[[Site, str], Sequence[Candidate]]
 
@@ -49,7 +50,8 @@ class KernelFamily:
 
     def covers(self, site: Site, arch: str) -> bool:
         """Whether it can run `site` on `arch`, an architecture with tables of its own."""
-        return self.covers_dims(site, arch) and (self.reads_keys or site.mask.keys is None)
+        reads_mask = (self.reads_keys or site.mask.keys is None) and (self.reads_segments or site.mask.segments is None)
+        return self.covers_dims(site, arch) and reads_mask
 
 
 PORTABLE_LIMIT = 128
@@ -84,16 +86,17 @@ def _of_table(table: dict[costs.Key, tuple[Candidate, ...]]) -> Callable[[Site, 
 
 
 REFERENCE = KernelFamily(
-    "reference", lambda arch, bits: arch == "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, False,
+    "reference", lambda arch, bits: arch == "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, True, False,
     _of_table(costs.REFERENCE),
 )  # fmt: skip
 PORTABLE = KernelFamily(
-    "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, False,
+    "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, False, False,
     _of_table(costs.PORTABLE),
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
-    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, True, _hopper_candidates,
+    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, False, True,
+    _hopper_candidates,
 )  # fmt: skip
 
 FAMILIES = (REFERENCE, PORTABLE, HOPPER)

@@ -119,7 +119,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
     if not any(f.covers(site, known) for f in FAMILIES):
-        raise ArgumentError("mask", str(site.mask), "without keys at these head dims")
+        raise ArgumentError("mask", str(site.mask), "a mask that kernels for these head dims read")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")

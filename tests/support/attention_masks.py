@@ -19,7 +19,7 @@ class _Enough(Exception):
 
 
 def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Of every attention forward: its operator, and its mask as a band, or the reason why it is none."""
+    """Of every attention forward: its operator, and its mask in normal form, or the reason why it has none."""
     for node in graph.nodes:
         name = op_name(node)
         if not name.startswith("aten::_scaled_dot_product") or name.endswith("backward"):
@@ -30,7 +30,7 @@ def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
             yield name, "no mask"
             continue
         result = recognise(mask, query=args["query"], key=args["key"])
-        yield name, str(result.band) if result.band else f"{result.reason}: {result.detail}"
+        yield name, str(result.terms) if result.terms else f"{result.reason}: {result.detail}"
 
 
 def masks_in_joint_graph(model: Callable[..., Any], *, breaks: bool = False, **inputs: Any) -> list[tuple[str, str]]:

@@ -38,6 +38,34 @@ def causal_lm(family: str, *, layers: int = 2, head_dim: int = 16, **settings: A
     return model.train()
 
 
+def encoder(family: str, *, layers: int = 2) -> torch.nn.Module:
+    """A model of 4 heads per layer that predicts masked tokens, without dropout, in training mode."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    model: torch.nn.Module = getattr(transformers, f"{family}ForMaskedLM")(config)
+    return model.train()
+
+
+def padding(kind: str, batch: int, length: int) -> torch.Tensor:
+    """Which tokens are valid, bool [batch, length]: "ones", or padded on the "left" or "right", or with "holes"."""
+    place = torch.arange(length)
+    count = torch.arange(batch)[:, None] * (length // batch)
+    if kind == "holes":
+        return torch.rand(batch, length, generator=torch.Generator().manual_seed(0)) < 0.7
+    return {"ones": place >= 0 * count, "left": place >= count, "right": place < length - count}[kind]
+
+
 def speech_model() -> torch.nn.Module:
     """Whisper, with one encoder and one decoder layer."""
     import transformers

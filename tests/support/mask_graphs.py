@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dash_inductor.matching.mask_nodes import as_expr
 from dash_inductor.matching.masks import MaskResult, recognise
+from dash_inductor.matching.normal_form import Terms
+from dash_inductor.matching.predicates import compute
+from dash_inductor.model.mask import Band
 
 MaskMaker = Callable[..., Tensor]
 """A function of query [B, H, q_len, D], key [B, H, kv_len, D] (and other inputs) that returns a mask."""
@@ -45,3 +51,71 @@ def read_graph(module: GraphModule) -> MaskResult:
     query, key, *_ = (node for node in module.graph.nodes if node.op == "placeholder" and "val" in node.meta)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     return recognise(output.args[0], query=query, key=key)
+
+
+def read_as(band: Band) -> MaskResult:
+    """What `recognise` says of a mask that is this band."""
+    return MaskResult(Terms(band))
+
+
+def assert_terms_are_the_mask(module: GraphModule, terms: Terms, *inputs: Tensor) -> None:
+    """The terms, of what the graph computes from these inputs (query and key first), show what its output shows."""
+    run = Interpreter(module, garbage_collect_values=False)
+    mask = run.run(*inputs)
+    expected = visible_by(module, terms, inputs, lambda node: run.env[node])
+    assert_visible(mask, expected, f"{terms} is not the mask")
+
+
+def assert_visible(mask: Tensor, expected: Tensor, message: str) -> None:
+    """The mask shows exactly what is expected, [B, H, q_len, kv_len], and hides the rest for certain."""
+    mask = mask.expand(expected.shape)
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    assert torch.equal(visible, expected), message
+    if mask.dtype != torch.bool:
+        assert (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), f"{message}: soft values"
+        assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{message}: empty rows"
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Computes terms of a mask; see `dash_inductor.matching.token_vectors.Calculator`."""
+
+    value: Callable[[Node], Tensor]
+    lengths: dict[str, int]
+    sizes: dict[sympy.Expr, int]
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = operator(*args, **kwargs)
+        return result
+
+    def tensor(self, node: Node) -> Tensor:
+        return self.value(node)
+
+    def positions(self, axis: str) -> Tensor:
+        return torch.arange(self.lengths[axis])[None]
+
+    def size(self, symbol: sympy.Expr) -> int:
+        return self.sizes[symbol]
+
+
+def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: Callable[[Node], Tensor]) -> Tensor:
+    """Who sees whom by the terms, [B, H, q_len, kv_len], for these inputs and values of the graph."""
+    (batch, heads, q_len, _), kv_len = inputs[0].shape, inputs[1].shape[2]
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    tensors = [(p.meta["val"], x) for p, x in zip(places, inputs, strict=True) if isinstance(x, Tensor)]
+    sizes = {as_expr(n): size for fake, real in tensors for n, size in zip(fake.shape, real.shape, strict=True)}
+    distance = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
+    band = terms.band.resolve(q_len, kv_len)
+    visible = torch.ones(batch, heads, q_len, kv_len, dtype=torch.bool)
+    if band.lo is not None:
+        visible &= distance >= band.lo
+    if band.hi is not None:
+        visible &= distance <= band.hi
+    calculator = _Tensors(value, {"q": q_len, "kv": kv_len}, sizes)
+    if terms.keys is not None:
+        visible &= compute(terms.keys, "kv", calculator)[:, None, None]
+    if terms.segments is not None:
+        q, kv = (side.compute(calculator) for side in (terms.segments.q, terms.segments.kv))
+        assert not terms.segments.is_one_vector or torch.equal(q, kv)
+        visible &= q[:, None, :, None] == kv[:, None, None]
+    return visible

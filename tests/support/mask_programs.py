@@ -3,10 +3,11 @@
 ``python -m tests.support.mask_programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly
 as Python source; `tests/test_matching_mask_fuzz.py` runs a few hundred.
 
-A program is a function of query, key and a number, written from what mask code is written from: positions (arange,
-cumsum, cat, slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms.  Most steps keep what
-a band needs, some break it; some programs return a second mask that differs in one number.  It is traced, with static
-or with dynamic lengths, read, and then run eagerly at many lengths: the band must be the mask at every one of them.
+A program is a function of query, key, a number and two vectors of data, written from what mask code is written from:
+positions (arange, cumsum, cat, slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms;
+some programs go on with predicates of the data.  Most steps keep what the terms of a mask need, some break it; some
+programs return a second mask that differs in one number.  It is traced, with static or with dynamic lengths, read, and
+then run eagerly at many lengths: the terms must be the mask at every one of them.
 """
 
 from __future__ import annotations
@@ -27,19 +28,25 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from dash_inductor.matching import masks, verification
 from dash_inductor.matching.masks import MaskResult
-from dash_inductor.model.mask import Band
+from dash_inductor.matching.normal_form import Terms
 
-from .mask_graphs import trace_mask
+from .mask_graphs import assert_visible, trace_mask, visible_by
 
 LENGTHS = ((12, 20), (20, 12), (16, 16), (5, 9), (9, 5), (24, 23), (3, 17), (1, 14), (13, 1), (140, 300))
 """Lengths (query, key) at which programs are traced."""
 
 OTHER_LENGTHS = (2, 3, 5, 8, 11, 19, 31, 64, 130, 300)
 """Lengths, of query and of key, at which dynamic programs are run."""
+
+DATA = 0.4
+"""How many of the programs read data."""
+
+FEW_SIZES = 12
+"""At so many sizes programs that read data are run."""
 
 NUMBERS = (6, -3, 11, -1, 0)
 """Values of the number w."""
@@ -52,8 +59,8 @@ class Program:
     """A mask program.
 
     Args:
-        source: Python source of ``make(q, k, w)``, which returns masks; q is [B, H, q_len, D], k is [B, H, kv_len, D],
-            w a number.
+        source: Python source of ``make(q, k, w, dq, dk)``, which returns masks; q is [B, H, q_len, D], k is
+            [B, H, kv_len, D], w a number, dq [B, q_len] and dk [B, kv_len] are data of queries and keys.
         q_len, kv_len, w: what it is traced with.
         dynamic: whether these are traced as symbols.
     """
@@ -68,15 +75,30 @@ class Program:
         traced = f"q_len={self.q_len}, kv_len={self.kv_len}, w={self.w}, dynamic={self.dynamic}"
         return f"# {traced}\n{self.source}"
 
-    def make(self, q: Tensor, k: Tensor, w: int) -> tuple[Tensor, ...]:
+    @property
+    def reads_data(self) -> bool:
+        return bool(re.search(r"\bd[qk]\b", re.sub(r"\(q, k, w, dq, dk\)", "", self.source)))
+
+    def make(self, q: Tensor, k: Tensor, w: int, dq: Tensor, dk: Tensor) -> tuple[Tensor, ...]:
         scope: dict[str, Any] = {"torch": torch, "F": F}
         exec(self.source, scope)
-        return cast(tuple[Tensor, ...], scope["make"](q, k, w))
+        return cast(tuple[Tensor, ...], scope["make"](q, k, w, dq, dk))
 
     def masks(self, q_len: int, kv_len: int, w: int) -> tuple[Tensor, ...]:
         """The masks that the program computes, [2, 2, q_len, kv_len]."""
-        q, k = (torch.zeros(2, 2, n, 4) for n in (q_len, kv_len))
-        return tuple(mask.expand(2, 2, q_len, kv_len) for mask in self.make(q, k, w))
+        masks = self.make(*tokens(q_len, kv_len), w, *data(q_len, kv_len))
+        return tuple(mask.expand(2, 2, q_len, kv_len) for mask in masks)
+
+
+def tokens(q_len: int, kv_len: int) -> list[Tensor]:
+    """A query and a key."""
+    return [torch.zeros(2, 2, n, 4) for n in (q_len, kv_len)]
+
+
+def data(q_len: int, kv_len: int) -> list[Tensor]:
+    """Small numbers for every query and every key."""
+    generator = torch.Generator().manual_seed(q_len * 1000 + kv_len)
+    return [torch.randint(-1, 4, (2, n), generator=generator) for n in (q_len, kv_len)]
 
 
 class Writer:
@@ -272,6 +294,103 @@ class Writer:
             ),
         )
 
+    def of_tokens(self, d: str, n: str) -> str:
+        """Numbers or truth values for every token, made from the data `d` of `n` tokens."""
+        c = str(self.rng.choice((0, 0, 1, 2)))
+        return self.keep(
+            "d",
+            self.pick(
+                *[d] * 3,
+                f"{d}.bool()",
+                f"{d} {self.pick('!=', '>', '==', '<=')} {c}",
+                f"{d} {self.pick('+', '-', '*', '//', '%')} {self.pick('1', '2', '3')}",
+                f"{d}.to({self.pick(*DTYPES)})",
+                f"{d}.cumsum(-1)",
+                f"({d} != 1).cumsum(-1)",
+                f"{d}.abs().clamp(max={c})",
+                f"torch.diff({d}, prepend={d}[:, :1] - 1)",
+                f"torch.arange({n}) < {d}.abs().sum(-1, keepdim=True)",
+                f"torch.arange({n}).expand(B, {n}) + {d}",
+                f"{d}.roll(1, -1)",
+                f"{d}.flip(1)",
+                f"{d}[:, :1].expand(B, {n})",
+                f"{d}[:1]",
+                f"{d}[0]",
+                f"{d}.t().contiguous().t()",
+                f"torch.cat([{d}[:, 1:], {d}[:, :1]], 1)",
+                f"torch.where({d} > {c}, torch.arange({n}), 0)",
+                f"{d}.float().sin()",
+                f"{d}.any()[None, None].expand(1, {n})",
+            ),
+        )
+
+    def truth(self, x: str) -> str:
+        c = str(self.rng.choice((0, 0, 1, 2)))
+        return self.pick(f"{x}.bool()", f"{x} != {c}", f"{x} > {c}", f"{x} == {c}", f"{x} <= {c}", f"~{x}.bool()")
+
+    def of_data(self) -> str:
+        """A bool tensor that broadcasts to [2, 1, Q, K], in which data decide."""
+        keys, queries = self.of_tokens("dk", "K"), self.of_tokens("dq", "Q")
+        at_key = self.pick(
+            f"{keys}.reshape(-1, 1, 1, K)",
+            f"{keys}.expand(B, K)[torch.arange(B)[:, None, None, None], torch.arange(K)]",
+            f"{keys}.expand(B, K)[:, None, None].expand(B, 1, Q, K)",
+        )
+        at_query = self.pick(
+            f"{queries}.reshape(-1, 1, Q, 1)",
+            f"{queries}.expand(B, Q)[torch.arange(B)[:, None, None, None], torch.arange(Q)[:, None]]",
+        )
+        return self.keep(
+            "m",
+            self.pick(
+                *[self.truth(at_key) for _ in range(8)],
+                self.truth(at_query),
+                *[f"{at_query} == {at_key}"] * 4,
+                f"{at_query} {self.pick('<=', '!=', '>')} {at_key}",
+                f"{at_key} <= torch.arange(Q)[:, None]",
+                f"(torch.arange(Q)[:, None] - {at_key}) // 4 == (torch.arange(K) - {at_key}) // 4",
+                *[f"torch.arange(Q)[:, None] // {n} == torch.arange(K) // {n}" for n in (3, 8)],
+            ),
+        )
+
+    def plain(self) -> str:
+        """A band."""
+        rows, columns = "torch.arange(Q)[:, None]", "torch.arange(K)"
+        causal = f"{columns} <= {rows}"
+        ones = "torch.ones(Q, K, dtype=torch.bool)"
+        return self.keep("m", self.pick(causal, causal, f"({causal}) & ({columns} > {rows} - 5)", ones))
+
+    def with_data(self, m: str) -> str:
+        d = self.of_data()
+        if self.rng.random() < 0.3:
+            d = self.keep("m", f"{d} {self.pick('&', '&', '|', '^')} {self.of_data()}")
+        return self.keep(
+            "m",
+            self.pick(
+                *[f"{m} & {d}"] * 8,
+                f"{m} & ~{d}",
+                f"{m} | {d}",
+                f"{m} ^ {d}",
+                f"torch.where({d}, {m}, {self.pick('False', 'False', '~' + m)})",
+                f"torch.where({self.truth('dk')}.any(), {m}, {d})",
+                f"({m}.long() * {d}) {self.pick('> 0', '!= 0', '== 0')}",
+                f"({m}.float() * {d}.float()) > 0.5",
+                f"({m}.expand(B, 1, Q, K) & {d}).reshape(B * Q, K).reshape(B, 1, Q, K)",
+                f"({m} & {d}).contiguous().expand(B, q.shape[1], Q, K)",
+                f"{d}",
+            ),
+        )
+
+    def final_of_data(self, m: str) -> str:
+        lowest = self.pick(*["-torch.inf"] * 4, "torch.finfo(torch.float32).min")
+        return self.pick(
+            *[m] * 3,
+            f"torch.where({m}, 0.0, {lowest})",
+            f"torch.zeros(B, 1, Q, K).masked_fill(~{m}, {lowest})",
+            f"(1.0 - {m}.float()) * torch.finfo(torch.float32).min",
+            f"torch.where({m}, 0.0, {lowest}).expand(B, q.shape[1], Q, K)",
+        )
+
     def final(self, m: str) -> str:
         dtype = self.pick("torch.float32", "torch.float32", "torch.bfloat16", "torch.float16")
         lowest = self.pick("-torch.inf", "-torch.inf", f"torch.finfo({dtype}).min")
@@ -291,18 +410,22 @@ class Writer:
 
     def program(self) -> Program:
         q_len, kv_len = self.rng.choice(LENGTHS)
-        mask = self.plane()
-        for _ in range(self.rng.choice((0, 0, 1, 1, 2))):
-            mask = self.combined(mask, self.plane())
-        for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
-            mask = self.changed(mask)
-        self.lines.append(f"return {self.final(mask)}")
-        text = "\n".join(f"    {line}" for line in ["Q, K = q.shape[2], k.shape[2]", *self.lines])
-        functions, returned = [f"def first(q, k, w):\n{text}\n"], "first(q, k, w),"
+        if self.rng.random() < DATA:
+            plane = self.plain() if self.rng.random() < 0.7 else self.plane()
+            self.lines.append(f"return {self.final_of_data(self.with_data(plane))}")
+        else:
+            mask = self.plane()
+            for _ in range(self.rng.choice((0, 0, 1, 1, 2))):
+                mask = self.combined(mask, self.plane())
+            for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
+                mask = self.changed(mask)
+            self.lines.append(f"return {self.final(mask)}")
+        text = "\n".join(f"    {line}" for line in ["B, Q, K = q.shape[0], q.shape[2], k.shape[2]", *self.lines])
+        functions, returned = [f"def first(q, k, w, dq, dk):\n{text}\n"], "first(q, k, w, dq, dk),"
         if self.rng.random() < 0.3:
-            functions.append(f"def second(q, k, w):\n{self.twin(text)}\n")
-            returned += " second(q, k, w)"
-        source = "\n".join([*functions, f"def make(q, k, w):\n    return {returned}\n"])
+            functions.append(f"def second(q, k, w, dq, dk):\n{self.twin(text)}\n")
+            returned += " second(q, k, w, dq, dk)"
+        source = "\n".join([*functions, f"def make(q, k, w, dq, dk):\n    return {returned}\n"])
         return Program(source, q_len, kv_len, self.rng.choice(NUMBERS), self.rng.random() < 0.6)
 
     def twin(self, text: str) -> str:
@@ -321,30 +444,35 @@ def programs(seed: int, count: int) -> Iterator[Program]:
 
 
 def outcome(program: Program) -> str:
-    """Read and check a program: "recognised", "kept", or "invalid" where it fails eagerly or cannot be traced.
+    """Read and check a program: "recognised", "recognised with data", "kept", or "invalid" where it fails eagerly or
+    cannot be traced.
 
     Raises:
-        AssertionError: a band is not its mask somewhere; the reader without its check of real values, and that check,
+        AssertionError: terms are not their mask somewhere; the reader without its check of real values, and that check,
         disagree.
     """
     try:
         program.masks(program.q_len, program.kv_len, program.w)
         lengths = {"q_len": program.q_len, "kv_len": program.kv_len, "dynamic": program.dynamic}
-        module = trace_mask(lambda q, k, w: program.make(q, k, w), program.w, batch=2, **lengths)
+        inputs = program.w, *data(program.q_len, program.kv_len)
+        module = trace_mask(lambda *inputs: program.make(*inputs), *inputs, batch=2, **lengths)
     except Exception:
         return "invalid"
     with mock.patch.object(verification, "verify"):
         found = _read(module)
-    bands = [result.band for result in found]
-    if not any(bands):
+    terms = [result.terms for result in found]
+    if not any(terms):
         return "kept"
-    for sizes in _sizes(program, module):
-        _check(program, bands, *sizes)
+    sizes = list(_sizes(program, module))
+    if program.reads_data:
+        sizes = [sizes[0], *random.Random(program.source).sample(sizes[1:], min(len(sizes) - 1, FEW_SIZES))]
+    for chosen in sizes:
+        _check(program, module, terms, *chosen)
     masks._known.pop(module.graph)
     for unverified, verified in zip(found, _read(module), strict=True):
-        agreed = verified == unverified or (unverified.band and "cannot be evaluated" in verified.detail)
+        agreed = verified == unverified or (unverified.terms and "cannot be evaluated" in verified.detail)
         assert agreed, f"{unverified}, but with real values {verified}"
-    return "recognised"
+    return "recognised with data" if any(t is not None and t.loads for t in terms) else "recognised"
 
 
 def _read(module: GraphModule) -> list[MaskResult]:
@@ -360,14 +488,14 @@ def _inputs(module: GraphModule) -> list[Node]:
 def _sizes(program: Program, module: GraphModule) -> Iterator[tuple[int, int, int]]:
     """Lengths and numbers: those of the trace, and for a dynamic program others that its guards allow."""
     yield program.q_len, program.kv_len, program.w
-    query, key, number = (node.meta.get("val", program.w) for node in _inputs(module))
+    query, key, number, *_ = (node.meta.get("val", program.w) for node in _inputs(module))
     given = [query.shape[2], key.shape[2], number]
     shape_env = next((n.node.shape_env for n in given if isinstance(n, torch.SymInt)), None)
     if shape_env is None:
         return
     expressions = [n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in given]
     guards = [shape_env.replace(guard.expr) for guard in shape_env.guards]
-    numbers = NUMBERS if re.search(r"\bw\b", program.source.replace("(q, k, w)", "")) else (program.w,)
+    numbers = NUMBERS if re.search(r"\bw\b", program.source.replace("(q, k, w, dq, dk)", "")) else (program.w,)
     options = (OTHER_LENGTHS, OTHER_LENGTHS, numbers)
     for sizes in product(*((int(e),) if e.is_Integer else o for e, o in zip(expressions, options, strict=True))):
         chosen = {e: sympy.Integer(n) for e, n in zip(expressions, sizes, strict=True) if e.is_Symbol}
@@ -376,27 +504,20 @@ def _sizes(program: Program, module: GraphModule) -> Iterator[tuple[int, int, in
             yield sizes
 
 
-def _check(program: Program, bands: list[Band | None], q_len: int, kv_len: int, w: int) -> None:
+def _check(program: Program, module: GraphModule, terms: list[Terms | None], q_len: int, kv_len: int, w: int) -> None:
     try:
         computed = program.masks(q_len, kv_len, w)
     except Exception:
         return  # no mask, nothing to be wrong about
-    for number, (mask, band) in enumerate(zip(computed, bands, strict=True)):
-        if band is None:
-            continue
-        d = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
-        d = d + (kv_len - q_len if band.anchor == "bottom_right" else 0)
-        expected = torch.ones(q_len, kv_len, dtype=torch.bool)
-        if band.lo is not None:
-            expected &= d >= band.lo
-        if band.hi is not None:
-            expected &= d <= band.hi
-        visible = mask if mask.dtype == torch.bool else mask == 0
-        where = f"{band} is not mask {number} of {q_len} x {kv_len} with w={w}"
-        assert torch.equal(visible, expected.expand_as(visible)), where
-        if mask.dtype != torch.bool:
-            assert (mask[~visible] <= torch.finfo(mask.dtype).min / 2).all(), f"{where}: soft values"
-            assert bool(expected.any(-1).all()) or bool((mask[~visible] == -torch.inf).all()), f"{where}: empty rows"
+    inputs = *tokens(q_len, kv_len), w, *data(q_len, kv_len)
+    run = Interpreter(module, garbage_collect_values=False)
+    if any(found is not None and found.loads for found in terms):
+        run.run(*inputs)
+    for number, (mask, found) in enumerate(zip(computed, terms, strict=True)):
+        if found is not None:
+            expected = visible_by(module, found, inputs, lambda node: run.env[node])
+            where = f"{found} is not mask {number} of {q_len} x {kv_len} with w={w}"
+            assert_visible(mask, expected, where)
 
 
 def run(seed: int, count: int) -> tuple[Counter[str], list[tuple[Program, Exception]]]:

@@ -1,0 +1,89 @@
+"""The tensors that a mask names by their place in the operators' list `extras`, as nodes of the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from . import layout, predicates
+from .emit import Emitter
+from .mask_nodes import shape_of
+from .sites import Match
+from .token_data import Axis
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
+    """What the call's mask reads, in front of `before`, in the order of `sites.mask_of`.
+
+    Layers with the same mask share what they can.
+    """
+    terms, graph = match.terms, _Graph(emitter, match, before)
+    found = []
+    if terms.segments is not None:
+        found.append(graph.expanded(terms.segments.q.compute(graph), "q"))
+        if not terms.segments.is_one_vector:
+            found.append(graph.expanded(terms.segments.kv.compute(graph), "kv"))
+    if terms.keys is not None:
+        found.append(graph.expanded(predicates.compute(terms.keys, "kv", graph), "kv"))
+    return found
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """Adds nodes to the graph; see `token_vectors.Calculator`."""
+
+    emitter: Emitter
+    match: Match
+    before: Node
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Node:
+        return self.emitter.shared(operator, args, kwargs, before=self.before, like=self._mask)
+
+    @property
+    def _mask(self) -> Node:
+        assert self.match.backend.mask is not None
+        mask = self.match.args[self.match.backend.mask]
+        assert isinstance(mask, Node)
+        return mask
+
+    def tensor(self, node: Node) -> Node:
+        return node
+
+    def positions(self, axis: Axis) -> Node:
+        tensor, dim = self._length(axis)
+        facts = {"start": 0, "step": 1, "dtype": torch.int64, "device": tensor.meta["val"].device}
+        length = self._size(tensor, dim)
+        ramp = self.emitter.call(
+            prims.iota.default, (length,), facts | {"requires_grad": False}, before=self.before, like=self._mask
+        )
+        return self.call(aten.unsqueeze.default, ramp, 0)
+
+    def size(self, symbol: sympy.Symbol) -> Any:
+        query, key = self.match.operands.query, self.match.operands.key
+        for tensor, dim in ((query, 0), (query, 2), (key, 2)):
+            if shape_of(tensor)[dim] == symbol:
+                return self._size(tensor, dim)
+        raise AssertionError(f"{symbol} is no size of the scores")
+
+    def expanded(self, vector: Node, axis: Axis) -> Node:
+        """[batch, tokens] of a vector."""
+        sizes: list[Any] = []
+        for d, (tensor, dim) in enumerate(((self.match.operands.query, 0), self._length(axis))):
+            same = layout.same(vector.meta["val"].shape[d], tensor.meta["val"].shape[dim])
+            sizes.append(-1 if same else self._size(tensor, dim))
+        if sizes == [-1, -1]:
+            return vector
+        return self.emitter.call(aten.expand.default, (vector, sizes), before=self.before, like=vector)
+
+    def _length(self, axis: Axis) -> tuple[Node, int]:
+        return (self.match.operands.query if axis == "q" else self.match.operands.key), 2
+
+    def _size(self, tensor: Node, dim: int) -> Any:
+        size = layout.static(tensor.meta["val"].shape[dim])
+        return self.call(aten.sym_size.int, tensor, dim) if size is None else size

@@ -1,0 +1,190 @@
+"""The normal form of a mask: from its visibility, a decision tree over positions and data, to its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import sympy
+from torch.fx import Node
+
+from ..model.mask import Band
+from .bands import Scores, hides_a_row, to_band
+from .index_expr import Branch, NotRecognised, Value, assume, same
+from .predicates import Choice, Comparison, Predicate, comparisons, predicate
+from .token_data import Axis, Load, Loads
+from .token_vectors import Numbers, computable
+
+MAX_CASES = 200
+"""Combinations of conditions on data that are looked at; real masks have two."""
+
+
+@dataclass(frozen=True)
+class SameSegment:
+    """A query sees a key only where two numbers are equal, one of the query and one of the key.
+
+    Args:
+        is_one_vector: whether the numbers of queries and keys are the same.
+    """
+
+    q: Numbers
+    kv: Numbers
+    is_one_vector: bool
+
+    @property
+    def loads(self) -> list[Load]:
+        return [load for side in (self.q, self.kv) for _, load in side.loads]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a mask, with the nodes that they read.
+
+    Args:
+        band: which pairs of positions may see each other.
+        keys: which keys are valid; None if all are.
+        segments: which pairs may see each other by the numbers of their segments; None if all may.
+    """
+
+    band: Band
+    keys: Choice | None = None
+    segments: SameSegment | None = None
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """What data are compared with."""
+        return [] if self.keys is None else list(comparisons(self.keys))
+
+    @property
+    def loads(self) -> list[Load]:
+        """What the terms read of data."""
+        of_segments = [] if self.segments is None else self.segments.loads
+        return list(dict.fromkeys([*(comparison.load for comparison in self.comparisons), *of_segments]))
+
+    @property
+    def is_band(self) -> bool:
+        """Whether there is no other term."""
+        return self.keys is None and self.segments is None
+
+    def renamed(self, node: Callable[[Node], Node]) -> Terms:
+        """The same terms of other nodes."""
+
+        def part(found: Predicate) -> Predicate:
+            if isinstance(found, bool):
+                return found
+            load = replace(found.comparison.load, node=node(found.comparison.load.node))
+            return Choice(replace(found.comparison, load=load), part(found.then), part(found.other))
+
+        keys = None if self.keys is None else part(self.keys)
+        assert not isinstance(keys, bool)
+        segments = self.segments
+        if segments is not None:
+            segments = replace(segments, q=segments.q.renamed(node), kv=segments.kv.renamed(node))
+        return Terms(self.band, keys, segments)
+
+    def __str__(self) -> str:
+        named = [("segments", self.segments), ("keys", self.keys)]
+        others = [name for name, term in named if term is not None]
+        return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
+
+
+def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
+    """The terms whose conjunction `visible` is.
+
+    Every combination of the conditions on data leaves a mask of positions alone.  If that is nothing or always the same
+    band, the combinations that leave the band say which keys are valid, and may ask for one equality of numbers.
+
+    Raises:
+        NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
+    """
+    bands: set[Band] = set()
+    cases = 0
+
+    def shows_band(value: Value) -> Value:
+        nonlocal cases
+        cond = _data_condition(scores, value)
+        if cond is None:
+            cases += 1
+            band = to_band(scores, value)
+            bands.update(() if band is None else (band,))
+            if len(bands) > 1:
+                raise NotRecognised("depends_on_input", f"data decide between {' and '.join(map(str, bands))}")
+            if cases > MAX_CASES:
+                raise NotRecognised("depends_on_input", f"more than {MAX_CASES} combinations of data")
+            return band is not None
+        then, other = (shows_band(assume(value, cond, truth)) for truth in (True, False))
+        return then if same(then, other) else Branch(cond, then, other)
+
+    tree = shows_band(visible)
+    if not bands:
+        raise NotRecognised("not_a_band", "no query sees a key")
+    equal = _equalities(scores, tree)
+    if len(equal) > 1:
+        raise NotRecognised("depends_on_input", f"{len(equal)} equalities of numbers of queries and of keys")
+    for symbol in equal:
+        if assume(tree, symbol - 1, False) is not False:
+            raise NotRecognised("depends_on_input", f"{_named(scores, symbol, loads)}: they decide more than segments")
+        tree = assume(tree, symbol - 1, True)
+    keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
+    segments = _segments(scores, equal.pop(), loads) if equal else None
+    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments)
+
+
+def _equalities(scores: Scores, tree: Value) -> set[sympy.Symbol]:
+    """The data symbols of a tree that stand for the equality of a number of the query and one of the key."""
+    if not isinstance(tree, Branch):
+        return set()
+    here = {symbol for symbol in tree.cond.free_symbols if scores.algebra.equality(symbol) is not None}
+    return here | _equalities(scores, tree.then) | _equalities(scores, tree.other)
+
+
+def _segments(scores: Scores, symbol: sympy.Symbol, loads: Loads) -> SameSegment:
+    """The equality for which a symbol stands, as a term."""
+    sides = scores.algebra.equality(symbol)
+    assert sides is not None
+    found = []
+    axes: tuple[Axis, ...] = ("q", "kv")
+    for axis, position, expr in zip(axes, (scores.q, scores.kv), sides, strict=True):
+        if not computable(expr, position, scores.sizes, scores.algebra):
+            raise NotRecognised("depends_on_input", f"{_named(scores, symbol, loads)}: they may overflow")
+        found.append(Numbers(expr, axis, position, loads.named_in(expr)))
+    q, kv = found
+    return SameSegment(q, kv, scores.q_len == scores.kv_len and q.reads_as(kv))
+
+
+def _named(scores: Scores, symbol: sympy.Symbol, loads: Loads) -> str:
+    sides = scores.algebra.equality(symbol)
+    assert sides is not None
+    names = [", ".join(load.node.name for _, load in loads.named_in(side)) or str(side) for side in sides]
+    return f"{names[0]} of the query is compared with {names[1]} of the key"
+
+
+def _data_condition(scores: Scores, value: Value) -> sympy.Expr | None:
+    """The outermost condition of a tree that contains data."""
+    if not isinstance(value, Branch):
+        return None
+    if scores.algebra.has_data(value.cond):
+        return value.cond
+    return _data_condition(scores, value.then) or _data_condition(scores, value.other)
+
+
+def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> Comparison:
+    """A condition on data that belong to keys."""
+    found = loads.named_in(cond)
+    names = ", ".join(load.node.name for _, load in found)
+    if scores.q in scores.algebra.moved_by(cond):
+        raise NotRecognised("depends_on_input", f"{names}, computed from an input, decides which queries see a key")
+    comparison = Comparison.of(cond, *found[0]) if len(found) == 1 else None
+    if comparison is None:
+        raise NotRecognised("depends_on_input", f"{names}, computed from an input, is compared with more than a number")
+    return comparison
+
+
+def require_visible_keys(scores: Scores, found: Terms) -> None:
+    """Raise unless every query provably sees a key: a row of equal finite values is a uniform softmax, no empty one."""
+    if found.loads:
+        names = ", ".join(sorted({load.node.name for load in found.loads}))
+        cause = f"{names}, computed from an input, may hide all keys of a query by a finite value"
+        raise NotRecognised("depends_on_input", cause)
+    if found.segments is not None or hides_a_row(scores, found.band):
+        raise NotRecognised("not_a_band", f"{found} may hide all keys of a query by a finite value")
