@@ -1,7 +1,7 @@
 """The operators that turn the vectors of a mask into tables: `dash::mask_tables` and `dash::mask_rows`.
 
     mask_tables(extras, q_len, kv_len, heads, section, call, tiles) -> [base, visits, steps, contributions, tickets]
-    mask_rows(extras, q_len, kv_len, call, tiles) -> [visits, steps]
+    mask_rows(extras, q_len, kv_len, call, tiles) -> [visits, steps, order]
 
 The first is for a backward and the second for a forward; what the results hold is said in `kernels/mask_vectors`.  They
 are nodes of their own in a graph, so that all layers that share a mask share its tables.  `extras` holds the tensors
@@ -59,7 +59,7 @@ def _fake_tables(
 
 def _fake_rows(extras: list[Tensor], q_len: int, kv_len: int, call: str, tiles: str) -> list[Tensor]:
     batch, n_q, n_kv, like = _counts(extras, q_len, kv_len, call, tiles)
-    return [like.new_empty(shape, dtype=torch.int32) for shape in ((batch, n_q), (batch, n_q * n_kv))]
+    return [like.new_empty(shape, dtype=torch.int32) for shape in ((batch, n_q), (batch, n_q * n_kv), (batch, n_q))]
 
 
 def _counts(extras: Sequence[Tensor], q_len: int, kv_len: int, call: str, tiles: str) -> tuple[int, int, int, Tensor]:

@@ -65,16 +65,20 @@ def backward_tables(
 def forward_tables(
     mask: Vectors, block_q: int, block_kv: int, *, rows: int = ROWS, columns: int = Q_TILES
 ) -> ForwardTables:
-    """For each q tile the kv tiles that it sees, computed on the mask's device; arguments as for `backward_tables`."""
+    """The kv tiles that each q tile sees, computed on the mask's device; arguments as for `backward_tables`."""
     problem = _problem(mask, block_q, block_kv)
     batch, n_q, n_kv = mask.batch, problem.n_q, problem.n_kv
     new = _Allocator(mask.device)
     kinds = _classified(mask, problem, new)
-    found = ForwardTables(new(batch, n_q), new(batch, n_q * n_kv))
+    found = ForwardTables(new(batch, n_q), new(batch, n_q * n_kv), new(batch, n_q))
+    grid = batch, -(-n_q // columns)
     _launch(
-        tables.write_rows, (batch, -(-n_q // columns)), mask.device, kinds, *found, n_q, n_kv,
+        tables.write_rows, grid, mask.device, kinds, found.visits, found.steps, n_q, n_kv,
         ROWS=rows, COLUMNS=columns, num_warps=WRITE_WARPS,
     )  # fmt: skip
+    _launch(
+        tables.order_rows, grid, mask.device, found.visits, found.order, n_q, COLUMNS=columns, num_warps=WRITE_WARPS
+    )
     return found
 
 

@@ -91,7 +91,9 @@ class ForwardTables(NamedTuple):
         visits: [batch, n_q]: kv tiles that a q tile sees.
         steps: [batch, n_q * n_kv]: from ``q * n_kv`` on those kv tiles, ascending, as `table_walk.entry` of the kv tile
             and rank 0; uninitialised where no walk reads.
+        order: [batch, n_q]: q tiles, the longest walks first.
     """
 
     visits: Tensor
     steps: Tensor
+    order: Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..schedule.table_walk import Tables, entry
+from ..schedule.table_walk import Tables, entry, longest_first
 from ..schedule.visibility import EMPTY, FULL, PARTIAL
 from ..schedule.walk import Problem
 from .mask_vectors import BackwardTables, ForwardTables, Vectors
@@ -73,4 +73,5 @@ def forward_tables(mask: Vectors, block_q: int, block_kv: int) -> ForwardTables:
             words = [entry(kv, 0, kind == PARTIAL) for kv, kind in enumerate(row) if kind != EMPTY]
             visits[b, q] = len(words)
             steps[b, q * n_kv : q * n_kv + len(words)] = torch.tensor(words, dtype=torch.int32)
-    return ForwardTables(visits.to(mask.device), steps.to(mask.device))
+    order = torch.tensor([longest_first(lengths) for lengths in visits.tolist()], dtype=torch.int32)
+    return ForwardTables(*(tensor.to(mask.device) for tensor in (visits, steps, order)))

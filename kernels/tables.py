@@ -3,7 +3,7 @@
 Three kernels, one after the other.  `classify` says of every tile pair whether it is empty, partial or full, exactly,
 as `schedule.visibility` defines it.  `arrange` has one program per batch element, which counts walks, places and ranks
 by Note [Bent fold].  `write` writes the steps of every walk and the tickets.  The forward needs no ranks: after
-`classify` with its own tiles, `write_rows` lists the kv tiles of every q tile.
+`classify` with its own tiles, `write_rows` lists the kv tiles of every q tile, and `order_rows` puts the longest first.
 
 Only integers are computed, no program adds to what another one wrote, and whatever belongs to a batch element is
 computed from its own vectors; the tickets, which change no bit, are counted over all of them.
@@ -333,3 +333,21 @@ def write_rows(KINDS, VISITS, STEPS, n_q, n_kv, ROWS: tl.constexpr, COLUMNS: tl.
         tl.store(steps + q[None, :] * n_kv + step, entry, mask=seen == 1)
         count += tl.sum(seen, 0)
     tl.store(VISITS + b * n_q + q, count, mask=q < n_q)
+
+
+@triton.jit(do_not_specialize=["n_q"])
+def order_rows(VISITS, ORDER, n_q, COLUMNS: tl.constexpr):
+    """One program per (batch element, COLUMNS q tiles): `table_walk.longest_first`.
+
+    VISITS: int32 [batch, n_q].  ORDER: int32 [batch, n_q], the q tiles in launch order.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    q = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    length = tl.load(VISITS + b * n_q + q, mask=q < n_q, other=0)
+    place = tl.zeros([COLUMNS], tl.int32)
+    for first in range(0, n_q, COLUMNS):
+        j = first + tl.arange(0, COLUMNS)
+        other = tl.load(VISITS + b * n_q + j, mask=j < n_q, other=0)[None, :]
+        before = (other > length[:, None]) | ((other == length[:, None]) & (j[None, :] < q[:, None]))
+        place += tl.sum((before & (j < n_q)[None, :]).to(tl.int32), 1)
+    tl.store(ORDER + b * n_q + place, q, mask=q < n_q)

@@ -70,6 +70,10 @@ KERNELS: dict[str, Kernel] = {
         tables.write_rows, {"ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.Q_TILES},
         pointers("KINDS", "", "", "VISITS STEPS"), mask_tables.WRITE_WARPS,
     ),
+    "order_rows": (
+        tables.order_rows, {"COLUMNS": mask_tables.Q_TILES}, pointers("", "", "", "VISITS ORDER"),
+        mask_tables.WRITE_WARPS,
+    ),
 }  # fmt: skip
 
 

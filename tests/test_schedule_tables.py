@@ -117,6 +117,27 @@ def test_order_in_words() -> None:
     assert causal.walk[n] == []
 
 
+@pytest.mark.parametrize(("n", "width"), [(40, 20), (40, 15), (60, 31), (33, 60), (50, 3)])
+def test_windows_in_words(n: int, width: int) -> None:
+    """A causal window of whole kv tiles, with two q tiles in each: the rule stated for it alone."""
+    fold = BentFold(of_rule(2 * n, n, lambda q, kv: kv <= q // 2 <= kv + width))
+    longest = 2 * min(width + 1, n)
+    long = sum(4 * min(width + 1, n - kv) > longest for kv in range(n)) if longest >= LEAST else 0
+    assert fold.order == [*range(long - 1, -1, -1), *range(long, n)]
+    for kv in range(n):
+        tiles = range(2 * kv, min(2 * n, 2 * (kv + width + 1)))
+        shared = [q for q in tiles if q // 2 >= long - 1]  # with every long kv tile that has come before
+        for q in tiles:
+            first = max(0, q // 2 - width)
+            assert fold.rank[kv][q] == (min(q // 2 + 1, long) - 1 - kv if kv < long else kv - first)
+        if kv >= long:
+            assert fold.walk[kv] == [*reversed(tiles)]
+        elif 4 * len(shared) >= len(tiles):
+            assert fold.walk[kv] == [*range(2 * kv, shared[0]), *reversed(shared)]
+        else:
+            assert fold.walk[kv] == [*tiles]
+
+
 def test_walks_in_words() -> None:
     up, down = list(range(8)), list(range(7, -1, -1))
     assert bent(up, [0] * 8) == down

@@ -73,6 +73,11 @@ def bent(tiles: Sequence[int], ranks: Sequence[int]) -> list[int]:
     return [*tiles[:first], *reversed(tiles[first:end]), *tiles[end:]]
 
 
+def longest_first(lengths: Sequence[int]) -> list[int]:
+    """Walks in the order in which a forward launches them, which waits for nobody; equal ones in ascending order."""
+    return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+
 class BentFold:
     """Order, ranks and walks of one batch element; see Note [Bent fold].
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import torch
 from dash_inductor.kernels.mask_vectors import BackwardTables, ForwardTables, Vectors
@@ -51,6 +52,10 @@ def same_tables(found: BackwardTables, walk: Tables) -> None:
 def same_rows(found: ForwardTables, walk: Tables) -> None:
     """Every word that a kernel may read; `walk` has one head."""
     for b, pairs in enumerate(walk.pairs):
+        order = found.order[b].tolist()
+        assert sorted(order) == list(range(walk.n_q)), "order"
+        counts = [walk.contributions(b, q) for q in order]
+        assert all(m > n or (m == n and q < p) for (m, q), (n, p) in pairwise(zip(counts, order, strict=True))), "order"
         for q in range(walk.n_q):
             words = [entry(kv, 0, pairs[q][kv] == PARTIAL) for kv in walk.visible(b, q)]
             assert found.visits[b, q] == len(words), "visits"
