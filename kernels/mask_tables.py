@@ -13,6 +13,7 @@ from ..schedule.table_walk import TILE_BITS
 from ..schedule.walk import Problem
 from . import tables
 from .mask_vectors import BackwardTables, ForwardTables, Vectors
+from .strides import dense_strides
 
 Q_TILES = 32
 """q tiles that a program of `classify` looks at together."""
@@ -102,9 +103,8 @@ class _Allocator:
     def __call__(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         if self.device.type != "cuda":
             return torch.empty(shape, dtype=dtype, device=self.device)
-        strides = torch.empty(shape, device="meta").stride()
         with torch.cuda.device(self.device):
-            return compat.empty_cuda(shape, strides, dtype)
+            return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
 
 def _classified(mask: Vectors, problem: Problem, new: _Allocator) -> Tensor:

@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: the tables that the kernels build against `Tables`, word by word, on random masks.
 
-Usage: ``python -m tests.support.interpreted_tables KIND COUNT``, with a kind of `KINDS`; prints what was compared.
+Usage: ``python -m tests.support.interpreted_tables KIND COUNT ...``, with kinds of `KINDS`; prints what was compared.
 """
 
 from __future__ import annotations
@@ -111,14 +111,15 @@ KINDS = {
 }
 
 
-def main(kind: str, count: str) -> None:
-    for seed in range(int(count)):
+def compare(kind: str, count: int) -> str:
+    for seed in range(count):
         try:
             KINDS[kind](random.Random(f"{kind} {seed}"))
         except AssertionError as error:
-            raise AssertionError(f"{kind} {seed}: {error}") from error
-    print("compared", count)
+            return f"seed {seed}: {error}"
+    return f"compared {count}"
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for kind, count in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        print("RESULT", kind, compare(kind, int(count)), flush=True)
