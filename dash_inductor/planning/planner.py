@@ -5,7 +5,8 @@ with dynamic lengths and one with static lengths must agree.  So schedule and ti
 problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time):
 each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
 DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
-to the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named.
+to the earlier candidate.  Schedules that need co-residency, and those of `schedules.NAMED_ONLY`, are never chosen, only
+taken when named.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -23,7 +24,7 @@ from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..schedule.jobs import tables
-from ..schedule.schedules import NAMES, check_name, define, supports
+from ..schedule.schedules import NAMED_ONLY, NAMES, check_name, define, supports
 from ..schedule.simulator import Costs, simulate
 from ..schedule.walk import ClosedForm, Problem
 from . import costs, forwards
@@ -142,7 +143,7 @@ def _choose(
         for name in NAMES if schedule is None else (schedule,):
             if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
                 continue
-            if schedule is None and define(name, mask).resident is not None:
+            if schedule is None and (name in NAMED_ONLY or define(name, mask).resident is not None):
                 continue
             if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[3]:
                 continue  # cannot be shorter

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .jobs import Column, Job, jobs_of, tables
     from .schedules import NAMES, PARTS, Schedule, define, supports
     from .simulator import Costs, Run, simulate
-    from .validity import check
+    from .table_walk import Tables
+    from .validity import check, check_tables
     from .walk import ClosedForm, Problem, Walk
 
 _HOME = {
@@ -21,7 +22,8 @@ _HOME = {
     "jobs": ("Column", "Job", "jobs_of", "tables"),
     "schedules": ("NAMES", "PARTS", "Schedule", "define", "supports"),
     "simulator": ("Costs", "Run", "simulate"),
-    "validity": ("check",),
+    "table_walk": ("Tables",),
+    "validity": ("check", "check_tables"),
     "walk": ("ClosedForm", "Problem", "Walk"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -36,8 +38,10 @@ __all__ = [
     "Problem",
     "Run",
     "Schedule",
+    "Tables",
     "Walk",
     "check",
+    "check_tables",
     "define",
     "jobs_of",
     "python_functions",

@@ -12,7 +12,8 @@ by member of all groups.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
-for causal masks.  Fold is SPT with some heads mirrored.
+for causal masks.  Fold is SPT with some heads mirrored.  The bent fold is the rule of `table_walk` for masks that are
+data, in closed form for the bands that have one.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from .symbols import (
     at_least_zero,
     ceil_div,
 )
+from .table_walk import LATER, LEAST
 
 
 def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
@@ -189,6 +191,41 @@ def _fold(c: Visible) -> Schedule:
     )
 
 
+def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
+    """Bands without upper bound: Note [Bent fold] in `table_walk`, with counts in closed form.
+
+    Tile 0 has the longest walk and shares a q tile with every other, so it is everybody's `top`.  The walks grow
+    shorter with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a
+    long walk may begin.  They are launched downwards and the others upwards, so the kv tiles ``kv < end_kv(q)`` reach q
+    tile q in the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant
+    from ``bend = first_q(long - 1)`` on, which is more than a quarter of its walk, and that of a short one is kv
+    throughout.  So a long one goes up to the bend and then down from the end, and a short one goes down.
+    """
+    first = q_range(has_lo, False, kv=sympy.Integer(0))
+    top = first.end - first.first
+    long = Where(top >= LEAST, kv_range(has_lo, False, q=N_Q - 1 - FloorDiv(top, 2)).end, 0)
+    up = Where(long > KV, q_range(has_lo, False, kv=at_least_zero(long - 1)).first - c.q.first, 0)
+    first_tickets = BATCH * HEADS * long
+    second = first_tickets <= TICKET  # a section never mixes the two phases
+    head, slot = _grouped(
+        Where(second, at_least_zero(TICKET - first_tickets), TICKET),
+        Maximum(1, Where(second, N_KV - long, long)),
+        BATCH * HEADS,
+        Where(second, LATER * SECTION, SECTION),
+    )
+    return Schedule(
+        "bent_fold",
+        1,
+        N_KV,
+        (head, slot + Where(second, long, 0)),
+        Where(long > SLOT, long - 1 - SLOT, SLOT),
+        c.steps,
+        Where(up > STEP, c.up, c.down + up),
+        Where(long > KV, Minimum(c.kv.end, long) - 1 - KV, KV),
+        c,
+    )
+
+
 def _ring_start(member: Expr, members: Expr, tiles: Expr) -> Expr:
     """First tile of a member of a ring: members start evenly spread over the tiles."""
     return FloorDiv(member * tiles, members)
@@ -275,7 +312,14 @@ _COLUMNS: dict[str, Callable[[Visible], Schedule]] = {
     "fold": _fold,
     "two_pass": _two_pass,
 }
-NAMES = (*_COLUMNS, "symmetric_shift")
+_LOWER: dict[str, Callable[[Visible, bool], Schedule]] = {
+    "symmetric_shift": _symmetric_shift,
+    "bent_fold": _bent_fold,
+}
+"""Schedules of bands without upper bound; the second argument is whether there is a lower one."""
+NAMES = (*_COLUMNS, *_LOWER)
+NAMED_ONLY = ("bent_fold",)
+"""Schedules that are never planned unless somebody names them, although any number of CTAs makes progress."""
 PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
 
 
@@ -293,8 +337,8 @@ def supports(name: str, band: Band) -> str | None:
     check_name(name)
     if name == "shift" and not band.is_full:
         return "shift needs the full mask"
-    if name == "symmetric_shift" and band.hi is not None:
-        return "symmetric_shift needs a mask without upper bound on i - j"
+    if name in _LOWER and band.hi is not None:
+        return f"{name} needs a mask without upper bound on i - j"
     return None
 
 
@@ -302,7 +346,7 @@ def supports(name: str, band: Band) -> str | None:
 def _build(name: str, has_lo: bool, has_hi: bool) -> Schedule:
     bounds = has_lo, has_hi
     visible = Visible(q_range(*bounds), kv_range(*bounds), seen_rows(*bounds), seen_keys(*bounds))
-    return _symmetric_shift(visible, has_lo) if name == "symmetric_shift" else _COLUMNS[name](visible)
+    return _LOWER[name](visible, has_lo) if name in _LOWER else _COLUMNS[name](visible)
 
 
 def define(name: str, band: Band) -> Schedule:

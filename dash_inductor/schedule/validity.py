@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .jobs import Job, tables
+from .jobs import Job, jobs_of, tables
 from .simulator import simulate
-from .walk import ClosedForm, Problem
+from .table_walk import Tables
+from .walk import ClosedForm, Problem, Walk
 
 
-def coverage_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[str]:
-    """What is wrong with the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator."""
-    walk, found = ClosedForm(name, problem), []
-    heads = range(problem.batch * problem.heads)
+def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
+    """What is wrong with the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator.
+
+    Args:
+        heads: of the whole launch.
+    """
+    found = []
     owned = sorted((job.head, column.kv) for job in jobs for column in job.columns)
-    if owned != [(head, kv) for head in heads for kv in range(problem.n_kv)]:
+    if owned != [(head, kv) for head in range(heads) for kv in range(n_kv)]:
         found.append("the kv tiles are not owned exactly once each")
     ranks: dict[tuple[int, int], list[int]] = {}
     pairs = []
@@ -24,8 +28,8 @@ def coverage_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[st
                 pairs.append((job.head, q, column.kv))
                 ranks.setdefault((job.head, q), []).append(rank)
     visible = []
-    for head in heads:
-        visible += [(head, q, kv) for q in range(problem.n_q) for kv in walk.visible(head, q)]
+    for head in range(heads):
+        visible += [(head, q, kv) for q in range(n_q) for kv in walk.visible(head, q)]
     if sorted(pairs) != visible:
         found.append("the visible tile pairs are not computed exactly once each")
     for (head, q), values in sorted(ranks.items()):
@@ -52,19 +56,18 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
     return None
 
 
-def progress_faults(name: str, problem: Problem, jobs: Sequence[Job]) -> list[str]:
-    """What is wrong with the waits, given what the schedule declares about itself.
+def progress_faults(walk: Walk, jobs: Sequence[Job], group: int = 1) -> list[str]:
+    """What is wrong with the waits, given what the walk declares about itself.
 
     Launch-ordered schedules may only wait for earlier tickets.  The others must finish with the number of workers that
     they declare to need, where every job is held up only by the model's waits.
     """
-    walk = ClosedForm(name, problem)
     if not walk.shared_accumulator:
         return []
     if not walk.co_resident:
         wait = backward_wait(jobs)
         return [] if wait is None else [f"ticket {wait[0]} waits for ticket {wait[1]}, which may not have started"]
-    run = simulate(jobs, walk.resident, group=problem.group)
+    run = simulate(jobs, walk.resident, group=group)
     return [f"hangs with {walk.resident} resident CTAs, tickets {run.unfinished}"] if run.unfinished else []
 
 
@@ -74,4 +77,12 @@ def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> lis
     `jobs` replaces the schedule's own tables.  Raises ArgumentError on an unknown schedule or an unsupported mask.
     """
     jobs = tables(name, problem) if jobs is None else jobs
-    return coverage_faults(name, problem, jobs) + progress_faults(name, problem, jobs)
+    walk, heads = ClosedForm(name, problem), problem.batch * problem.heads
+    return coverage_faults(walk, heads, problem.n_q, problem.n_kv, jobs) + progress_faults(walk, jobs, problem.group)
+
+
+def check_tables(walk: Tables, jobs: Sequence[Job] | None = None) -> list[str]:
+    """Every fault of the walk of a mask that is data, as `check`."""
+    jobs = jobs_of(walk) if jobs is None else jobs
+    heads = len(walk.pairs) * walk.heads
+    return coverage_faults(walk, heads, walk.n_q, walk.n_kv, jobs) + progress_faults(walk, jobs)

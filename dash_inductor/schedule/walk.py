@@ -6,6 +6,7 @@ comes from.  `ClosedForm` evaluates the expressions of a schedule, the same ones
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Protocol
@@ -119,8 +120,8 @@ class Walk(Protocol):
     def rank(self, head: int, q: int, kv: int) -> int:
         """The place of a kv tile's contribution in the accumulation of a q tile; for visible pairs only."""
 
-    def visible(self, head: int, q: int) -> range:
-        """The kv tiles that contribute to a q tile."""
+    def visible(self, head: int, q: int) -> Sequence[int]:
+        """The kv tiles that contribute to a q tile, ascending."""
 
     def needs_mask(self, head: int, q: int, kv: int) -> bool:
         """Whether some element of a visible tile pair is hidden."""

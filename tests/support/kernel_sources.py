@@ -16,16 +16,18 @@ from dash_inductor.planning import costs
 
 from .distribution import ROOT
 
-HOST = {"registry.py", "standalone.py", "launch.py", "forward.py", "strides.py", "schedule_functions.py"}
+HOST = {
+    "registry.py", "standalone.py", "launch.py", "forward.py", "strides.py", "schedule_functions.py", "mask_tables.py",
+    "mask_vectors.py",
+}  # fmt: skip
 """Modules of kernels/ of which nothing runs on a device."""
 
 
 def sources() -> dict[str, str]:
     """SHA-256 (hex) by file, of the code without comments, docstrings and blank lines."""
     files = [path for path in sorted((ROOT / "kernels").rglob("*.py")) if path.name not in HOST]
-    files += [
-        ROOT / "dash_inductor/schedule" / name for name in ("codegen.py", "geometry.py", "schedules.py", "symbols.py")
-    ]
+    names = "codegen.py", "geometry.py", "schedules.py", "symbols.py", "table_walk.py", "visibility.py"
+    files += [ROOT / "dash_inductor/schedule" / name for name in names]
     return {
         str(path.relative_to(ROOT)): hashlib.sha256(code(path.read_text(encoding="utf-8")).encode()).hexdigest()
         for path in files
