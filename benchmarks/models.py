@@ -1,4 +1,4 @@
-"""Models of the training benchmark: each takes (layers, length), makes its inputs, and returns its loss when called."""
+"""Models of the training benchmark: each takes (layers, length), makes its inputs by name, and returns its loss."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+INPUTS = ("plain", "ones", "padded", "packed")
+"""What a data loader sends: tokens alone, with an attention mask of ones, padded on the right, or packed documents."""
+
+ROWS = (6000 / 8192, 7800 / 8192)
+"""Lengths of padded sequences, by turns, as parts of the longest."""
+
+DOCUMENTS = (5, 8, 10, 12, 13, 15, 17, 20)
+"""Lengths of packed documents, in parts of their sum."""
 
 
 class Llama(nn.Module):
@@ -22,11 +32,25 @@ class Llama(nn.Module):
         )  # fmt: skip
         self.model = LlamaForCausalLM(config)
 
-    def inputs(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(0, 32000, (batch, length), device=generator.device, generator=generator)
+    def inputs(self, batch: int, length: int, generator: torch.Generator, kind: str) -> dict[str, Tensor]:
+        """As a collator of transformers sends them; `kind` is one of `INPUTS`."""
+        device = generator.device
+        tokens = torch.randint(0, 32000, (batch, length), device=device, generator=generator)
+        inputs = {"input_ids": tokens, "labels": tokens}
+        if kind == "ones":
+            inputs["attention_mask"] = torch.ones_like(tokens)
+        elif kind == "padded":
+            ends = torch.tensor([round(ROWS[b % len(ROWS)] * length) for b in range(batch)], device=device)
+            valid = torch.arange(length, device=device) < ends[:, None]
+            inputs |= {"attention_mask": valid.long(), "labels": tokens.masked_fill(~valid, -100)}
+        elif kind == "packed":
+            lengths = [length * part // sum(DOCUMENTS) for part in DOCUMENTS[:-1]]
+            lengths.append(length - sum(lengths))
+            inputs["position_ids"] = torch.cat([torch.arange(n, device=device) for n in lengths]).expand(batch, -1)
+        return inputs
 
-    def forward(self, tokens: Tensor) -> Any:
-        return self.model(input_ids=tokens, labels=tokens).loss
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.model(**inputs).loss
 
 
 class _EncoderLayer(nn.Module):
@@ -52,9 +76,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(*(_EncoderLayer(self.HIDDEN, self.HEADS) for _ in range(layers)))
 
-    def inputs(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+    def inputs(self, batch: int, length: int, generator: torch.Generator, kind: str) -> dict[str, Tensor]:
+        if kind != "plain":
+            raise SystemExit(f"the encoder has no inputs of the kind {kind!r}, only plain ones")
         shape = (batch, length, self.HIDDEN)
-        return torch.randn(shape, device=generator.device, generator=generator).to(torch.bfloat16)
+        return {"x": torch.randn(shape, device=generator.device, generator=generator).to(torch.bfloat16)}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).float().square().mean()

@@ -1,7 +1,7 @@
 """A whole training step of an unmodified model: default, deterministic, deterministic with dash_inductor.
 
     python -m benchmarks.step [--model llama] [--length 8192 --layers 8 --batch 2]
-                              [--variants default deterministic dash] [--name step]
+                              [--inputs plain|ones|padded|packed] [--variants default deterministic dash] [--name step]
 
 Models: Llama of transformers (causal), and an encoder in the shape of ViT-L (full mask; try 576 and 4096 tokens).
 
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from . import common
-from .models import MODELS
+from .models import INPUTS, MODELS
 
 VARIANTS = ("default", "deterministic", "dash")
 
@@ -36,14 +36,15 @@ def train(options: argparse.Namespace, steps: int) -> tuple[Any, list[float], li
     with torch.device("cuda"):
         model = MODELS[options.model](options.layers, options.length).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    inputs = model.inputs(options.batch, options.length, torch.Generator(device="cuda").manual_seed(1))
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    inputs = model.inputs(options.batch, options.length, generator, options.inputs)
     compiled = torch.compile(model)
     losses, times, first = [], [], 0.0
     for step in range(steps):
         common.watchdog(400)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        loss = compiled(inputs)
+        loss = compiled(**inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--inputs", default="plain", choices=INPUTS, help="what the data loader sends with the tokens")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--name", default="step", help="name of the results file")
@@ -128,7 +130,7 @@ def main() -> None:
     rows = []
     for variant in options.variants:
         command = [sys.executable, "-m", "benchmarks.step", "--child", variant]
-        for name in ("model", "length", "layers", "batch", "steps"):
+        for name in ("model", "length", "layers", "batch", "inputs", "steps"):
             command += [f"--{name}", str(getattr(options, name))]
         # a graph from a cache would show no sites and no compile time
         environment = os.environ | ({"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} if variant == "dash" else {})
