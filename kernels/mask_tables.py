@@ -39,24 +39,35 @@ def backward_tables(
         if value < 1:
             raise ArgumentError(name, value, "an integer >= 1")
     problem = _problem(mask, block_q, block_kv)
-    batch, n_q, n_kv = mask.batch, problem.n_q, problem.n_kv
-    if batch * heads * n_kv >= 1 << 29:  # four times as much fits 32 bits
-        raise ArgumentError("batch * heads * kv tiles", batch * heads * n_kv, "less than 2**29")
+    ctas = mask.batch * heads * problem.n_kv
+    if ctas >= 1 << 29:  # four times as much fits 32 bits
+        raise ArgumentError("batch * heads * kv tiles", ctas, "less than 2**29")
+    kinds = _classified(mask, problem, _Allocator(mask.device))
+    return of_pairs(kinds, heads, section, rows=rows, columns=columns)
+
+
+def of_pairs(kinds: Tensor, heads: int, section: int, *, rows: int = ROWS, columns: int = COLUMNS) -> BackwardTables:
+    """The tables of tile pairs that are classified already.
+
+    Args:
+        kinds: int8 [batch, kv tiles, q tiles], contiguous, as `classify` writes them.
+        heads, section, rows, columns: as for `backward_tables`.
+    """
+    batch, n_kv, n_q = kinds.shape
     section = min(section, batch * heads)  # a larger one is the same
-    new = _Allocator(mask.device)
-    kinds = _classified(mask, problem, new)
+    new = _Allocator(kinds.device)
     found = BackwardTables(
         new(batch, n_kv), new(batch, n_kv), new(batch, n_q * n_kv), new(batch, n_q), new(batch * heads * n_kv)
     )
     keys, ranks = new(batch, n_kv, dtype=torch.int64), new(batch, n_kv, n_q, dtype=torch.int16)
     places, order, longest = new(batch, n_kv), new(batch, n_kv), new(batch, n_q)
     _launch(
-        tables.arrange, (batch,), mask.device,
+        tables.arrange, (batch,), kinds.device,
         kinds, found.base, found.visits, found.contributions, keys, places, order, longest, ranks, n_q, n_kv,
         ROWS=rows, COLUMNS=columns, num_warps=ARRANGE_WARPS, num_stages=1,
     )  # fmt: skip
     _launch(
-        tables.write, (batch, n_kv), mask.device,
+        tables.write, (batch, n_kv), kinds.device,
         kinds, found.base, found.visits, keys, places, ranks, found.steps, found.tickets,
         batch, heads, n_q, n_kv, section, COLUMNS=columns, HEADS=HEADS, num_warps=WRITE_WARPS,
     )  # fmt: skip

@@ -22,7 +22,18 @@ from triton.compiler import ASTSource
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
 
-COUNTS = {"small": 8, "folded": 3, "wide": 2, "rows": 8, "alone": 2, "extreme": 3, "altered": 2}
+COUNTS = {
+    "pairs": 24,
+    "halves": 8,
+    "ids": 40,
+    "small": 8,
+    "folded": 2,
+    "wide": 2,
+    "rows": 6,
+    "alone": 2,
+    "extreme": 3,
+    "altered": 1,
+}
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ from dataclasses import replace
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
-from dash_inductor.kernels.mask_tables import backward_tables, forward_tables
+from dash_inductor.kernels.mask_tables import backward_tables, forward_tables, of_pairs
 from dash_inductor.kernels.mask_vectors import Vectors
 
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule.table_walk import Tables
+from dash_inductor.schedule.table_walk import LEAST, Tables
 
 from .table_words import same_rows, same_tables, vectors
-from .tile_pairs import DataMask, random_mask
+from .tile_pairs import DataMask, of_rule, random_mask, random_pairs
 
 
 def backward(rng: random.Random, mask: DataMask, block_q: int, block_kv: int) -> None:
@@ -35,6 +35,37 @@ def forward(rng: random.Random, mask: DataMask, block_q: int, block_kv: int) -> 
     sizes = {"rows": rng.choice((1, 4, 32)), "columns": rng.choice((4, 16, 128))}
     found = forward_tables(vectors(mask, rng), block_q, block_kv, **sizes)
     same_rows(found, Tables(mask.pairs(block_q, block_kv)))
+
+
+def pairs(rng: random.Random) -> None:
+    """Any tile pairs, which no band and vectors make; as many q tiles as the shortest walk that is folded has."""
+    n_q, n_kv = rng.choice((rng.randint(1, 12), rng.randint(LEAST - 1, LEAST + 1))), rng.randint(1, 12)
+    elements = [random_pairs(rng, n_q, n_kv) for _ in range(rng.randint(1, 4))]
+    heads, section = rng.randint(1, 5), rng.choice((1, 2, 5, 1000))
+    kinds = torch.tensor(elements, dtype=torch.int8).mT.contiguous()
+    same_tables(
+        of_pairs(kinds, heads, section, rows=4, columns=rng.choice((2, 4, 16))), Tables(elements, heads, section)
+    )
+
+
+def halves(rng: random.Random) -> None:
+    """Walks of half the longest one, more or less: where a kv tile begins to be long."""
+    n_q, n_kv = rng.randint(LEAST - 1, LEAST + 2), rng.randint(2, 6)
+    ends = [rng.choice((n_q, n_q // 2, n_q // 2 + 1)) for _ in range(n_kv)]
+    element = of_rule(n_q, n_kv, lambda q, kv: q < ends[kv])
+    kinds = torch.tensor([element], dtype=torch.int8).mT.contiguous()
+    same_tables(of_pairs(kinds, 1, 1, rows=8, columns=64), Tables([element]))
+
+
+def ids(rng: random.Random) -> None:
+    """One id for all queries and one for all keys, equal or not, except for one token: what decides without a look."""
+    q_len, kv_len = rng.randint(1, 12), 8
+    q, kv = ([rng.randrange(2)] * length for length in (q_len, kv_len))
+    if rng.random() < 0.7:
+        vector = rng.choice((q, kv))
+        vector[rng.randrange(len(vector))] = rng.randrange(-1, 3)
+    mask = DataMask(Band(), q_len, kv_len, None, ([q], [kv]))
+    same_tables(backward_tables(vectors(mask, rng), 4, 8, 1, 1, rows=1, columns=4), Tables(mask.pairs(4, 8)))
 
 
 def small(rng: random.Random) -> None:
@@ -101,6 +132,9 @@ def altered(rng: random.Random) -> None:
 
 
 KINDS = {
+    "pairs": pairs,
+    "halves": halves,
+    "ids": ids,
     "small": small,
     "folded": folded,
     "wide": wide,

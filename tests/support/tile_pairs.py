@@ -72,8 +72,8 @@ IDS = (-(2**31), -7, -1, 0, 1, 2, 5, 2**31 - 1)
 
 
 def _segments(rng: random.Random, q_len: int, kv_len: int) -> tuple[list[int], list[int]]:
-    """Packed documents, ids in any order, the same id in several places, ids that one side alone has, one id."""
-    kind, length = rng.randrange(5), max(q_len, kv_len)
+    """Packed documents, ids in any order, the same id in several places, ids that one side alone has, nearly one id."""
+    kind, length = rng.randrange(7), max(q_len, kv_len)
     if kind == 0:
         borders = rng.sample(range(length), rng.randint(0, min(6, length - 1)))
         number = [sum(border <= i for border in borders) for i in range(length)]
@@ -86,7 +86,12 @@ def _segments(rng: random.Random, q_len: int, kv_len: int) -> tuple[list[int], l
         return [rng.choice(IDS) for _ in range(q_len)], [rng.choice(IDS) for _ in range(kv_len)]
     if kind == 3:
         return [rng.choice(IDS[:4]) for _ in range(q_len)], [rng.choice(IDS[4:]) for _ in range(kv_len)]
-    return [IDS[0]] * q_len, [IDS[0]] * kv_len
+    q, kv = [IDS[3]] * q_len, [IDS[3]] * kv_len
+    if kind > 4:  # all of one id but a few, on one side
+        vector = (q, kv)[kind - 5]
+        for _ in range(rng.randint(1, 3)):
+            vector[rng.randrange(len(vector))] = rng.choice(IDS)
+    return q, kv
 
 
 def random_mask(
@@ -113,7 +118,7 @@ def of_rule(n_q: int, n_kv: int, visible: Callable[[int, int], bool]) -> list[li
 
 def random_pairs(rng: random.Random, n_q: int, n_kv: int) -> list[list[int]]:
     """Any tile pairs: of any density, or denser in some rows and columns; some of them empty throughout."""
-    density = rng.choice((0.0, 0.03, 0.2, 0.5, 0.9, 1.0))
+    density = rng.choice((0.0, 0.03, 0.2, 0.5, 0.9, 1.0, 1.0))
     rows, columns = ([rng.choice((0.0, 0.3, 1.0, 1.0)) for _ in range(n)] for n in (n_q, n_kv))
     even = rng.random() < 0.5
     return [
