@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 INPUTS = ("plain", "ones", "padded", "packed")
 """What a data loader sends: tokens alone, with an attention mask of ones, padded on the right, or packed documents."""
 
@@ -32,11 +31,11 @@ class Llama(nn.Module):
         )  # fmt: skip
         self.model = LlamaForCausalLM(config)
 
-    def inputs(self, batch: int, length: int, generator: torch.Generator, kind: str) -> dict[str, Tensor]:
+    def inputs(self, batch: int, length: int, generator: torch.Generator, kind: str) -> dict[str, Any]:
         """As a collator of transformers sends them; `kind` is one of `INPUTS`."""
         device = generator.device
         tokens = torch.randint(0, 32000, (batch, length), device=device, generator=generator)
-        inputs = {"input_ids": tokens, "labels": tokens}
+        inputs: dict[str, Any] = {"input_ids": tokens, "labels": tokens}
         if kind == "ones":
             inputs["attention_mask"] = torch.ones_like(tokens)
         elif kind == "padded":
@@ -46,10 +45,11 @@ class Llama(nn.Module):
         elif kind == "packed":
             lengths = [length * part // sum(DOCUMENTS) for part in DOCUMENTS[:-1]]
             lengths.append(length - sum(lengths))
-            inputs["position_ids"] = torch.cat([torch.arange(n, device=device) for n in lengths]).expand(batch, -1)
+            positions = torch.cat([torch.arange(n, device=device) for n in lengths]).expand(batch, -1)
+            inputs |= {"position_ids": positions, "use_cache": False}  # with a cache transformers sees no documents
         return inputs
 
-    def forward(self, **inputs: Tensor) -> Any:
+    def forward(self, **inputs: Any) -> Any:
         return self.model(**inputs).loss
 
 
