@@ -113,7 +113,7 @@ def test_processes_agree() -> None:
     assert outputs == {gpu_digest.compute()}
 
 
-@pytest.mark.parametrize("schedule", [None, "spt", "fold", "ascending"])
+@pytest.mark.parametrize("schedule", [None, "spt", "fold", "bent_fold", "ascending"])
 def test_batch_invariance(schedule: str | None) -> None:
     """The gradients of a (batch, head) have the same bits alone, in a batch of 5, and at another place of the batch."""
     mask = Band() if schedule == "ascending" else Band(0)

@@ -11,7 +11,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Site
 from dash_inductor.planning import plan
 from dash_inductor.schedule.jobs import Job, jobs_of, tables
-from dash_inductor.schedule.schedules import NAMED_ONLY, supports
+from dash_inductor.schedule.schedules import supports
 from dash_inductor.schedule.simulator import Costs, simulate
 from dash_inductor.schedule.table_walk import LEAST, BentFold, Tables, bent, entry, section_of
 from dash_inductor.schedule.validity import backward_wait, check_tables
@@ -313,9 +313,17 @@ def test_closed_form_with_a_batch() -> None:
         assert [job.columns for job in closed if job.head == head] == [job.columns for job in counted]
 
 
-def test_the_bent_fold_is_planned_only_where_it_is_named() -> None:
-    assert NAMED_ONLY == ("bent_fold",)
+def test_where_the_bent_fold_is_planned() -> None:
+    """Under lower bounds; windows, which it does not support, have `fold`."""
     facts = Site("cuda", "bfloat16", 8, 16, 16, 2048, 2048, 128, 128, call_of(Band(0), 1.0))
-    assert plan(facts, "sm_90").schedule != "bent_fold"
-    assert plan(facts, "sm_90", "bent_fold").schedule == "bent_fold"
+    for band, schedule in (
+        (Band(0), "bent_fold"),
+        (Band(-5), "bent_fold"),
+        (Band(0, 1023), "fold"),
+        (Band(), "ascending"),
+    ):
+        for dim in (64, 128, 256):
+            site = replace(facts, head_dim=dim, value_dim=dim, call=call_of(band, 1.0))
+            assert plan(site, "sm_90").schedule == schedule
+    assert plan(facts, "sm_90", "fold").schedule == "fold"
     assert supports("bent_fold", Band(0, 5)) == "bent_fold needs a mask without upper bound on i - j"

@@ -5,8 +5,8 @@ with dynamic lengths and one with static lengths must agree.  So schedule and ti
 problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time):
 each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
 DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
-to the earlier candidate.  Schedules that need co-residency, and those of `schedules.NAMED_ONLY`, are never chosen, only
-taken when named.
+to the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named, and so is `fold`
+where `bent_fold` runs, under which no bit depends on the place of a head.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -24,7 +24,7 @@ from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..schedule.jobs import tables
-from ..schedule.schedules import NAMED_ONLY, NAMES, check_name, define, supports
+from ..schedule.schedules import NAMES, check_name, define, supports
 from ..schedule.simulator import Costs, simulate
 from ..schedule.walk import ClosedForm, Problem
 from . import costs, forwards
@@ -143,7 +143,7 @@ def _choose(
         for name in NAMES if schedule is None else (schedule,):
             if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
                 continue
-            if schedule is None and (name in NAMED_ONLY or define(name, mask).resident is not None):
+            if schedule is None and _only_if_named(name, mask):
                 continue
             if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[3]:
                 continue  # cannot be shorter
@@ -153,6 +153,16 @@ def _choose(
     if best is None:
         raise ArgumentError("schedule", schedule, "one of a single pass: these head dims have no kernels of two passes")
     return best
+
+
+def _only_if_named(name: str, mask: Band) -> bool:
+    """Schedules that need co-residency, `fold` where `bent_fold` runs, and `bent_fold` where all walks are equally long.
+
+    Under `bent_fold` all heads are alike.  Under full masks it is a detour: `ascending` is what was measured there.
+    """
+    if name == "bent_fold":
+        return mask.lo is None
+    return define(name, mask).resident is not None or (name == "fold" and supports("bent_fold", mask) is None)
 
 
 def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:

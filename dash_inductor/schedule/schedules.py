@@ -318,8 +318,6 @@ _LOWER: dict[str, Callable[[Visible, bool], Schedule]] = {
 }
 """Schedules of bands without upper bound; the second argument is whether there is a lower one."""
 NAMES = (*_COLUMNS, *_LOWER)
-NAMED_ONLY = ("bent_fold",)
-"""Schedules that are never planned unless somebody names them, although any number of CTAs makes progress."""
 PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
 
 
