@@ -156,7 +156,7 @@ def _choose(
 
 
 def _only_if_named(name: str, mask: Band) -> bool:
-    """Schedules that need co-residency, `fold` where `bent_fold` runs, and `bent_fold` where all walks are equally long.
+    """Schedules that need co-residency, `fold` where `bent_fold` runs, and that one where all walks are equally long.
 
     Under `bent_fold` all heads are alike.  Under full masks it is a detour: `ascending` is what was measured there.
     """
