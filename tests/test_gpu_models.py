@@ -70,7 +70,7 @@ def test_padded_batches(family: str, kind: str, deterministic: None) -> None:
     """What a collator sends: an attention mask, and no label where there is no token."""
     model = causal_lm(family, head_dim=64).to("cuda", torch.bfloat16)
     tokens, valid = token_ids(2, 300).cuda(), padding(kind, 2, 300).cuda()
-    inputs = {"tokens": tokens, "attention_mask": valid, "labels": tokens.masked_fill(valid == 0, -100)}
+    inputs = {"tokens": tokens, "attention_mask": valid.long(), "labels": tokens.masked_fill(valid == 0, -100)}
     with config.patch(strict=True):
         ours = gradients_of(model, **inputs)
     assert {(r.status, r.mask) for r in sites()} == {("replaced", f"{BANDS[family]} & keys(0)")}
