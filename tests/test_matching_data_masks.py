@@ -311,6 +311,104 @@ def test_different_lengths(q_len, kv_len, dynamic) -> None:
     assert_terms_are_the_mask(module, found.terms, q, k, data(length=kv_len))
 
 
+# Positions of packed documents
+
+
+def documents_of(p: Tensor, *, step: int = 1) -> Tensor:
+    """As transformers counts them."""
+    return (torch.diff(p, prepend=p[:, :1] - step, dim=-1) != step).cumsum(-1)
+
+
+def packed(q, k, p, *, numbers=documents_of, window=None, ahead=0):
+    """As transformers compares them: by the positions that come with the batch, not by places."""
+    number = numbers(p)
+    entry = torch.arange(q.shape[0])[:, None, None, None]
+    q_index, kv_index = torch.arange(q.shape[2])[None, None, :, None], torch.arange(k.shape[2])[None, None, None, :]
+    mask = number[entry, q_index] == number[entry, kv_index]
+    last = p[entry, q_index] + ahead if ahead else p[entry, q_index]
+    mask = mask & (p[entry, kv_index] <= last)
+    return mask if window is None else mask & (p[entry, kv_index] > p[entry, q_index] - window)
+
+
+def positions(batch: int = 3, length: int = 20, seed: int = 0) -> Tensor:
+    """Most are one more than the one before."""
+    generator = torch.Generator().manual_seed(seed)
+    others = torch.randint(-9, 9, (batch, length), generator=generator)
+    return torch.where(torch.rand(batch, length, generator=generator) < 0.7, 1, others).cumsum(1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("options", "band"),
+    [
+        ({}, Band(0, None)),
+        ({"window": 5}, Band(0, 4)),
+        ({"ahead": 2}, Band(-2, None)),
+        ({"window": 3, "ahead": 1}, Band(-1, 2)),
+    ],
+)
+def test_positions_in_one_document_are_places(options, band, batch, dynamic) -> None:
+    module = trace_mask(lambda q, k, p: packed(q, k, p, **options), positions(batch), batch=batch, dynamic=dynamic)
+    found = read_graph(module)
+    assert (found.reason, found.detail) == (None, "")
+    assert found.terms is not None
+    assert (str(found.terms), found.terms.segments is not None) == (f"{band} & segments", True)
+    for length in (20, 33, 7) if dynamic else (20,):
+        for seed in range(4):
+            q = torch.zeros(batch, 2, length, 4)
+            assert_terms_are_the_mask(module, found.terms, q, q, positions(batch, length, seed))
+
+
+def any_step(p):
+    """Counts steps of 2 as well: positions in a document are farther apart than places."""
+    return ((torch.diff(p, prepend=p[:, :1]) - 1) // 2 != 0).cumsum(-1)
+
+
+def of_other_entries(p):
+    return documents_of(p.flip(0))
+
+
+def of_the_first_entry(p):
+    return documents_of(p[:1]).expand(p.shape[0], -1)
+
+
+def moved_by_one(p):
+    return documents_of(p).roll(1, 1)
+
+
+def begins_with_the_last(p):
+    return (p - p.roll(1, 1) != 1).cumsum(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        any_step,
+        of_other_entries,
+        of_the_first_entry,
+        moved_by_one,
+        lambda p: documents_of(p, step=2),
+        lambda p: (torch.diff(p, prepend=p[:, :1]) > 1).cumsum(-1),
+        lambda p: (torch.diff(p, prepend=p[:, :1]) != 1).cumsum(0),
+        lambda p: documents_of(p) // 2,
+        lambda p: documents_of(p * 2),
+        lambda p: (torch.diff(p, prepend=p[:, :1]) == 1).cumsum(-1),
+    ],
+)
+def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
+    found = read_mask(lambda q, k, p: packed(q, k, p, numbers=numbers), positions(), dynamic=dynamic)
+    assert (found.terms, found.reason in ("depends_on_input", "not_a_band")) == (None, True)
+
+
+def test_counts_that_begin_otherwise_are_counts_too() -> None:
+    module = trace_mask(lambda q, k, p: packed(q, k, p, numbers=begins_with_the_last), positions())
+    found, q = read_graph(module), torch.zeros(3, 2, 20, 4)
+    if found.terms is not None:
+        assert_terms_are_the_mask(module, found.terms, q, q, positions())
+
+
 # What data decide otherwise
 
 

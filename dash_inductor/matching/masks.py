@@ -25,6 +25,7 @@ from .index_expr import Algebra, NotRecognised
 from .mask_nodes import Position, is_size, meta_of, producers, shape_env_of, shape_of
 from .mask_reader import MAX_ENTRIES, MaskReader
 from .normal_form import Terms, require_visible_keys, terms
+from .restarts import Restarts
 from .token_data import Loads
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
@@ -123,7 +124,7 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
         scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
         value = MaskReader(RULES, algebra, loads).operand(node, position)
         visible, infinite = visibility(scores, value, meta_of(node).dtype)
-        found = terms(scores, visible, loads)
+        found = terms(scores, visible, loads, Restarts(RULES, shape_env))
         if not infinite:
             require_visible_keys(scores, found)
         verification.verify(node, chain, found, plane, shape_env)

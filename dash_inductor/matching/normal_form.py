@@ -10,8 +10,9 @@ from torch.fx import Node
 
 from ..model.mask import Band
 from .bands import Scores, hides_a_row, to_band
-from .index_expr import Branch, NotRecognised, Value, assume, same
+from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
 from .predicates import Choice, Comparison, Predicate, comparisons, predicate
+from .restarts import Restarts
 from .token_data import Axis, Load, Loads
 from .token_vectors import Numbers, computable
 
@@ -44,11 +45,13 @@ class Terms:
         band: which pairs of positions may see each other.
         keys: which keys are valid; None if all are.
         segments: which pairs may see each other by the numbers of their segments; None if all may.
+        positions: what the numbers of segments are counted from, where that matters for the band (see `restarts`).
     """
 
     band: Band
     keys: Choice | None = None
     segments: SameSegment | None = None
+    positions: Load | None = None
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -80,7 +83,10 @@ class Terms:
         segments = self.segments
         if segments is not None:
             segments = replace(segments, q=segments.q.renamed(node), kv=segments.kv.renamed(node))
-        return Terms(self.band, keys, segments)
+        positions = self.positions
+        if positions is not None:
+            positions = replace(positions, node=node(positions.node))
+        return Terms(self.band, keys, segments, positions)
 
     def __str__(self) -> str:
         named = [("segments", self.segments), ("keys", self.keys)]
@@ -88,7 +94,7 @@ class Terms:
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
+def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> Terms:
     """The terms whose conjunction `visible` is.
 
     Every combination of the conditions on data leaves a mask of positions alone.  If that is nothing or always the same
@@ -97,6 +103,7 @@ def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
     Raises:
         NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
     """
+    visible, positions = _without_positions(scores, visible, loads, restarts)
     bands: set[Band] = set()
     cases = 0
 
@@ -127,7 +134,48 @@ def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
         tree = assume(tree, symbol - 1, True)
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
     segments = _segments(scores, equal.pop(), loads) if equal else None
-    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments)
+    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments, positions)
+
+
+def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
+    """`visible` without comparisons of positions of packed documents, and these positions; see `restarts`."""
+    for symbol in _equalities(scores, visible):
+        segments = _segments(scores, symbol, loads)
+        inside, outside = (assume(visible, symbol - 1, truth) for truth in (True, False))
+        if any(leaves(outside)) or not segments.is_one_vector or not segments.q.expr.is_Symbol:
+            continue
+        number, used = segments.loads[0], set[Load]()
+
+        def in_places(value: Value, number: Load = number, used: set[Load] = used) -> Value:
+            if not isinstance(value, Branch):
+                return value
+            cond = _in_places(scores, value.cond, loads, restarts, number, used)
+            then, other = in_places(value.then), in_places(value.other)
+            if cond is None:
+                return scores.algebra.branch(value.cond, then, other)
+            return scores.algebra.choose(scores.algebra.at_least_zero(cond), then, other)
+
+        found = in_places(inside)
+        if len(used) == 1:
+            return Branch(symbol - 1, found, False), used.pop()
+    return visible, None
+
+
+def _in_places(
+    scores: Scores, cond: sympy.Expr, loads: Loads, restarts: Restarts, number: Load, used: set[Load]
+) -> sympy.Expr | None:
+    """A condition on the difference of two positions in one document as one on places; None if it is another one."""
+    found = loads.named_in(cond)
+    of_query, of_key = ([(symbol, load) for symbol, load in found if axis in load.axes] for axis in ("q", "kv"))
+    if len(found) != 2 or len(of_query) != 1 or len(of_key) != 1:
+        return None
+    (one, query), (other, key) = of_query[0], of_key[0]
+    sign = cond.coeff(one)
+    known = restarts.difference(number, query, key) if cond.coeff(other) == -sign and sign in (1, -1) else None
+    if known is None:
+        return None
+    used.add(known[1])
+    return sympy.expand(cond - sign * (one - other) + sign * (scores.q - scores.kv + known[0]))
 
 
 def _equalities(scores: Scores, tree: Value) -> set[sympy.Symbol]:

@@ -28,7 +28,7 @@ from .index_expr import NotRecognised
 from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
 from .normal_form import Terms
 from .real_values import RealValues, Window, pieces
-from .token_data import RANGES, Axis
+from .token_data import RANGES, Axis, Load
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
@@ -66,11 +66,25 @@ def _values(terms: Terms, sizes: Sizes) -> RealValues:
     values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
     close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
     for load in terms.loads:
+        if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
+            continue  # counted from the positions
         shape, dtype = values.shape(load.node), meta_of(load.node).dtype
         least, greatest = RANGES[dtype]
         choices = torch.tensor(sorted({min(max(x, least), greatest) for x in (*FEW_VALUES, *close)}), dtype=dtype)
         values.give(load.node, choices[torch.randint(0, len(choices), shape, generator=generator)])
+    if terms.positions is not None:
+        values.give(terms.positions.node, _positions(terms.positions, values, generator))
     return values
+
+
+def _positions(load: Load, values: RealValues, generator: torch.Generator) -> torch.Tensor:
+    """Positions of packed documents: most are one more than those before, and the others are anywhere."""
+    shape, dtype = values.shape(load.node), meta_of(load.node).dtype
+    dim = next(d for d, place in enumerate(load.places) if place.axis not in (None, "b"))
+    steps = torch.where(
+        torch.rand(shape, generator=generator) < 0.8, 1, torch.randint(-9, 9, shape, generator=generator)
+    )
+    return steps.cumsum(dim).to(dtype)
 
 
 def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> None:
