@@ -378,6 +378,7 @@ def moved_by_one(p):
 
 
 def begins_with_the_last(p):
+    """True of documents, but the neighbour is not read through a roll."""
     return (p - p.roll(1, 1) != 1).cumsum(-1)
 
 
@@ -389,6 +390,7 @@ def begins_with_the_last(p):
         of_other_entries,
         of_the_first_entry,
         moved_by_one,
+        begins_with_the_last,
         lambda p: documents_of(p, step=2),
         lambda p: (torch.diff(p, prepend=p[:, :1]) > 1).cumsum(-1),
         lambda p: (torch.diff(p, prepend=p[:, :1]) != 1).cumsum(0),
@@ -400,13 +402,6 @@ def begins_with_the_last(p):
 def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
     found = read_mask(lambda q, k, p: packed(q, k, p, numbers=numbers), positions(), dynamic=dynamic)
     assert (found.terms, found.reason in ("depends_on_input", "not_a_band")) == (None, True)
-
-
-def test_counts_that_begin_otherwise_are_counts_too() -> None:
-    module = trace_mask(lambda q, k, p: packed(q, k, p, numbers=begins_with_the_last), positions())
-    found, q = read_graph(module), torch.zeros(3, 2, 20, 4)
-    if found.terms is not None:
-        assert_terms_are_the_mask(module, found.terms, q, q, positions())
 
 
 # What data decide otherwise
