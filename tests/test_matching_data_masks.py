@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.config import config
 from dash_inductor.matching import masks, token_data
+from dash_inductor.matching.attention_ops import op_name
+from dash_inductor.matching.emit import Emitter
 from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
@@ -21,13 +28,17 @@ from .support.graphs import (
     BACKWARD,
     CPU_FORWARD,
     FORWARD,
+    Shape,
     assert_as_exact,
     capture,
+    cuda_inputs,
     efficient,
     joint_graph,
+    planes,
     rewritten,
     step,
     tensors,
+    trace,
 )
 from .support.mask_graphs import assert_terms_are_the_mask, read_graph, read_mask, trace_mask
 from .test_matching_masks import columns, packed_sequence_chain, rows, window
@@ -645,6 +656,82 @@ def test_layers_share_the_operand() -> None:
         results = step(graphs.compile(layers), inputs)
     assert (graphs.count(BACKWARD), graphs.count("aten::ge"), graphs.planes) == (3, 1, [])
     assert_as_exact(layers, inputs, results)
+
+
+def keyed_site() -> GraphModule:
+    """A site of the memory-efficient operator on CUDA, with a causal mask and valid keys."""
+
+    def site(q: Tensor, k: Tensor, v: Tensor, do: Tensor, m: Tensor) -> tuple[Any, ...]:
+        zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
+        position = torch.arange(128, device="cuda")
+        visible = (position <= position.unsqueeze(1)) & (m != 0).unsqueeze(1).unsqueeze(1)
+        bias = torch.where(visible, zero, low).expand(2, 8, 128, 128)
+        return efficient(q, k, v, do, bias=lambda: bias)
+
+    return trace(site, lambda: [*cuda_inputs(Shape()), torch.empty(2, 128, dtype=torch.int64, device="cuda")])
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_the_portable_kernels_take_valid_keys_on_cuda() -> None:
+    graph, record = rewritten(keyed_site())
+    assert (record.status, record.mask) == ("replaced", "causal & keys(0)")
+    assert record.plan is not None
+    assert record.plan.kernel == record.plan.forward == "portable"
+    assert planes(graph, 128) == []
+    operands = [n.args[-4] for n in graph.nodes if op_name(n) in (FORWARD, BACKWARD)]
+    assert operands[0] == operands[1]
+    assert [(n.meta["val"].shape, n.meta["val"].dtype) for n in operands[0]] == [((2, 128), torch.bool)]
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("number", range(1, 7))
+def test_an_error_in_any_step_leaves_the_graph_as_it_was(number, monkeypatch) -> None:
+    module, calls = keyed_site(), []
+    text, original = str(module.graph), Emitter.call
+
+    def fail(self: Emitter, *args: Any, **kwargs: Any) -> Any:
+        node = original(self, *args, **kwargs)
+        calls.append(node)
+        if len(calls) == number:
+            raise ZeroDivisionError("on purpose")
+        return node
+
+    monkeypatch.setattr(Emitter, "call", fail)
+    graph, record = rewritten(module)
+    assert (record.reason, str(graph)) == (Reason.INTERNAL_ERROR, text)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_graphs_are_let_go_of() -> None:
+    module = keyed_site()
+    rewritten(module)
+    alive = weakref.ref(module.graph)
+    del module
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_code(checkpointed, dynamic) -> None:
+    """Two layers through all of Inductor, at two lengths."""
+
+    def block(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        for make in (chunks_and_keys, documents_with_padding):
+            q = F.scaled_dot_product_attention(q, k, v, attn_mask=make(q, k, m))
+        return q
+
+    def layers(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        return checkpoint(block, q, k, v, m, use_reentrant=False) if checkpointed else block(q, k, v, m)
+
+    compiled = torch.compile(layers, dynamic=dynamic)
+    for length in (40, 55):
+        m, inputs = data(length=length), tensors(*[(3, 2, length, 16)] * 3)
+        with config.patch(cpu="reference", strict=True):
+            results = step(lambda q, k, v, m=m: compiled(q, k, v, m), inputs)
+        assert_as_exact(lambda q, k, v, m=m: layers(q, k, v, m), inputs, results, strides=False)
+    assert {record.mask for record in sites()} == {"causal & segments(0,0) & keys(1)"}
 
 
 @pytest.mark.usefixtures("deterministic")

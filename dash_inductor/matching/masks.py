@@ -61,7 +61,10 @@ class MaskResult:
 
 
 class _Known:
-    """What is known of one graph: numbers of producer chains (equal chains share one), and the results."""
+    """What is known of one graph: numbers of producer chains (equal chains share one), and the results.
+
+    The results hold nodes, and so the graph: `forget` lets go of it.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -104,6 +107,11 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
             return result
         own = {number: n for n, number in numbers.items()}
         return replace(result, terms=result.terms.renamed(lambda other: own[numbered[other]]))
+
+
+def forget(graph: Graph) -> None:
+    """Drop what is known of a graph, when all of its masks have been read."""
+    _known.pop(graph, None)
 
 
 def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
