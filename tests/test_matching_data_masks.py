@@ -412,7 +412,7 @@ def begins_with_the_last(p):
 )
 def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
     found = read_mask(lambda q, k, p: packed(q, k, p, numbers=numbers), positions(), dynamic=dynamic)
-    assert (found.terms, found.reason in ("depends_on_input", "not_a_band")) == (None, True)
+    assert (str(found.terms), found.reason) == ("dense", None)
 
 
 # What data decide otherwise
@@ -506,10 +506,18 @@ def relative(q, k, m):
     ],
     ids=lambda f: f.__name__,
 )
-def test_what_is_more_than_valid_keys_is_kept(make, dynamic) -> None:
-    found = read_mask(make, data(), dynamic=dynamic)
-    assert (found.terms, found.reason in ("depends_on_input", "not_a_band")) == (None, True)
-    assert found.detail
+def test_what_is_more_than_vectors_say_is_dense_or_kept(make, dynamic) -> None:
+    module = trace_mask(make, data(), dynamic=dynamic)
+    found = read_graph(module)
+    if make is weights:  # no mask at all
+        assert (found.terms, found.reason, bool(found.detail)) == (None, "not_a_band", True)
+        return
+    assert found.terms is not None
+    assert found.terms.dense is not None
+    assert (found.terms.keys, found.terms.segments) == (None, None)
+    for seed in range(3):
+        q = torch.zeros(3, 2, 20, 4)
+        assert_terms_are_the_mask(module, found.terms, q, q, data(seed=seed))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -541,11 +549,16 @@ def test_without_a_given_tensor_nothing_is_read_of_data(monkeypatch: pytest.Monk
         assert read_mask(make, data()).terms is None, make.__name__
 
 
-@pytest.mark.parametrize(("op", "wrong"), [("le", "lt"), ("bitwise_and", "bitwise_or")])
+@pytest.mark.parametrize(("op", "wrong"), [("le", "lt"), ("ge", "gt"), ("eq", "ge")])
 def test_a_wrong_rule_is_caught(op, wrong, monkeypatch) -> None:
     monkeypatch.setitem(masks.RULES, f"aten::{op}", masks.RULES[f"aten::{wrong}"])
-    found = read_mask(lambda q, k, m: causal(q, k) & ~per_key(m == 0), data())
-    assert found.terms is None
+
+    def make(q, k, m):
+        wide = per_key(m).expand(-1, 1, q.shape[2], -1)
+        return causal(q, k) & (wide >= 2) & (wide != 4) & ~(wide == 5)
+
+    found = read_mask(make, data())
+    assert (found.terms, found.reason) == (None, "value_mismatch")
 
 
 def test_layers_have_operands_of_their_own(monkeypatch) -> None:
@@ -568,6 +581,79 @@ def test_layers_have_operands_of_their_own(monkeypatch) -> None:
     assert len({node for nodes in leaves for node in nodes}) == len(leaves) == 4
     for end, nodes in zip(ends, leaves, strict=True):
         assert all(node < end for node in nodes)
+
+
+# Dense masks
+
+
+def given(q, k, m):
+    """The mask of all pairs is an input."""
+    return m
+
+
+def given_beside_a_band(q, k, m):
+    return additive(m & causal(q, k))
+
+
+def hidden_by(q, k, m):
+    return torch.zeros(q.shape[2], k.shape[2]).masked_fill(m, -math.inf)
+
+
+def padded_to_16(q, k, m):
+    return F.pad(additive(m), (0, 16))[..., : k.shape[2]].expand(q.shape[0], q.shape[1], -1, -1)
+
+
+def swapped(q, k, m):
+    return m.transpose(-1, -2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shape", [(20, 20), (3, 1, 20, 20), (1, 2, 20, 20), (3, 2, 20, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("make", "mask"),
+    [
+        (given, "dense"),
+        (given_beside_a_band, "causal & dense"),
+        (hidden_by, "dense"),
+        (padded_to_16, "dense"),
+        (swapped, "dense"),
+    ],
+)
+def test_planes_that_are_inputs(make, mask, shape, dynamic) -> None:
+    def random(seed: int) -> Tensor:
+        return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+
+    if dynamic and make is padded_to_16:
+        pytest.skip("the sizes of the trace say that batch size and heads are equal")
+    module = trace_mask(make, random(0), dynamic=dynamic)
+    found, q = read_graph(module), torch.zeros(3, 2, 20, 4)
+    assert (str(found.terms), found.detail) == (mask, "")
+    assert found.terms is not None
+    for seed in range(3):
+        assert_terms_are_the_mask(module, found.terms, q, q, random(seed))
+
+
+def test_large_planes_are_not_copied() -> None:
+    """What is too large to check with its operators is kept; what is checked in windows takes no memory."""
+    plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, 1500, 1500)
+    assert str(read_mask(given_beside_a_band, plane, q_len=1500, kv_len=1500).terms) == "causal & dense"
+    plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, 3000, 3000)
+    assert read_mask(given_beside_a_band, plane, q_len=3000, kv_len=3000).reason == "depends_on_input"
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("make", [union, by_head, hidden_queries, other_documents, relative])
+def test_gradients_with_dense_masks(make, dynamic) -> None:
+    numbers = data(length=70)
+    function, inputs = attention(make, numbers), tensors(*[(3, 2, 70, 16)] * 3)
+    for tensor in (*inputs, numbers) if dynamic else ():
+        torch._dynamo.mark_dynamic(tensor, tensor.dim() // 2)
+    with capture() as graphs, config.patch(strict=True):
+        results = step(graphs.compile(function), inputs)
+    assert [record.mask.endswith("dense(0)") for record in sites()] == [True]
+    assert (graphs.count(FORWARD), graphs.count(BACKWARD), graphs.count(CPU_FORWARD)) == (1, 1, 0)
+    assert_as_exact(function, inputs, results)
 
 
 # The graph

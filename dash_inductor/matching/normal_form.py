@@ -45,29 +45,26 @@ class Terms:
         band: which pairs of positions may see each other.
         keys: which keys are valid; None if all are.
         segments: which pairs may see each other by the numbers of their segments; None if all may.
+        dense: which pairs of each head may see each other; None if all may.
         positions: what the numbers of segments are counted from, where that matters for the band (see `restarts`).
     """
 
     band: Band
     keys: Choice | None = None
     segments: SameSegment | None = None
+    dense: Choice | None = None
     positions: Load | None = None
 
     @property
     def comparisons(self) -> list[Comparison]:
         """What data are compared with."""
-        return [] if self.keys is None else list(comparisons(self.keys))
+        return [found for term in (self.keys, self.dense) if term is not None for found in comparisons(term)]
 
     @property
     def loads(self) -> list[Load]:
         """What the terms read of data."""
         of_segments = [] if self.segments is None else self.segments.loads
         return list(dict.fromkeys([*(comparison.load for comparison in self.comparisons), *of_segments]))
-
-    @property
-    def is_band(self) -> bool:
-        """Whether there is no other term."""
-        return self.keys is None and self.segments is None
 
     def renamed(self, node: Callable[[Node], Node]) -> Terms:
         """The same terms of other nodes."""
@@ -78,32 +75,36 @@ class Terms:
             load = replace(found.comparison.load, node=node(found.comparison.load.node))
             return Choice(replace(found.comparison, load=load), part(found.then), part(found.other))
 
-        keys = None if self.keys is None else part(self.keys)
+        keys, dense = (None if term is None else part(term) for term in (self.keys, self.dense))
         assert not isinstance(keys, bool)
+        assert not isinstance(dense, bool)
         segments = self.segments
         if segments is not None:
             segments = replace(segments, q=segments.q.renamed(node), kv=segments.kv.renamed(node))
         positions = self.positions
         if positions is not None:
             positions = replace(positions, node=node(positions.node))
-        return Terms(self.band, keys, segments, positions)
+        return Terms(self.band, keys, segments, dense, positions)
 
     def __str__(self) -> str:
-        named = [("segments", self.segments), ("keys", self.keys)]
+        named = [("segments", self.segments), ("keys", self.keys), ("dense", self.dense)]
         others = [name for name, term in named if term is not None]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> Terms:
+def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None) -> Terms:
     """The terms whose conjunction `visible` is.
 
     Every combination of the conditions on data leaves a mask of positions alone.  If that is nothing or always the same
     band, the combinations that leave the band say which keys are valid, and may ask for one equality of numbers.
+    Without `restarts` they say which pairs see each other, as a dense mask does.
 
     Raises:
         NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
     """
-    visible, positions = _without_positions(scores, visible, loads, restarts)
+    positions = None
+    if restarts is not None:
+        visible, positions = _without_positions(scores, visible, loads, restarts)
     bands: set[Band] = set()
     cases = 0
 
@@ -125,6 +126,9 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> T
     tree = shows_band(visible)
     if not bands:
         raise NotRecognised("not_a_band", "no query sees a key")
+    if restarts is None:
+        dense = predicate(tree, lambda cond: _of_numbers(cond, loads))
+        return Terms(bands.pop(), dense=None if isinstance(dense, bool) else dense)
     equal = _equalities(scores, tree)
     if len(equal) > 1:
         raise NotRecognised("depends_on_input", f"{len(equal)} equalities of numbers of queries and of keys")
@@ -134,7 +138,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> T
         tree = assume(tree, symbol - 1, True)
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
     segments = _segments(scores, equal.pop(), loads) if equal else None
-    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments, positions)
+    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments, positions=positions)
 
 
 def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
@@ -218,12 +222,18 @@ def _data_condition(scores: Scores, value: Value) -> sympy.Expr | None:
 
 def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> Comparison:
     """A condition on data that belong to keys."""
-    found = loads.named_in(cond)
-    names = ", ".join(load.node.name for _, load in found)
     if scores.q in scores.algebra.moved_by(cond):
+        names = ", ".join(load.node.name for _, load in loads.named_in(cond))
         raise NotRecognised("depends_on_input", f"{names}, computed from an input, decides which queries see a key")
+    return _of_numbers(cond, loads)
+
+
+def _of_numbers(cond: sympy.Expr, loads: Loads) -> Comparison:
+    """A condition on data that compares them with a number."""
+    found = loads.named_in(cond)
     comparison = Comparison.of(cond, *found[0]) if len(found) == 1 else None
     if comparison is None:
+        names = ", ".join(load.node.name for _, load in found)
         raise NotRecognised("depends_on_input", f"{names}, computed from an input, is compared with more than a number")
     return comparison
 

@@ -45,7 +45,7 @@ class Reason(Enum):
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
     MASK_DEPENDS_ON_INPUT = (
         "mask_depends_on_input",
-        "Model inputs decide in the mask more than which keys are valid and which tokens belong together.",
+        "Model inputs decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",
     )
     MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
     MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
