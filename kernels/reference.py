@@ -41,7 +41,7 @@ def backward(
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     scale = call.scale
     for b in range(query.shape[0]):
-        data = Data.of(extras, call, b)
+        data = Data.of(extras, call, b, (*query.shape[:3], key.shape[2]))
         tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
         element = _Element.of(*tensors, call.mask.band, scale, data)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
@@ -49,8 +49,8 @@ def backward(
             dq_sums = element.dq_pass(plan.dq)
         dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
         if not data.is_none:
-            dk[b], dv[b] = (torch.where(element.keys[:, None], t, 0.0) for t in (dk[b], dv[b]))
-            dq[b] = torch.where(element.rows[:, None], dq[b], 0.0)
+            dk[b], dv[b] = (torch.where(element.keys[..., None], t, 0.0) for t in (dk[b], dv[b]))
+            dq[b] = torch.where(element.rows[..., None], dq[b], 0.0)
     return dq, dk, dv
 
 
@@ -60,29 +60,33 @@ class Data:
 
     valid: booleans [kv_len], False for the keys that it hides from every query; None if it has no term for that.
     segments: integers [q_len] and [kv_len]; a query sees only keys with its number.  None if it has no term for that.
+    dense: booleans [q heads, q_len, kv_len], who sees whom.  None if it has no term for that.
     """
 
     valid: Tensor | None
     segments: tuple[Tensor, Tensor] | None
+    dense: Tensor | None
 
     @staticmethod
-    def of(extras: Sequence[Tensor], call: Call, b: int) -> Data:
-        keys, segments = call.mask.keys, call.mask.segments
+    def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Data:
+        """plane: [batch, q heads, q_len, kv_len]."""
+        keys, segments, dense = call.mask.keys, call.mask.segments, call.mask.dense
         return Data(
             None if keys is None else extras[keys.valid.index][b] != 0,
             None if segments is None else (extras[segments.q.index][b], extras[segments.kv.index][b]),
+            None if dense is None else extras[dense.mask.index].expand(plane)[b],
         )
 
     @property
     def is_none(self) -> bool:
-        return self.valid is None and self.segments is None
+        return self.valid is None and self.segments is None and self.dense is None
 
-    def shows(self, rows: slice, keys: slice) -> Tensor | bool:
-        """Which pairs it lets see each other: something that broadcasts to booleans [rows, keys]."""
-        shown: Tensor | bool = True
+    def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
+        """Which pairs of a query head it lets see each other: something that broadcasts to booleans [rows, keys]."""
+        shown: Tensor | bool = True if self.dense is None else self.dense[head, rows, keys]
         if self.segments is not None:
             q, kv = self.segments
-            shown = q[rows, None] == kv[None, keys]
+            shown = (q[rows, None] == kv[None, keys]) & shown
         return shown if self.valid is None else self.valid[keys] & shown
 
 
@@ -102,16 +106,24 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
     return keep
 
 
-def looked_at(band: Band, q_len: int, kv_len: int, data: Data, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which rows see a key, and which keys a row may see: booleans [q_len], [kv_len]."""
+def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tensor, Tensor]:
+    """Which rows see a key, and which keys a row may see: booleans [q heads or 1, q_len], [kv heads or 1, kv_len].
+
+    query, key: those of one batch element.
+    """
+    (q_heads, q_len, _), (kv_heads, kv_len, _), device = query.shape, key.shape, query.device
     everything = Problem(band, q_len, kv_len, q_len, kv_len)
     f, tail = functions("two_pass", everything), everything.tail()
-    row, key = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
-    if data.segments is not None:
-        keep = visible(everything.resolved.band, row, key) & data.shows(slice(None), slice(None))
-        return keep.any(1), keep.any(0)
+    row, place = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
+    if data.segments is not None or data.dense is not None:
+        band = everything.resolved.band
+        heads = 1 if data.dense is None else q_heads
+        keep = torch.stack([visible(band, row, place) & data.shows(h, slice(None), slice(None)) for h in range(heads)])
+        keys = keep.any(1)
+        return keep.any(2), keys if heads == 1 else keys.unflatten(0, (kv_heads, -1)).any(1)
     rows, keys = (
-        (x >= first) & (x < end) for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (key, f.dash_seen_keys(*tail)))
+        (x >= first) & (x < end)
+        for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (place, f.dash_seen_keys(*tail)))
     )
     if data.valid is not None:
         keys = keys & data.valid
@@ -120,12 +132,15 @@ def looked_at(band: Band, q_len: int, kv_len: int, data: Data, device: torch.dev
         first = torch.zeros_like(row) if hi is None else (row - hi).clamp(0, kv_len)
         end = torch.full_like(row, kv_len) if lo is None else (row - lo + 1).clamp(0, kv_len)
         rows = rows & (below[end] > below[first])
-    return rows, keys
+    return rows[None], keys[None]
 
 
 def only(tensor: Tensor, part: Tensor, elsewhere: float = 0.0) -> Tensor:
-    """fp32, contiguous, [heads, length, ...]; `elsewhere` at the positions not in `part`, which are not read."""
-    shape = (len(part), *[1] * (tensor.dim() - 2))
+    """fp32, contiguous, [heads, length, ...]; `elsewhere` at the positions not in `part`, which are not read.
+
+    part: booleans [heads or 1, length].
+    """
+    shape = (*part.shape, *[1] * (tensor.dim() - 2))
     return torch.where(part.view(shape), tensor.float(), elsewhere).contiguous()
 
 
@@ -135,7 +150,7 @@ class _Element:
 
     q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, delta: [q heads, q_len]; all fp32 and
     contiguous.  Rows that see no key and keys that no row sees are zero, whatever the tensors hold there, and the
-    log-sum-exp of such a row is infinite.  rows: who sees a key, [q_len]; keys: who may be seen, [kv_len].
+    log-sum-exp of such a row is infinite.  rows: who sees a key; keys: who may be seen (see `looked_at`).
     """
 
     q: Tensor
@@ -164,7 +179,7 @@ class _Element:
         data: Data,
     ) -> _Element:
         q_len, kv_len = query.shape[1], key.shape[1]
-        rows, keys = looked_at(band, q_len, kv_len, data, query.device)
+        rows, keys = looked_at(query, key, band, data)
         q, do, o = (only(t, rows) for t in (query, grad_out, out))
         k, v = (only(t, keys) for t in (key, value))
         sums = only(lse[:, :q_len], rows, float("inf"))
@@ -181,7 +196,7 @@ class _Element:
             self.band, torch.arange(rows.start, rows.stop, device=device),
             torch.arange(keys.start, keys.stop, device=device),
         )  # fmt: skip
-        keep &= self.data.shows(rows, keys)
+        keep &= self.data.shows(q_head, rows, keys)
         s = logits(self.q[q_head, rows], self.k[kv_head, keys], self.scale)
         p = torch.where(keep, torch.exp(s - self.lse[q_head, rows, None]), 0.0)
         dp = self.do[q_head, rows] @ self.v[kv_head, keys].T

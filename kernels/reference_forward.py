@@ -35,21 +35,29 @@ def forward(
     logsumexp = query.new_empty(batch, q_heads, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
     for b in range(batch):
-        data = Data.of(extras, call, b)
-        rows, seen = looked_at(band, q_len, kv_len, data, query.device)
+        data = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len))
+        rows, seen = looked_at(query[b], key[b], band, data)
         q, k, v = only(query[b], rows), only(key[b], seen), only(value[b], seen)
         for head in range(q_heads):
             kv_head = head // (q_heads // kv_heads)
             for tile in range(problem.n_q):
                 place = b, head, tile_of(tile, problem.block_q, q_len)
                 out[place], logsumexp[place] = _attend(
-                    q[place[1:]], k[kv_head], v[kv_head], data, problem, tile, call.scale, query.dtype
+                    q[place[1:]], k[kv_head], v[kv_head], data, head, problem, tile, call.scale, query.dtype
                 )
     return out, logsumexp
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, data: Data, problem: Problem, tile: int, scale: float, dtype: torch.dtype
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    data: Data,
+    head: int,
+    problem: Problem,
+    tile: int,
+    scale: float,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp) of one q tile, fp32; q: its rows, k and v: those of the head."""
     kv_range = functions("two_pass", problem).dash_kv_range
@@ -61,7 +69,7 @@ def _attend(
     for kv in range(first, end):
         keys = tile_of(kv, problem.block_kv, problem.kv_len)
         keep = visible(problem.resolved.band, q_rows, torch.arange(keys.start, keys.stop, device=q.device))
-        keep &= data.shows(rows, keys)
+        keep &= data.shows(head, rows, keys)
         s = torch.where(keep, logits(q, k[keys], scale), float("-inf"))
         larger = torch.maximum(largest, s.amax(1))
         shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet

@@ -1,4 +1,4 @@
-"""The reference executors on masks with segments: against fp64, and nothing is read of what takes no part."""
+"""The reference executors on masks with segments and on dense ones: against fp64; what takes no part is not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from dash_inductor.kernels import reference, reference_forward
 from torch import Tensor
 
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Segments, Tiles
+from dash_inductor.model import Band, Call, Dense, Keys, Mask, Operand, Segments, Tiles
 from dash_inductor.planning import plan
 
 from .support.attention import Attention
@@ -63,6 +63,31 @@ def test_against_double_precision(kind: str, with_keys: bool, q_len: int, kv_len
             ours = reference.backward(do, q, k, v, found, found_lse, extras, call, chosen)
             for gradient, true in zip(ours, gradients, strict=True):
                 torch.testing.assert_close(gradient.double(), true, atol=2e-5, rtol=1e-5)
+
+
+SHAPES = [(2, 4, 100, 150), (1, 4, 100, 150), (2, 1, 100, 150), (1, 1, 1, 150), (2, 4, 100, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dense_masks(shape: tuple[int, ...]) -> None:
+    """Heads of a group may see different keys."""
+    shown = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    shown[..., :7, :] &= shape[2] == 1
+    for band, fill in product(BANDS, (0.0, float("nan"))):
+        p = Attention.random(100, 150, 16, band, group=2, dtype=torch.float32, device="cpu")
+        keep = (p.keep() & shown).expand(2, 4, 100, 150)
+        rows, keys = keep.any(3)[..., None], keep.any(2).unflatten(1, (2, 2)).any(2)[..., None]
+        out, lse, gradients = exact(p, keep)
+        q, do = (torch.where(rows, t, fill) for t in (p.q, p.do))
+        k, v = (torch.where(keys, t, fill) for t in (p.k, p.v))
+        mask, tiles = Mask(band, dense=Dense(Operand(0))), Tiles(64, 64, 1, 1)
+        found, found_lse = reference_forward.forward(q, k, v, [shown], Call(mask, p.scale, (BSHD,)), tiles)
+        torch.testing.assert_close(found.double(), out, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found_lse.double(), lse, atol=1e-5, rtol=1e-5)
+        call = Call(mask, p.scale, (BSHD,) * 3)
+        ours = reference.backward(do, q, k, v, found, found_lse, [shown], call, plan(p.site(), "cpu"))
+        for gradient, true in zip(ours, gradients, strict=True):
+            torch.testing.assert_close(gradient.double(), true, atol=2e-5, rtol=1e-5)
 
 
 def test_one_number_for_all_changes_no_bit() -> None:

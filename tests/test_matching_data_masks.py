@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.config import config
 from dash_inductor.matching import masks, token_data
+from dash_inductor.matching.attention_ops import op_name
+from dash_inductor.matching.emit import Emitter
 from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
@@ -21,13 +28,17 @@ from .support.graphs import (
     BACKWARD,
     CPU_FORWARD,
     FORWARD,
+    Shape,
     assert_as_exact,
     capture,
+    cuda_inputs,
     efficient,
     joint_graph,
+    planes,
     rewritten,
     step,
     tensors,
+    trace,
 )
 from .support.mask_graphs import assert_terms_are_the_mask, read_graph, read_mask, trace_mask
 from .test_matching_masks import columns, packed_sequence_chain, rows, window
@@ -311,6 +322,99 @@ def test_different_lengths(q_len, kv_len, dynamic) -> None:
     assert_terms_are_the_mask(module, found.terms, q, k, data(length=kv_len))
 
 
+# Positions of packed documents
+
+
+def documents_of(p: Tensor, *, step: int = 1) -> Tensor:
+    """As transformers counts them."""
+    return (torch.diff(p, prepend=p[:, :1] - step, dim=-1) != step).cumsum(-1)
+
+
+def packed(q, k, p, *, numbers=documents_of, window=None, ahead=0):
+    """As transformers compares them: by the positions that come with the batch, not by places."""
+    number = numbers(p)
+    entry = torch.arange(q.shape[0])[:, None, None, None]
+    q_index, kv_index = torch.arange(q.shape[2])[None, None, :, None], torch.arange(k.shape[2])[None, None, None, :]
+    mask = number[entry, q_index] == number[entry, kv_index]
+    last = p[entry, q_index] + ahead if ahead else p[entry, q_index]
+    mask = mask & (p[entry, kv_index] <= last)
+    return mask if window is None else mask & (p[entry, kv_index] > p[entry, q_index] - window)
+
+
+def positions(batch: int = 3, length: int = 20, seed: int = 0) -> Tensor:
+    """Most are one more than the one before."""
+    generator = torch.Generator().manual_seed(seed)
+    others = torch.randint(-9, 9, (batch, length), generator=generator)
+    return torch.where(torch.rand(batch, length, generator=generator) < 0.7, 1, others).cumsum(1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("options", "band"),
+    [
+        ({}, Band(0, None)),
+        ({"window": 5}, Band(0, 4)),
+        ({"ahead": 2}, Band(-2, None)),
+        ({"window": 3, "ahead": 1}, Band(-1, 2)),
+    ],
+)
+def test_positions_in_one_document_are_places(options, band, batch, dynamic) -> None:
+    module = trace_mask(lambda q, k, p: packed(q, k, p, **options), positions(batch), batch=batch, dynamic=dynamic)
+    found = read_graph(module)
+    assert (found.reason, found.detail) == (None, "")
+    assert found.terms is not None
+    assert (str(found.terms), found.terms.segments is not None) == (f"{band} & segments", True)
+    for length in (20, 33, 7) if dynamic else (20,):
+        for seed in range(4):
+            q = torch.zeros(batch, 2, length, 4)
+            assert_terms_are_the_mask(module, found.terms, q, q, positions(batch, length, seed))
+
+
+def any_step(p):
+    """Counts steps of 2 as well: positions in a document are farther apart than places."""
+    return ((torch.diff(p, prepend=p[:, :1]) - 1) // 2 != 0).cumsum(-1)
+
+
+def of_other_entries(p):
+    return documents_of(p.flip(0))
+
+
+def of_the_first_entry(p):
+    return documents_of(p[:1]).expand(p.shape[0], -1)
+
+
+def moved_by_one(p):
+    return documents_of(p).roll(1, 1)
+
+
+def begins_with_the_last(p):
+    """True of documents, but the neighbour is not read through a roll."""
+    return (p - p.roll(1, 1) != 1).cumsum(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        any_step,
+        of_other_entries,
+        of_the_first_entry,
+        moved_by_one,
+        begins_with_the_last,
+        lambda p: documents_of(p, step=2),
+        lambda p: (torch.diff(p, prepend=p[:, :1]) > 1).cumsum(-1),
+        lambda p: (torch.diff(p, prepend=p[:, :1]) != 1).cumsum(0),
+        lambda p: documents_of(p) // 2,
+        lambda p: documents_of(p * 2),
+        lambda p: (torch.diff(p, prepend=p[:, :1]) == 1).cumsum(-1),
+    ],
+)
+def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
+    found = read_mask(lambda q, k, p: packed(q, k, p, numbers=numbers), positions(), dynamic=dynamic)
+    assert (str(found.terms), found.reason) == ("dense", None)
+
+
 # What data decide otherwise
 
 
@@ -402,10 +506,18 @@ def relative(q, k, m):
     ],
     ids=lambda f: f.__name__,
 )
-def test_what_is_more_than_valid_keys_is_kept(make, dynamic) -> None:
-    found = read_mask(make, data(), dynamic=dynamic)
-    assert (found.terms, found.reason in ("depends_on_input", "not_a_band")) == (None, True)
-    assert found.detail
+def test_what_is_more_than_vectors_say_is_dense_or_kept(make, dynamic) -> None:
+    module = trace_mask(make, data(), dynamic=dynamic)
+    found = read_graph(module)
+    if make is weights:  # no mask at all
+        assert (found.terms, found.reason, bool(found.detail)) == (None, "not_a_band", True)
+        return
+    assert found.terms is not None
+    assert found.terms.dense is not None
+    assert (found.terms.keys, found.terms.segments) == (None, None)
+    for seed in range(3):
+        q = torch.zeros(3, 2, 20, 4)
+        assert_terms_are_the_mask(module, found.terms, q, q, data(seed=seed))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -437,11 +549,16 @@ def test_without_a_given_tensor_nothing_is_read_of_data(monkeypatch: pytest.Monk
         assert read_mask(make, data()).terms is None, make.__name__
 
 
-@pytest.mark.parametrize(("op", "wrong"), [("le", "lt"), ("bitwise_and", "bitwise_or")])
+@pytest.mark.parametrize(("op", "wrong"), [("le", "lt"), ("ge", "gt"), ("eq", "ge")])
 def test_a_wrong_rule_is_caught(op, wrong, monkeypatch) -> None:
     monkeypatch.setitem(masks.RULES, f"aten::{op}", masks.RULES[f"aten::{wrong}"])
-    found = read_mask(lambda q, k, m: causal(q, k) & ~per_key(m == 0), data())
-    assert found.terms is None
+
+    def make(q, k, m):
+        wide = per_key(m).expand(-1, 1, q.shape[2], -1)
+        return causal(q, k) & (wide >= 2) & (wide != 4) & ~(wide == 5)
+
+    found = read_mask(make, data())
+    assert (found.terms, found.reason) == (None, "value_mismatch")
 
 
 def test_layers_have_operands_of_their_own(monkeypatch) -> None:
@@ -464,6 +581,79 @@ def test_layers_have_operands_of_their_own(monkeypatch) -> None:
     assert len({node for nodes in leaves for node in nodes}) == len(leaves) == 4
     for end, nodes in zip(ends, leaves, strict=True):
         assert all(node < end for node in nodes)
+
+
+# Dense masks
+
+
+def given(q, k, m):
+    """The mask of all pairs is an input."""
+    return m
+
+
+def given_beside_a_band(q, k, m):
+    return additive(m & causal(q, k))
+
+
+def hidden_by(q, k, m):
+    return torch.zeros(q.shape[2], k.shape[2]).masked_fill(m, -math.inf)
+
+
+def padded_to_16(q, k, m):
+    return F.pad(additive(m), (0, 16))[..., : k.shape[2]].expand(q.shape[0], q.shape[1], -1, -1)
+
+
+def swapped(q, k, m):
+    return m.transpose(-1, -2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shape", [(20, 20), (3, 1, 20, 20), (1, 2, 20, 20), (3, 2, 20, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("make", "mask"),
+    [
+        (given, "dense"),
+        (given_beside_a_band, "causal & dense"),
+        (hidden_by, "dense"),
+        (padded_to_16, "dense"),
+        (swapped, "dense"),
+    ],
+)
+def test_planes_that_are_inputs(make, mask, shape, dynamic) -> None:
+    def random(seed: int) -> Tensor:
+        return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+
+    if dynamic and make is padded_to_16:
+        pytest.skip("the sizes of the trace say that batch size and heads are equal")
+    module = trace_mask(make, random(0), dynamic=dynamic)
+    found, q = read_graph(module), torch.zeros(3, 2, 20, 4)
+    assert (str(found.terms), found.detail) == (mask, "")
+    assert found.terms is not None
+    for seed in range(3):
+        assert_terms_are_the_mask(module, found.terms, q, q, random(seed))
+
+
+def test_large_planes_are_not_copied() -> None:
+    """What is too large to check with its operators is kept; what is checked in windows takes no memory."""
+    plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, 1500, 1500)
+    assert str(read_mask(given_beside_a_band, plane, q_len=1500, kv_len=1500).terms) == "causal & dense"
+    plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, 3000, 3000)
+    assert read_mask(given_beside_a_band, plane, q_len=3000, kv_len=3000).reason == "depends_on_input"
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("make", [union, by_head, hidden_queries, other_documents, relative])
+def test_gradients_with_dense_masks(make, dynamic) -> None:
+    numbers = data(length=70)
+    function, inputs = attention(make, numbers), tensors(*[(3, 2, 70, 16)] * 3)
+    for tensor in (*inputs, numbers) if dynamic else ():
+        torch._dynamo.mark_dynamic(tensor, tensor.dim() // 2)
+    with capture() as graphs, config.patch(strict=True):
+        results = step(graphs.compile(function), inputs)
+    assert [record.mask.endswith("dense(0)") for record in sites()] == [True]
+    assert (graphs.count(FORWARD), graphs.count(BACKWARD), graphs.count(CPU_FORWARD)) == (1, 1, 0)
+    assert_as_exact(function, inputs, results)
 
 
 # The graph
@@ -552,6 +742,82 @@ def test_layers_share_the_operand() -> None:
         results = step(graphs.compile(layers), inputs)
     assert (graphs.count(BACKWARD), graphs.count("aten::ge"), graphs.planes) == (3, 1, [])
     assert_as_exact(layers, inputs, results)
+
+
+def keyed_site() -> GraphModule:
+    """A site of the memory-efficient operator on CUDA, with a causal mask and valid keys."""
+
+    def site(q: Tensor, k: Tensor, v: Tensor, do: Tensor, m: Tensor) -> tuple[Any, ...]:
+        zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
+        position = torch.arange(128, device="cuda")
+        visible = (position <= position.unsqueeze(1)) & (m != 0).unsqueeze(1).unsqueeze(1)
+        bias = torch.where(visible, zero, low).expand(2, 8, 128, 128)
+        return efficient(q, k, v, do, bias=lambda: bias)
+
+    return trace(site, lambda: [*cuda_inputs(Shape()), torch.empty(2, 128, dtype=torch.int64, device="cuda")])
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_the_portable_kernels_take_valid_keys_on_cuda() -> None:
+    graph, record = rewritten(keyed_site())
+    assert (record.status, record.mask) == ("replaced", "causal & keys(0)")
+    assert record.plan is not None
+    assert record.plan.kernel == record.plan.forward == "portable"
+    assert planes(graph, 128) == []
+    operands = [n.args[-4] for n in graph.nodes if op_name(n) in (FORWARD, BACKWARD)]
+    assert operands[0] == operands[1]
+    assert [(n.meta["val"].shape, n.meta["val"].dtype) for n in operands[0]] == [((2, 128), torch.bool)]
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("number", range(1, 7))
+def test_an_error_in_any_step_leaves_the_graph_as_it_was(number, monkeypatch) -> None:
+    module, calls = keyed_site(), []
+    text, original = str(module.graph), Emitter.call
+
+    def fail(self: Emitter, *args: Any, **kwargs: Any) -> Any:
+        node = original(self, *args, **kwargs)
+        calls.append(node)
+        if len(calls) == number:
+            raise ZeroDivisionError("on purpose")
+        return node
+
+    monkeypatch.setattr(Emitter, "call", fail)
+    graph, record = rewritten(module)
+    assert (record.reason, str(graph)) == (Reason.INTERNAL_ERROR, text)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_graphs_are_let_go_of() -> None:
+    module = keyed_site()
+    rewritten(module)
+    alive = weakref.ref(module.graph)
+    del module
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_code(checkpointed, dynamic) -> None:
+    """Two layers through all of Inductor, at two lengths."""
+
+    def block(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        for make in (chunks_and_keys, documents_with_padding):
+            q = F.scaled_dot_product_attention(q, k, v, attn_mask=make(q, k, m))
+        return q
+
+    def layers(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        return checkpoint(block, q, k, v, m, use_reentrant=False) if checkpointed else block(q, k, v, m)
+
+    compiled = torch.compile(layers, dynamic=dynamic)
+    for length in (40, 55):
+        m, inputs = data(length=length), tensors(*[(3, 2, length, 16)] * 3)
+        with config.patch(cpu="reference", strict=True):
+            results = step(lambda q, k, v, m=m: compiled(q, k, v, m), inputs)
+        assert_as_exact(lambda q, k, v, m=m: layers(q, k, v, m), inputs, results, strides=False)
+    assert {record.mask for record in sites()} == {"causal & segments(0,0) & keys(1)"}
 
 
 @pytest.mark.usefixtures("deterministic")

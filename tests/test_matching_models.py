@@ -101,9 +101,9 @@ def test_masks_of_dynamic_sizes(family: str, dynamic: tuple[int, ...]) -> None:
     ("batch", "extra", "mask"),
     [
         pytest.param(2, {"attention_mask": torch.ones(2, 24, dtype=torch.int64)}, "causal & keys", id="padding"),
-        pytest.param(2, {"attention_mask": torch.ones(2, 1, 24, 24).tril().bool()}, "depends_on_input", id="plane"),
+        pytest.param(2, {"attention_mask": torch.ones(2, 1, 24, 24).tril().bool()}, "dense", id="plane"),
         pytest.param(
-            1, {"position_ids": torch.arange(24).remainder(12).unsqueeze(0)}, "depends_on_input", id="packing"
+            1, {"position_ids": torch.arange(24).remainder(12).unsqueeze(0)}, "causal & segments", id="packing"
         ),
     ],
 )

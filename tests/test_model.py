@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Tiles
+from dash_inductor.model import Band, Call, Dense, Keys, Mask, Operand, Plan, Segments, Tiles
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
@@ -28,6 +28,9 @@ def test_a_mask_reads_as_a_conjunction() -> None:
     ]  # fmt: skip
     assert str(Mask(Band(0), Keys(Operand(1)), SEGMENTS[1])) == "causal & segments(0,0) & keys(1)"
     assert str(Mask(Band(), None, SEGMENTS[2])) == "segments(1,2)"
+    for mask in (Mask(dense=Dense(Operand(3))), Mask(Band(0), KEYS[1], SEGMENTS[2], Dense(Operand(3)))):
+        assert Mask.parse(str(mask)) == mask
+        assert mask.operands[-1] == Operand(3)
     assert [operand.index for operand in MASKS[5].operands] == [12]
     assert [operand.index for operand in Mask(Band(), KEYS[2], SEGMENTS[1]).operands] == [0, 12]
     assert [operand.index for operand in Mask(Band(), KEYS[1], SEGMENTS[2]).operands] == [1, 2, 0]
@@ -66,6 +69,8 @@ def test_plans() -> None:
         "",
         "keys(x)",
         "segments(0)",
+        "dense(0) & dense(0)",
+        "dense(0,1)",
         "segments(0, 1)",
         "segments(0,1) & segments(0,0)",
     ],

@@ -14,6 +14,7 @@ from .emit import Emitter
 from .mask_nodes import shape_of
 from .sites import Match
 from .token_data import Axis
+from .token_vectors import PLANE
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -30,7 +31,9 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         if not terms.segments.is_one_vector:
             found.append(graph.expanded(terms.segments.kv.compute(graph), "kv"))
     if terms.keys is not None:
-        found.append(graph.expanded(predicates.compute(terms.keys, "kv", graph), "kv"))
+        found.append(graph.expanded(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
+    if terms.dense is not None:
+        found.append(predicates.compute(terms.dense, PLANE, graph))
     return found
 
 

@@ -38,10 +38,12 @@ class MaskReader:
         rules: by operator name.
         algebra: knows the symbols in positions.
         loads: takes up what is read of data.
+        planes_whole: whether tensors of truth values of all pairs are read as they are, if data decide in them.
     """
 
-    def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads) -> None:
+    def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, planes_whole: bool = False) -> None:
         self.algebra = algebra
+        self._planes_whole = planes_whole
         self._rules = rules
         self._loads = loads
         self._memo: dict[tuple[Node, Position], Value] = {}
@@ -60,7 +62,8 @@ class MaskReader:
         data = self._loads.find(node, position)
         if data is None:
             return self._by_rule(node, position)
-        if meta_of(node).dtype == torch.bool and "q" not in data.axes:  # the graph computes what the mask needs
+        whole = data.axes <= {"b", "kv"} or self._planes_whole
+        if meta_of(node).dtype == torch.bool and whole:  # the graph computes what the mask needs
             return self._opaque(data)
         try:
             return self._by_rule(node, position)

@@ -3,8 +3,10 @@
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
 key position and over data that the graph computes from its inputs.  The tree is split into a band, segments and the
 validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
-interval, that is the band (`bands`).  The terms are then compared with values that the graph's own operators compute
-(`verification`), so that a misreading can cost a replacement but never give a wrong one.
+interval, that is the band (`bands`).  What is none of these may be a dense mask.
+
+The terms are then compared with values that the graph's own operators compute (`verification`): a net below the exact
+reading, which by itself would prove nothing of data.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from . import arithmetic_ops, index_ops, mask_ops, reduce_ops, verification
 from .attention_ops import op_name
 from .bands import Scores, visibility
 from .index_expr import Algebra, NotRecognised
-from .mask_nodes import Position, is_size, meta_of, producers, shape_env_of, shape_of
+from .mask_nodes import Position, depends_on_input, is_size, meta_of, producers, shape_env_of, shape_of
 from .mask_reader import MAX_ENTRIES, MaskReader
 from .normal_form import Terms, require_visible_keys, terms
+from .restarts import Restarts
 from .token_data import Loads
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
@@ -60,7 +63,10 @@ class MaskResult:
 
 
 class _Known:
-    """What is known of one graph: numbers of producer chains (equal chains share one), and the results."""
+    """What is known of one graph: numbers of producer chains (equal chains share one), and the results.
+
+    The results hold nodes, and so the graph: `forget` lets go of it.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -105,33 +111,53 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
         return replace(result, terms=result.terms.renamed(lambda other: own[numbered[other]]))
 
 
+def forget(graph: Graph) -> None:
+    """Drop what is known of a graph, when all of its masks have been read."""
+    _known.pop(graph, None)
+
+
 def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
-    """`plane` is the shape of the scores, [B, H, q_len, kv_len]."""
+    """`plane` is the shape of the scores, [B, H, q_len, kv_len].
+
+    What is no band with vectors of data may be one with a dense mask: as little of the mask as possible, or all of it.
+    """
+    cause = None
+    for dense, whole in ((False, False), (True, False), (True, True)):
+        try:
+            return MaskResult(_terms(node, chain, plane, dense, whole))
+        except NotRecognised as e:
+            cause = cause or e
+            if e.reason == "value_mismatch" or not depends_on_input(node, {}):
+                break
+        except RecursionError:
+            return MaskResult(None, "unknown_op", f"{node.name} is computed in too many steps")
+    assert cause is not None
+    return MaskResult.refused(cause)
+
+
+def _terms(node: Node, chain: list[Node], plane: Position, dense: bool, whole: bool) -> Terms:
+    """The terms of a mask, read with loads of vectors alone or also of planes (`dense`); `whole` is `MaskReader`'s."""
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)
     for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
         algebra.limit(extent, largest)
+    shape = shape_of(node)
+    full = plane[len(plane) - len(shape) :]
+    if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
+        raise NotRecognised("not_a_band", f"{node.name} has shape {list(shape)}, the scores {list(plane)}")
     position = tuple(algebra.index(name, n) for name, n in zip(("b", "h", "q", "kv"), plane, strict=True))
-    loads = Loads(algebra, plane, position)
-    try:
-        shape = shape_of(node)
-        full = plane[len(plane) - len(shape) :]
-        if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
-            raise NotRecognised("not_a_band", f"{node.name} has shape {list(shape)}, the scores {list(plane)}")
+    if not dense:
         algebra.tell_apart(position[2], position[3])
-        sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
-        scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
-        value = MaskReader(RULES, algebra, loads).operand(node, position)
-        visible, infinite = visibility(scores, value, meta_of(node).dtype)
-        found = terms(scores, visible, loads)
-        if not infinite:
-            require_visible_keys(scores, found)
-        verification.verify(node, chain, found, plane, shape_env)
-    except NotRecognised as e:
-        return MaskResult.refused(e)
-    except RecursionError:
-        return MaskResult(None, "unknown_op", f"{node.name} is computed in too many steps")
-    return MaskResult(found)
+    sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
+    scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
+    loads = Loads(algebra, plane, position, dense)
+    value = MaskReader(RULES, algebra, loads, whole).operand(node, position)
+    visible, infinite = visibility(scores, value, meta_of(node).dtype)
+    found = terms(scores, visible, loads, None if dense else Restarts(RULES, shape_env))
+    if not infinite:
+        require_visible_keys(scores, found)
+    verification.verify(node, chain, found, plane, shape_env)
+    return found
 
 
 def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:

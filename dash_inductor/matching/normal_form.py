@@ -10,8 +10,9 @@ from torch.fx import Node
 
 from ..model.mask import Band
 from .bands import Scores, hides_a_row, to_band
-from .index_expr import Branch, NotRecognised, Value, assume, same
+from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
 from .predicates import Choice, Comparison, Predicate, comparisons, predicate
+from .restarts import Restarts
 from .token_data import Axis, Load, Loads
 from .token_vectors import Numbers, computable
 
@@ -44,27 +45,26 @@ class Terms:
         band: which pairs of positions may see each other.
         keys: which keys are valid; None if all are.
         segments: which pairs may see each other by the numbers of their segments; None if all may.
+        dense: which pairs of each head may see each other; None if all may.
+        positions: what the numbers of segments are counted from, where that matters for the band (see `restarts`).
     """
 
     band: Band
     keys: Choice | None = None
     segments: SameSegment | None = None
+    dense: Choice | None = None
+    positions: Load | None = None
 
     @property
     def comparisons(self) -> list[Comparison]:
         """What data are compared with."""
-        return [] if self.keys is None else list(comparisons(self.keys))
+        return [found for term in (self.keys, self.dense) if term is not None for found in comparisons(term)]
 
     @property
     def loads(self) -> list[Load]:
         """What the terms read of data."""
         of_segments = [] if self.segments is None else self.segments.loads
         return list(dict.fromkeys([*(comparison.load for comparison in self.comparisons), *of_segments]))
-
-    @property
-    def is_band(self) -> bool:
-        """Whether there is no other term."""
-        return self.keys is None and self.segments is None
 
     def renamed(self, node: Callable[[Node], Node]) -> Terms:
         """The same terms of other nodes."""
@@ -75,28 +75,36 @@ class Terms:
             load = replace(found.comparison.load, node=node(found.comparison.load.node))
             return Choice(replace(found.comparison, load=load), part(found.then), part(found.other))
 
-        keys = None if self.keys is None else part(self.keys)
+        keys, dense = (None if term is None else part(term) for term in (self.keys, self.dense))
         assert not isinstance(keys, bool)
+        assert not isinstance(dense, bool)
         segments = self.segments
         if segments is not None:
             segments = replace(segments, q=segments.q.renamed(node), kv=segments.kv.renamed(node))
-        return Terms(self.band, keys, segments)
+        positions = self.positions
+        if positions is not None:
+            positions = replace(positions, node=node(positions.node))
+        return Terms(self.band, keys, segments, dense, positions)
 
     def __str__(self) -> str:
-        named = [("segments", self.segments), ("keys", self.keys)]
+        named = [("segments", self.segments), ("keys", self.keys), ("dense", self.dense)]
         others = [name for name, term in named if term is not None]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
+def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None) -> Terms:
     """The terms whose conjunction `visible` is.
 
     Every combination of the conditions on data leaves a mask of positions alone.  If that is nothing or always the same
     band, the combinations that leave the band say which keys are valid, and may ask for one equality of numbers.
+    Without `restarts` they say which pairs see each other, as a dense mask does.
 
     Raises:
         NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
     """
+    positions = None
+    if restarts is not None:
+        visible, positions = _without_positions(scores, visible, loads, restarts)
     bands: set[Band] = set()
     cases = 0
 
@@ -118,6 +126,9 @@ def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
     tree = shows_band(visible)
     if not bands:
         raise NotRecognised("not_a_band", "no query sees a key")
+    if restarts is None:
+        dense = predicate(tree, lambda cond: _of_numbers(cond, loads))
+        return Terms(bands.pop(), dense=None if isinstance(dense, bool) else dense)
     equal = _equalities(scores, tree)
     if len(equal) > 1:
         raise NotRecognised("depends_on_input", f"{len(equal)} equalities of numbers of queries and of keys")
@@ -127,7 +138,48 @@ def terms(scores: Scores, visible: Value, loads: Loads) -> Terms:
         tree = assume(tree, symbol - 1, True)
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
     segments = _segments(scores, equal.pop(), loads) if equal else None
-    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments)
+    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments, positions=positions)
+
+
+def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
+    """`visible` without comparisons of positions of packed documents, and these positions; see `restarts`."""
+    for symbol in _equalities(scores, visible):
+        segments = _segments(scores, symbol, loads)
+        inside, outside = (assume(visible, symbol - 1, truth) for truth in (True, False))
+        if any(leaves(outside)) or not segments.is_one_vector or not segments.q.expr.is_Symbol:
+            continue
+        number, used = segments.loads[0], set[Load]()
+
+        def in_places(value: Value, number: Load = number, used: set[Load] = used) -> Value:
+            if not isinstance(value, Branch):
+                return value
+            cond = _in_places(scores, value.cond, loads, restarts, number, used)
+            then, other = in_places(value.then), in_places(value.other)
+            if cond is None:
+                return scores.algebra.branch(value.cond, then, other)
+            return scores.algebra.choose(scores.algebra.at_least_zero(cond), then, other)
+
+        found = in_places(inside)
+        if len(used) == 1:
+            return Branch(symbol - 1, found, False), used.pop()
+    return visible, None
+
+
+def _in_places(
+    scores: Scores, cond: sympy.Expr, loads: Loads, restarts: Restarts, number: Load, used: set[Load]
+) -> sympy.Expr | None:
+    """A condition on the difference of two positions in one document as one on places; None if it is another one."""
+    found = loads.named_in(cond)
+    of_query, of_key = ([(symbol, load) for symbol, load in found if axis in load.axes] for axis in ("q", "kv"))
+    if len(found) != 2 or len(of_query) != 1 or len(of_key) != 1:
+        return None
+    (one, query), (other, key) = of_query[0], of_key[0]
+    sign = cond.coeff(one)
+    known = restarts.difference(number, query, key) if cond.coeff(other) == -sign and sign in (1, -1) else None
+    if known is None:
+        return None
+    used.add(known[1])
+    return sympy.expand(cond - sign * (one - other) + sign * (scores.q - scores.kv + known[0]))
 
 
 def _equalities(scores: Scores, tree: Value) -> set[sympy.Symbol]:
@@ -170,12 +222,18 @@ def _data_condition(scores: Scores, value: Value) -> sympy.Expr | None:
 
 def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> Comparison:
     """A condition on data that belong to keys."""
-    found = loads.named_in(cond)
-    names = ", ".join(load.node.name for _, load in found)
     if scores.q in scores.algebra.moved_by(cond):
+        names = ", ".join(load.node.name for _, load in loads.named_in(cond))
         raise NotRecognised("depends_on_input", f"{names}, computed from an input, decides which queries see a key")
+    return _of_numbers(cond, loads)
+
+
+def _of_numbers(cond: sympy.Expr, loads: Loads) -> Comparison:
+    """A condition on data that compares them with a number."""
+    found = loads.named_in(cond)
     comparison = Comparison.of(cond, *found[0]) if len(found) == 1 else None
     if comparison is None:
+        names = ", ".join(load.node.name for _, load in found)
         raise NotRecognised("depends_on_input", f"{names}, computed from an input, is compared with more than a number")
     return comparison
 

@@ -1,8 +1,8 @@
-"""Which keys are valid: a predicate of loads."""
+"""Which keys are valid, or which pairs see each other: a predicate of loads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,11 @@ def comparisons(found: Predicate) -> Iterator[Comparison]:
         yield from comparisons(found.other)
 
 
-def compute(found: Choice, token: Axis, calculator: Calculator) -> Any:
-    """The predicate as a vector of truth values."""
-    call, here = calculator.call, _compared(found.comparison, token, calculator)
+def compute(found: Choice, axes: Sequence[Axis], calculator: Calculator) -> Any:
+    """The predicate as a tensor of truth values in these dimensions; it has size 1 where it does not change."""
+    call, here = calculator.call, _compared(found.comparison, axes, calculator)
     then, other = (
-        part if isinstance(part, bool) else compute(part, token, calculator) for part in (found.then, found.other)
+        part if isinstance(part, bool) else compute(part, axes, calculator) for part in (found.then, found.other)
     )
     if then is True and other is False:
         return here
@@ -83,8 +83,8 @@ def compute(found: Choice, token: Axis, calculator: Calculator) -> Any:
     return call(aten.bitwise_or.Tensor, *sides)
 
 
-def _compared(comparison: Comparison, token: Axis, calculator: Calculator) -> Any:
-    values = values_of(comparison.load, token, calculator)
+def _compared(comparison: Comparison, axes: Sequence[Axis], calculator: Calculator) -> Any:
+    values = values_of(comparison.load, axes, calculator)
     if meta_of(comparison.load.node).dtype != torch.bool:
         return calculator.call(aten.ge.Scalar if comparison.at_least else aten.le.Scalar, values, comparison.bound)
     return values if comparison.at_least else calculator.call(aten.bitwise_not.default, values)

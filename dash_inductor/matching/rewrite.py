@@ -20,6 +20,7 @@ from ..model.site import Site
 from ..observe.records import SiteRecord
 from ..observe.report import publish
 from ..planning.planner import keeping
+from . import masks
 from .attention_ops import is_attention_backward, op_name
 from .forwards import cause_to_keep, find_forward
 from .math_path import OP, MathCall, math_calls
@@ -90,8 +91,11 @@ def _read(graph: Graph) -> tuple[list[_Reading], list[MathCall]]:
     if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
         return [], []
     readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
-    for reading in readings:
-        reading.read()
+    try:
+        for reading in readings:
+            reading.read()
+    finally:
+        masks.forget(graph)
     return readings, [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
 
 

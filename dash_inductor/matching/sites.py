@@ -12,7 +12,7 @@ from torch.fx import Node
 from .. import toolchain
 from ..config import config
 from ..model.call import Call
-from ..model.mask import Band, Keys, Mask, Operand, Segments
+from ..model.mask import Band, Dense, Keys, Mask, Operand, Segments
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import DType, Site
@@ -212,7 +212,10 @@ def _terms(backend: Backend, args: dict[str, Any]) -> Terms:
 
 
 def mask_of(terms: Terms) -> Mask:
-    """The mask of these terms; its operands are counted in the order in which `extras` makes them."""
+    """The mask of these terms; its operands are counted in the order in which `extras` makes them.
+
+    A dense mask has no other operands.
+    """
     keys = segments = None
     count = 0
     if terms.segments is not None:
@@ -220,7 +223,7 @@ def mask_of(terms: Terms) -> Mask:
         count = segments.kv.index + 1
     if terms.keys is not None:
         keys = Keys(Operand(count))
-    return Mask(terms.band, keys, segments)
+    return Mask(terms.band, keys, segments, None if terms.dense is None else Dense(Operand(0)))
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:

@@ -1,7 +1,8 @@
 """What a mask reads of data: elements of tensors that the graph computes from its inputs, as opaque integers.
 
-A `Load` is an element at a place of the batch entry and the query, or of the batch entry and the key.  How its tensor
-is computed does not matter, because a mask that is written with loads reads the tensor itself.
+A `Load` is an element at a place of the batch entry and the query, or of the batch entry and the key; in a dense mask
+it may be one of the head, the query and the key as well.  How its tensor is computed does not matter, because a mask
+that is written with loads reads the tensor itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.fx import Node
 from .index_expr import Algebra
 from .mask_nodes import Position, depends_on_input, meta_of, shape_of
 
-Axis = Literal["b", "q", "kv"]
+Axis = Literal["b", "h", "q", "kv"]
 
 RANGES = {torch.bool: (0, 1)} | {
     dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
@@ -63,15 +64,17 @@ class Loads:
     Args:
         plane: shape of the scores, [B, H, q_len, kv_len].
         position: the index symbols of the scores.
+        dense: whether there are loads of pairs and of heads.
     """
 
-    def __init__(self, algebra: Algebra, plane: Position, position: Position) -> None:
+    def __init__(self, algebra: Algebra, plane: Position, position: Position, dense: bool = False) -> None:
         self._algebra = algebra
+        self._dense = dense
         self._axes: dict[sympy.Expr, tuple[Axis, sympy.Expr]] = {}
-        names: tuple[Axis, ...] = ("b", "q", "kv")
-        for name, d in zip(names, (0, 2, 3), strict=True):
-            if position[d].is_Symbol:  # else there is only one
-                self._axes[position[d]] = name, plane[d]
+        names: tuple[Axis, ...] = ("b", "h", "q", "kv")
+        for name, index, extent in zip(names, position, plane, strict=True):
+            if index.is_Symbol and (dense or name != "h"):  # where the extent is 1, the index is 0
+                self._axes[index] = name, extent
         self._symbols: dict[Load, sympy.Symbol] = {}
         self._dependent: dict[Node, bool] = {}
 
@@ -86,7 +89,9 @@ class Loads:
         places = [self._place(at, extent) for at, extent in zip(position, shape_of(node), strict=True)]
         known = tuple(place for place in places if place is not None)
         axes = [place.axis for place in known if place.axis is not None]
-        if len(known) < len(places) or len(set(axes)) < len(axes) or {"q", "kv"} <= set(axes):
+        if len(known) < len(places) or len(set(axes)) < len(axes):
+            return None
+        if {"q", "kv"} <= set(axes) and not self._dense:
             return None
         return Load(node, known)
 

@@ -37,20 +37,25 @@ class Calculator(Protocol):
         """The value of a size symbol."""
 
 
-def values_of(load: Load, token: Axis, calculator: Calculator) -> Any:
-    """The elements that a load reads."""
-    values, axes = calculator.tensor(load.node), list[Axis]()
+PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
+"""The dimensions of a dense mask."""
+
+
+def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
+    """The elements that a load reads, in these dimensions."""
+    values, found = calculator.tensor(load.node), list[Axis]()
     for d, place in reversed(list(enumerate(load.places))):
         if place.axis is None:
             values = calculator.call(aten.select.int, values, d, place.start)
             continue
         if place.extent is not None:
             values = calculator.call(aten.slice.Tensor, values, d, place.start, place.start + place.extent)
-        axes.insert(0, place.axis)
-    if axes == [token, "b"]:
-        values = calculator.call(aten.permute.default, values, [1, 0])
-    for d, axis in enumerate(("b", token)):
-        if axis not in axes:
+        found.insert(0, place.axis)
+    order = [found.index(axis) for axis in axes if axis in found]
+    if order != sorted(order):
+        values = calculator.call(aten.permute.default, values, order)
+    for d, axis in enumerate(axes):
+        if axis not in found:
             values = calculator.call(aten.unsqueeze.default, values, d)
     return values
 
@@ -93,7 +98,7 @@ class Numbers:
             return calculator.positions(self.axis)
         if expr.is_Symbol:
             load = dict(self.loads)[expr]
-            values = values_of(load, self.axis, calculator)
+            values = values_of(load, ("b", self.axis), calculator)
             is_wide = meta_of(load.node).dtype == torch.int64
             return values if is_wide else calculator.call(prims.convert_element_type.default, values, torch.int64)
         if isinstance(expr, FloorDiv):

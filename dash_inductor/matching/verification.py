@@ -27,8 +27,9 @@ from . import predicates
 from .index_expr import NotRecognised
 from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
 from .normal_form import Terms
-from .real_values import RealValues, Window, pieces
-from .token_data import RANGES, Axis
+from .real_values import LARGE, RealValues, Window, pieces
+from .token_data import RANGES, Axis, Load
+from .token_vectors import PLANE
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
@@ -40,7 +41,9 @@ ALIGNED_LENGTHS = (64, 512)
 WIDEST_SMALL = 512
 """Bands up to this width are also checked at small lengths that exceed the width."""
 MOST_ASSIGNMENTS = 10
-FEW_VALUES = range(-1, 4)
+STEP = 17
+"""Elements of data that are so far apart in one dimension are next to each other in the dimension before."""
+FEW_VALUES = (-100, *range(-1, 4), 100)
 """Of these, and of numbers close to what data are compared with, the data are made."""
 
 Sizes = dict[sympy.Symbol, sympy.Integer]
@@ -66,11 +69,28 @@ def _values(terms: Terms, sizes: Sizes) -> RealValues:
     values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
     close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
     for load in terms.loads:
+        if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
+            continue  # counted from the positions
         shape, dtype = values.shape(load.node), meta_of(load.node).dtype
         least, greatest = RANGES[dtype]
         choices = torch.tensor(sorted({min(max(x, least), greatest) for x in (*FEW_VALUES, *close)}), dtype=dtype)
-        values.give(load.node, choices[torch.randint(0, len(choices), shape, generator=generator)])
+        steps = [STEP**d for d in range(len(shape))][::-1]  # elements that share memory, as planes are large
+        count = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+        drawn = choices[torch.randint(0, len(choices), (count,), generator=generator)]
+        values.give(load.node, drawn.as_strided(shape, steps))
+    if terms.positions is not None:
+        values.give(terms.positions.node, _positions(terms.positions, values, generator))
     return values
+
+
+def _positions(load: Load, values: RealValues, generator: torch.Generator) -> torch.Tensor:
+    """Positions of packed documents: most are one more than those before, and the others are anywhere."""
+    shape, dtype = values.shape(load.node), meta_of(load.node).dtype
+    dim = next(d for d, place in enumerate(load.places) if place.axis not in (None, "b"))
+    steps = torch.where(
+        torch.rand(shape, generator=generator) < 0.8, 1, torch.randint(-9, 9, shape, generator=generator)
+    )
+    return steps.cumsum(dim).to(dtype)
 
 
 def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> None:
@@ -78,6 +98,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
     resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
     keys, segments = _vectors(terms, values, q_len, kv_len)
+    dense = _plane(terms, values)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -92,6 +113,9 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         if segments is not None:
             q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
             expected = expected & (q[:, None, :, None] == kv[:, None, None])
+        if dense is not None:
+            heads = window[-3] if len(shape) > 2 else (0, 1)
+            expected = expected & _part(dense, entries, heads, rows, columns)
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -109,7 +133,7 @@ def _vectors(
     calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
     keys = segments = None
     if terms.keys is not None:
-        keys = predicates.compute(terms.keys, "kv", calculator)
+        keys = predicates.compute(terms.keys, ("b", "kv"), calculator)
     if terms.segments is not None:
         q = terms.segments.q.compute(calculator)
         segments = q, q if terms.segments.is_one_vector else terms.segments.kv.compute(calculator)
@@ -137,10 +161,21 @@ class _Tensors:
         return int(self.values.size(symbol))
 
 
-def _part(vector: torch.Tensor, entries: tuple[int, int], tokens: tuple[int, int]) -> torch.Tensor:
-    """Of some batch entries and tokens; along a dimension of size 1 a vector is the same everywhere."""
-    parts = (slice(None) if n == 1 else slice(*part) for n, part in zip(vector.shape, (entries, tokens), strict=True))
-    return vector[tuple(parts)]
+def _plane(terms: Terms, values: RealValues) -> torch.Tensor | None:
+    """The dense mask, with size 1 where it does not change."""
+    if terms.dense is None:
+        return None
+    for load in terms.loads:
+        if torch.Size(values.shape(load.node)).numel() > LARGE:
+            raise NotRecognised("value_mismatch", f"{load.node.name} is too large to check")
+    plane: torch.Tensor = predicates.compute(terms.dense, PLANE, _Tensors(values, {}))
+    return plane
+
+
+def _part(tensor: torch.Tensor, *ranges: tuple[int, int]) -> torch.Tensor:
+    """A range along each dimension; along one of size 1 a tensor is the same everywhere."""
+    parts = (slice(None) if n == 1 else slice(*part) for n, part in zip(tensor.shape, ranges, strict=True))
+    return tensor[tuple(parts)]
 
 
 def _at(sizes: Sizes) -> str:

@@ -5,7 +5,7 @@ Matching writes a `Site`, whose `Call` says what is computed; planning makes the
 """
 
 from .call import Call, Order
-from .mask import MAX_LENGTH, Anchor, Band, Keys, Mask, Operand, Segments
+from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Segments
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
@@ -17,6 +17,7 @@ __all__ = [
     "Call",
     "DType",
     "Decision",
+    "Dense",
     "Kept",
     "Keys",
     "Mask",

@@ -121,6 +121,21 @@ class Segments:
 
 
 @dataclass(frozen=True)
+class Dense:
+    """A term of a mask: query i of head h of batch element b sees key j only where ``mask[b, h, i, j]``.
+
+    Args:
+        mask: a bool tensor [batch, heads, q_len, kv_len], any strides; it has size 1 along dimensions that do not
+            matter.
+    """
+
+    mask: Operand
+
+    def __str__(self) -> str:
+        return f"dense({self.mask.index})"
+
+
+@dataclass(frozen=True)
 class Mask:
     """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
 
@@ -131,16 +146,18 @@ class Mask:
     band: Band = Band()
     keys: Keys | None = None
     segments: Segments | None = None
+    dense: Dense | None = None
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the terms read, each once."""
         of_segments = () if self.segments is None else (self.segments.q, self.segments.kv)
         of_keys = () if self.keys is None else (self.keys.valid,)
-        return tuple(dict.fromkeys((*of_segments, *of_keys)))
+        of_dense = () if self.dense is None else (self.dense.mask,)
+        return tuple(dict.fromkeys((*of_segments, *of_keys, *of_dense)))
 
     def __str__(self) -> str:
-        others = [str(term) for term in (self.segments, self.keys) if term is not None]
+        others = [str(term) for term in (self.segments, self.keys, self.dense) if term is not None]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
     @staticmethod
@@ -150,15 +167,22 @@ class Mask:
         Raises:
             ArgumentError: a term that is none, or two terms of one kind.
         """
-        bands, keys, segments = [], [], []
+        bands: list[Band] = []
+        others: dict[str, tuple[Operand, ...]] = {}
         for term in text.split(" & "):
-            match = re.fullmatch(r"(?:keys\((\d+)\)|segments\((\d+),(\d+)\))", term)
+            match = re.fullmatch(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)", term)
             if match is None:
                 bands.append(Band.parse(term))
-            elif match[1] is not None:
-                keys.append(Keys(Operand(int(match[1]))))
-            else:
-                segments.append(Segments(Operand(int(match[2])), Operand(int(match[3]))))
-        if len(bands) > 1 or len(keys) > 1 or len(segments) > 1:
-            raise ArgumentError("mask", text, "at most one band, one segments(...) and one keys(...), joined by ' & '")
-        return Mask(bands[0] if bands else Band(), keys[0] if keys else None, segments[0] if segments else None)
+                continue
+            name, *places = (group for group in match.groups() if group is not None)
+            if name in others:
+                raise ArgumentError("mask", text, f"at most one {name}(...)")
+            others[name] = tuple(Operand(int(place)) for place in places)
+        if len(bands) > 1:
+            raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
+        return Mask(
+            bands[0] if bands else Band(),
+            Keys(*others["keys"]) if "keys" in others else None,
+            Segments(*others["segments"]) if "segments" in others else None,
+            Dense(*others["dense"]) if "dense" in others else None,
+        )

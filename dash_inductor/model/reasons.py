@@ -43,7 +43,10 @@ class Reason(Enum):
     )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
     BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
-    MASK_DEPENDS_ON_INPUT = "mask_depends_on_input", "Model inputs decide in the mask more than which keys are valid."
+    MASK_DEPENDS_ON_INPUT = (
+        "mask_depends_on_input",
+        "Model inputs decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",
+    )
     MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
     MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
     MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the terms that were read back."

@@ -17,6 +17,7 @@ from dash_inductor.matching.mask_nodes import as_expr
 from dash_inductor.matching.masks import MaskResult, recognise
 from dash_inductor.matching.normal_form import Terms
 from dash_inductor.matching.predicates import compute
+from dash_inductor.matching.token_vectors import PLANE
 from dash_inductor.model.mask import Band
 
 MaskMaker = Callable[..., Tensor]
@@ -113,9 +114,11 @@ def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: 
         visible &= distance <= band.hi
     calculator = _Tensors(value, {"q": q_len, "kv": kv_len}, sizes)
     if terms.keys is not None:
-        visible &= compute(terms.keys, "kv", calculator)[:, None, None]
+        visible &= compute(terms.keys, ("b", "kv"), calculator)[:, None, None]
     if terms.segments is not None:
         q, kv = (side.compute(calculator) for side in (terms.segments.q, terms.segments.kv))
         assert not terms.segments.is_one_vector or torch.equal(q, kv)
         visible &= q[:, None, :, None] == kv[:, None, None]
+    if terms.dense is not None:
+        visible &= compute(terms.dense, PLANE, calculator)
     return visible

@@ -468,7 +468,7 @@ def outcome(program: Program) -> str:
         sizes = [sizes[0], *random.Random(program.source).sample(sizes[1:], min(len(sizes) - 1, FEW_SIZES))]
     for chosen in sizes:
         _check(program, module, terms, *chosen)
-    masks._known.pop(module.graph)
+    masks.forget(module.graph)
     for unverified, verified in zip(found, _read(module), strict=True):
         agreed = verified == unverified or (unverified.terms and "cannot be evaluated" in verified.detail)
         assert agreed, f"{unverified}, but with real values {verified}"
