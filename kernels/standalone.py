@@ -68,12 +68,13 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     Args:
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous.
+        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous;
+            (batch, token) of KEYS, Q_IDS, KV_IDS.
     """
     if plan.kernel != PORTABLE.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     batch, q_len, kv_len = _sizes(site)
-    kind = site.band.lo is not None, site.band.hi is not None, site.mask.keys is not None
+    kind = _kind(site)
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
     if plan.dq is not None:
@@ -105,18 +106,24 @@ def render_forward(
     Args:
         plan: its forward's tiles, section and tf32 count, whatever its backward is.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, key) of KEYS.
+        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, token) of KEYS, Q_IDS, KV_IDS.
         interpret: the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles
     if plan.forward != PORTABLE.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
-    kind = site.band.lo is not None, site.band.hi is not None, site.mask.keys is not None
+    kind = _kind(site)
     text = templates.forward_template(*kind)
     extra = templates.forward_constants(site.scale, site.value_dim)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
     return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
+
+
+def _kind(site: Site) -> tuple[bool, bool, bool, bool]:
+    """Which bounds and which vectors the mask has."""
+    band = site.band
+    return band.lo is not None, band.hi is not None, site.mask.keys is not None, site.mask.segments is not None
 
 
 def _sizes(site: Site) -> tuple[int, int, int]:
@@ -136,7 +143,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
-        "KEYS": ((batch, kv_len), "*i1"),
+        "KEYS": ((batch, kv_len), "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
     }  # fmt: skip
 
 
@@ -158,7 +165,7 @@ def _render(
         plan, tiles, site.band, site.scale, site.head_dim, site.group, (q_len, kv_len),
         even_q=q_len % tiles.block_q == 0,
         even_kv=kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=interpret,
-        has_keys=site.mask.keys is not None,
+        has_keys=site.mask.keys is not None, has_segments=site.mask.segments is not None,
     )  # fmt: skip
     arguments: list[str] = []
 

@@ -48,10 +48,10 @@ def load_chosen(ptr, rows, chosen, row_stride, col_stride, HEAD_DIM: tl.constexp
 @triton.jit
 def load_valid(
     ptr, rows, first, end, valid, row_stride, col_stride,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, HAS_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, CHOOSE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of K or V: as `load_tile`; with a vector of keys, zeros also stand for those that are not `valid`."""
-    if HAS_KEYS:
+    """A tile of K or V: as `load_tile`; if keys are to be chosen, with zeros for those that are not `valid`."""
+    if CHOOSE:
         return load_chosen(ptr, rows, valid, row_stride, col_stride, HEAD_DIM, BLOCK_D)
     else:
         return load_tile(ptr, rows, first, end, row_stride, col_stride, HEAD_DIM, BLOCK_D, EVEN)
@@ -71,6 +71,24 @@ def load_keys(ptr, b, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
 
 
 @triton.jit
+def load_ids(ptr, b, rows, first, end, strides, HAS_SEGMENTS: tl.constexpr):
+    """The segment ids of the queries or keys `rows` of batch element `b`; any integers where there are no segments.
+
+    ptr: integers [batch, length], of which nothing outside first .. end-1 is read.  Ids of int32 stay as they are, all
+    others become int64, so that ids of any two types are compared by their values.
+    """
+    if HAS_SEGMENTS:
+        ptrs = ptr + b.to(tl.int64) * strides[0] + rows * strides[1]
+        ids = tl.load(ptrs, mask=(rows >= first) & (rows < end), other=0)
+        if ids.dtype == tl.int32:
+            return ids
+        else:
+            return ids.to(tl.int64)
+    else:
+        return rows
+
+
+@triton.jit
 def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
     """One fp32 value per row; `other` outside first .. end-1, where nothing is read."""
     if EVEN:
@@ -80,10 +98,14 @@ def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
 
 
 @triton.jit
-def visible(q_rows, kv_rows, valid, kv_len, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr):
+def visible(
+    q_rows, q_ids, kv_rows, kv_ids, valid, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+):  # fmt: skip
     """Which (query, key) pairs of a tile the mask lets through.
 
-    `q_rows` broadcasts against `kv_rows` and `valid`, which says of each key whether it is valid (`load_keys`).
+    `q_rows` and their `q_ids` broadcast against `kv_rows`, their `kv_ids` (both ids by `load_ids`) and `valid`, which
+    says of each key whether it is valid (`load_keys`).
     """
     keep = (kv_rows < kv_len) & (q_rows >= 0)
     if HAS_LO:
@@ -92,4 +114,24 @@ def visible(q_rows, kv_rows, valid, kv_len, lo, hi, HAS_LO: tl.constexpr, HAS_HI
         keep = keep & (q_rows - kv_rows <= hi)
     if HAS_KEYS:
         keep = keep & valid
+    if HAS_SEGMENTS:
+        keep = keep & (q_ids == kv_ids)
     return keep
+
+
+@triton.jit
+def seen_keys(
+    q_rows, q_ids, kv_rows, kv_ids, valid, q_len, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+):  # fmt: skip
+    """Which keys of a kv tile some row of a q tile sees, as booleans; arguments as for `visible`, one-dimensional.
+
+    Segments may leave a key without rows, which then may hold anything: a kernel that multiplies it by zeros must not
+    read it.
+    """
+    keep = visible(
+        q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], kv_len, lo, hi,
+        HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
+    )  # fmt: skip
+    keep = keep & (q_rows < q_len)[:, None]
+    return tl.max(keep.to(tl.int32), 0) != 0

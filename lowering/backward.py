@@ -54,7 +54,7 @@ def attention_backward(
     log.debug("lowering %s: call=%s plan=%s", site, call, plan)
     described = Call.parse(call)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    kernels = _Kernels(parsed, described, *tensors, keys=operands(described.mask, extras))
+    kernels = _Kernels(parsed, described, *tensors, vectors=operands(described.mask, extras))
     return kernels.two_pass() if parsed.dq else kernels.one_pass()
 
 
@@ -72,12 +72,13 @@ class _Kernels:
         grad_out: TensorBox,
         out: TensorBox,
         *,
-        keys: Sequence[TensorBox],
+        vectors: Sequence[TensorBox],
     ) -> None:
         self.plan, self.mask, self.scale = plan, call.mask.band, call.scale
+        self.has_keys, self.has_segments = call.mask.keys is not None, call.mask.segments is not None
         self.dq_order, self.dk_order, self.dv_order = call.orders
-        self.keys = keys
-        self.kind = self.mask.lo is not None, self.mask.hi is not None, bool(keys)
+        self.vectors = vectors
+        self.kind = self.mask.lo is not None, self.mask.hi is not None, self.has_keys, self.has_segments
         self.name = kind(call.mask)
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
@@ -98,7 +99,7 @@ class _Kernels:
             f"dash_dq_{self.name}",
             templates.dq_template(*self.kind),
             q_grid,
-            [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *self.keys],
+            [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *self.vectors],
             self._layout(self.query, self.dq_order),
             mutated=[delta],
             call_sizes=[self.batch, self.q_heads, self.q_len],
@@ -154,7 +155,7 @@ class _Kernels:
             f"dash_dkdv_{self.plan.schedule}_{self.name}",
             templates.dkdv_template(self.plan.schedule, *self.kind),
             _dkdv_grid,
-            [*inputs, *self.keys],
+            [*inputs, *self.vectors],
             self._layout(self.key, self.dk_order),
             mutated=inputs[6:],
             call_sizes=[self.batch, self.heads, self.kv_len],
@@ -178,7 +179,8 @@ class _Kernels:
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
-            has_keys=bool(self.keys),
+            has_keys=self.has_keys,
+            has_segments=self.has_segments,
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:

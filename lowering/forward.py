@@ -44,7 +44,8 @@ def attention_forward(
         result: Sequence[TensorBox] = fallback_handler(ops.attention_forward, add_to_fallback_set=False)(*args)
         return result
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
-    band, keys = described.mask.band, operands(described.mask, extras)
+    mask, vectors = described.mask, operands(described.mask, extras)
+    band, has_keys, has_segments = mask.band, mask.keys is not None, mask.segments is not None
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None
@@ -63,16 +64,17 @@ def attention_forward(
         even_q=multiple(q_len, tiles.block_q),
         even_kv=multiple(kv_len, tiles.block_kv),
         interpret=compat.interpreting(),
-        has_keys=bool(keys),
+        has_keys=has_keys,
+        has_segments=has_segments,
     )
     rows = [batch, q_heads, q_len]
     logsumexp = empty(rows, (0, 1, 2), torch.float32, device)
     size = [*rows, value_dim]
     out = template(
-        f"dash_forward_{kind(described.mask)}",
-        templates.forward_template(band.lo is not None, band.hi is not None, bool(keys)),
+        f"dash_forward_{kind(mask)}",
+        templates.forward_template(band.lo is not None, band.hi is not None, has_keys, has_segments),
         q_grid,
-        [*inputs, logsumexp, *keys],
+        [*inputs, logsumexp, *vectors],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,

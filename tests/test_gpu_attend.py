@@ -280,8 +280,7 @@ def test_repeats_and_dynamic_lengths() -> None:
 
 def elements_of(p: KeyedAttention, which: Any) -> KeyedAttention:
     """The same problem for some of its batch elements."""
-    keys = None if p.keys is None else p.keys[which]
-    return replace(p, q=p.q[which], k=p.k[which], v=p.v[which], do=p.do[which], keys=keys)
+    return p.for_elements(lambda t: t[which])
 
 
 def test_any_batch_and_any_place() -> None:

@@ -90,7 +90,7 @@ REFERENCE = KernelFamily(
     _of_table(costs.REFERENCE),
 )  # fmt: skip
 PORTABLE = KernelFamily(
-    "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, False, False,
+    "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal, True, True, False,
     _of_table(costs.PORTABLE),
 )  # fmt: skip
 HOPPER = KernelFamily(
