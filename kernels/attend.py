@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_ids, load_keys, load_tile, load_valid, seen_keys, visible
+from .tiles import head_start, load_ids, load_keys, load_tile, load_valid, visible
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def attend_range(
     """
     out, total, largest = state
     q, k_head, v_head, KEYS, KV_IDS, k_strides, v_strides, keys_strides, kv_ids_strides = operands
-    b, q_rows, q_ids, kv_first, kv_end, q_len, kv_len, lo, hi = place
+    b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi = place
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
@@ -63,15 +63,9 @@ def attend_range(
         p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
         shrink = tl.math.exp2(largest - shift)
         total = tl.math.fma(total, shrink, tl.sum(p, 1))
-        seen = valid
-        if HAS_SEGMENTS:
-            seen = seen_keys(
-                q_rows, q_ids, kv_rows, kv_ids, valid, q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS
-            )
         v = load_valid(
-            v_head, kv_rows, kv_first, kv_end, seen, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV,
-            HAS_KEYS or HAS_SEGMENTS,
-        )  # fmt: skip
+            v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
+        )
         out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
         largest = larger
     return out, total, largest
@@ -95,7 +89,8 @@ def attend_tile(
     strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
     whose entry is zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and
     [batch, kv_len], and the strides (b, token) of both; a row sees only keys of its own id.  Rows that see no key by the
-    band are not read, and keys that no row sees have no part in the result, whatever they hold.
+    band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
+    segments leave without rows, unless they hold finite numbers.
 
     The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
@@ -103,7 +98,7 @@ def attend_tile(
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
     depend on nothing but the operands, the mask and the tile shape.
     """
-    _heads, q_len, kv_len, lo, hi = walk
+    _heads, _q_len, kv_len, lo, hi = walk
     Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
@@ -118,7 +113,7 @@ def attend_tile(
     state = out, total, largest
     q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
     operands = q, k_head, v_head, KEYS, KV_IDS, k_strides, v_strides, keys_strides, kv_ids_strides
-    place = b, q_rows, q_ids, kv_first, kv_end, q_len, kv_len, lo, hi
+    place = b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS or HAS_SEGMENTS:
         state = attend_range(

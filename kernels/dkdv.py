@@ -20,7 +20,6 @@ from .tiles import (
     load_rows,
     load_tile,
     load_valid,
-    seen_keys,
     visible,
 )
 
@@ -48,8 +47,9 @@ def dkdv_tile(
 
     KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key).  No row sees a key whose entry is zero; its dk and
     dv are zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and [batch, kv_len], and
-    the strides (b, token) of both; a row sees only keys of its own id.  With either, the log-sum-exp of a row that is
-    left without keys must be -inf, by which the row is known.
+    the strides (b, token) of both; a row sees only keys of its own id.  If ORDERED, KEYS must also be zero for keys
+    that segments leave without rows, unless they hold finite numbers.  With either, the log-sum-exp of a row that is left without
+    keys must be -inf, by which the row is known.
     """
     heads, q_len, kv_len, lo, hi = walk
     Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
@@ -59,20 +59,9 @@ def dkdv_tile(
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
     kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
-    seen = valid
-    if HAS_SEGMENTS and ORDERED:  # dq is a sum over keys
-        first, _full_first, _full_end, end = dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV)
-        seen = kv_rows < 0
-        for q_tile in range(first, end):
-            q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-            q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
-            seen = seen | seen_keys(
-                q_rows, q_ids, kv_rows, kv_ids, valid, q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS
-            )
     k = load_valid(
-        k_head, kv_rows, kv_first, kv_end, seen, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV,
-        HAS_KEYS or (HAS_SEGMENTS and ORDERED),
-    )  # fmt: skip
+        k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+    )
     v = load_valid(
         v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
     )

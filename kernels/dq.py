@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .delta import delta_tile
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_ids, load_keys, load_rows, load_tile, load_valid, seen_keys, visible
+from .tiles import head_start, load_ids, load_keys, load_rows, load_tile, load_valid, visible
 
 
 @triton.jit
@@ -44,15 +44,9 @@ def dq_tile(
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
         kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
-        seen = valid
-        if HAS_SEGMENTS:
-            seen = seen_keys(
-                q_rows, q_ids, kv_rows, kv_ids, valid, q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS
-            )
         k = load_valid(
-            k_head, kv_rows, kv_first, kv_end, seen, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV,
-            HAS_KEYS or HAS_SEGMENTS,
-        )  # fmt: skip
+            k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+        )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         v = load_valid(
             v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from ..errors import ArgumentError
-from ..model.mask import Band
+from ..model.mask import Band, Mask
 from ..model.plan import Plan, Tiles
 from ..planning.costs import padded
 from ..schedule import codegen, geometry
@@ -43,7 +43,7 @@ _COMMON = (
 """
 )
 
-# KEYS: bool or uint8 [batch, kv_len], an input only of kernels for a vector of valid keys; elsewhere it is never read.
+# KEYS: bool or uint8 [batch, kv_len], an input only of kernels with a vector of keys; elsewhere it is never read.
 _KEYS = """
     keys = KEYS
     keys_strides = ({{stride("KEYS")}},)
@@ -230,6 +230,17 @@ def delta_template() -> str:
     return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
 
 
+def vectors(mask: Mask, *, sums_keys: bool = True) -> tuple[bool, bool]:
+    """Whether a kernel for this mask reads a vector of keys, and whether it reads the ids of segments.
+
+    Args:
+        sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
+            so it must not read keys that no row sees; where there are segments, a vector has to say which they are.
+            Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
+    """
+    return mask.keys is not None or (sums_keys and mask.segments is not None), mask.segments is not None
+
+
 def _data(has_keys: bool, has_segments: bool) -> tuple[str, list[str]]:
     """The lines about the vectors of a mask, and the vectors that are arguments, in the order of the arguments."""
     text = (_SEGMENTS if has_segments else _NO_SEGMENTS) + (_KEYS if has_keys else _NO_KEYS)
@@ -258,15 +269,14 @@ def compile_time_values(
     even_q: bool,
     even_kv: bool,
     interpret: bool,
-    has_keys: bool = False,
-    has_segments: bool = False,
+    vectors: tuple[bool, bool] = (False, False),
 ) -> dict[str, Any]:
     """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
 
     Args:
         lengths: q_len and kv_len, integers or sympy's.
         even_q, even_kv: no tile reaches past q_len, past kv_len.
-        has_keys, has_segments: the kernel reads a vector of valid keys, the ids of segments.
+        vectors: which vectors the kernel reads, as `vectors` says.
     """
     every_row, every_key = geometry.all_seen(mask, *lengths)
     return {
@@ -279,8 +289,8 @@ def compile_time_values(
         "SCALE": scale,
         "HAS_LO": mask.lo is not None,
         "HAS_HI": mask.hi is not None,
-        "HAS_KEYS": has_keys,
-        "HAS_SEGMENTS": has_segments,
+        "HAS_KEYS": vectors[0],
+        "HAS_SEGMENTS": vectors[1],
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",

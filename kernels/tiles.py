@@ -48,10 +48,10 @@ def load_chosen(ptr, rows, chosen, row_stride, col_stride, HEAD_DIM: tl.constexp
 @triton.jit
 def load_valid(
     ptr, rows, first, end, valid, row_stride, col_stride,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, CHOOSE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, HAS_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of K or V: as `load_tile`; if keys are to be chosen, with zeros for those that are not `valid`."""
-    if CHOOSE:
+    """A tile of K or V: as `load_tile`; with a vector of keys, zeros also stand for those that are not `valid`."""
+    if HAS_KEYS:
         return load_chosen(ptr, rows, valid, row_stride, col_stride, HEAD_DIM, BLOCK_D)
     else:
         return load_tile(ptr, rows, first, end, row_stride, col_stride, HEAD_DIM, BLOCK_D, EVEN)
@@ -117,21 +117,3 @@ def visible(
     if HAS_SEGMENTS:
         keep = keep & (q_ids == kv_ids)
     return keep
-
-
-@triton.jit
-def seen_keys(
-    q_rows, q_ids, kv_rows, kv_ids, valid, q_len, kv_len, lo, hi,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-):  # fmt: skip
-    """Which keys of a kv tile some row of a q tile sees, as booleans; arguments as for `visible`, one-dimensional.
-
-    Segments may leave a key without rows, which then may hold anything: a kernel that multiplies it by zeros must not
-    read it.
-    """
-    keep = visible(
-        q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], kv_len, lo, hi,
-        HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-    )  # fmt: skip
-    keep = keep & (q_rows < q_len)[:, None]
-    return tl.max(keep.to(tl.int32), 0) != 0

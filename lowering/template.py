@@ -75,16 +75,6 @@ def kind(mask: Mask) -> str:
     return "_".join([*(bounds or ["full"]), *vectors])
 
 
-def operands(mask: Mask, extras: Sequence[TensorBox]) -> list[TensorBox]:
-    """The tensors that the terms of a mask read, in the order in which templates take them.
-
-    Ids that are one tensor for queries and keys are two arguments of a template.
-    """
-    of_segments = () if mask.segments is None else (mask.segments.q, mask.segments.kv)
-    of_keys = () if mask.keys is None else (mask.keys.valid,)
-    return [realized(extras[operand.index]) for operand in (*of_segments, *of_keys)]
-
-
 def realized(x: TensorBox) -> TensorBox:
     """`x` as a buffer: a template reads memory."""
     x.realize()

@@ -54,8 +54,9 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
     """(out, log-sum-exp) by the kernel that `standalone` renders; `forget` takes back what it knows of lengths."""
     (batch, q_heads, q_len, _), value_dim = p.q.shape, p.v.shape[3]
     strides = {"Q": p.q.stride(), "K": p.k.stride(), "V": p.v.stride()}
-    if p.keys is not None:
-        strides["KEYS"] = p.keys.stride()
+    keys = p.keys if p.segments is None else p.keep().any(1)
+    if keys is not None:
+        strides["KEYS"] = keys.stride()
     q_ids, kv_ids = p.segments or (None, None)
     if q_ids is not None and kv_ids is not None:
         strides |= {"Q_IDS": q_ids.stride(), "KV_IDS": kv_ids.stride()}
@@ -68,7 +69,7 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
         kernel = replace(kernel, text=text)
     out = p.q.new_full((batch, q_heads, q_len, value_dim), float("nan"))
     lse = torch.full((batch, q_heads, q_len), float("nan"))
-    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": p.keys, "Q_IDS": q_ids, "KV_IDS": kv_ids}
+    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": keys, "Q_IDS": q_ids, "KV_IDS": kv_ids}
     kernel.load()[(kernel.grid,)](*[tensors[name] for name in kernel.names])
     return out, lse
 
@@ -183,10 +184,11 @@ def backward(p: KeyedAttention, schedule: str) -> str:
         out = torch.where(keep.any(2)[:, None, :, None], out, fill).to(p.q.dtype)
         q = p.surrounded(fill)
         arguments = [q.do, q.q, q.k, q.v, out, lse.float()]
+        extras = [t.detach() for t in p.extras]
         if dynamic:
-            for t in arguments:
-                torch._dynamo.mark_dynamic(t, 2)
-        result: tuple[Tensor, ...] = compiled(*arguments, p.extras, str(p.call(3)), plan)
+            for t in (*arguments, *extras):
+                torch._dynamo.mark_dynamic(t, 2 if t.dim() > 2 else 1)
+        result: tuple[Tensor, ...] = compiled(*arguments, extras, str(p.call(3)), plan)
         return result
 
     expected = run(0.0)
