@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dash_inductor.matching import masks, token_data
 from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
+from dash_inductor.planning import families
 
 from .support.graphs import (
     BACKWARD,
@@ -523,8 +525,8 @@ def test_queries_and_keys_with_the_same_numbers_have_one_operand(make, mask) -> 
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_no_kernel_for_cuda_reads_segments() -> None:
-    """Until there is one, such sites are kept, and the record says what the mask is."""
+def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portable kernels read them; without them such a site is kept, and the record says what the mask is."""
 
     def bias() -> Tensor:
         position = torch.arange(128, device="cuda")
@@ -532,6 +534,12 @@ def test_no_kernel_for_cuda_reads_segments() -> None:
         zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
         return torch.where(same & (position <= position.unsqueeze(1)), zero, low)
 
+    _, record = rewritten(joint_graph(efficient, bias=bias))
+    assert (record.reason, record.mask) == (None, "causal & segments(0,0)")
+    assert record.plan is not None
+    assert record.plan.kernel == record.plan.forward == "portable"
+    blind = tuple(dataclasses.replace(family, reads_segments=False) for family in families.FAMILIES)
+    monkeypatch.setattr(families, "FAMILIES", blind)
     _, record = rewritten(joint_graph(efficient, bias=bias))
     assert (record.reason, record.mask) == (Reason.MASK_UNSUPPORTED, "causal & segments(0,0)")
     assert "segments" in record.detail

@@ -165,6 +165,25 @@ def inductor(p: KeyedAttention) -> str:
     return "equal"
 
 
+def chunks(p: KeyedAttention) -> str:
+    """Ids that are computed in the graph, by the places of tokens."""
+    batch, length = len(p.q), p.q.shape[2]
+
+    def ids() -> Tensor:
+        return (torch.arange(length) // 8).expand(batch, -1)
+
+    computed = ids()
+    p = replace(p, segments=(computed, computed))
+    call = str(p.call(1))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return keyed.attend(q, k, v, [ids()], call, FORWARD)
+
+    torch._dynamo.reset()
+    same(launched(p), torch.compile(attend, dynamic=False)(p.q, p.k, p.v), "ids of the graph")
+    return "equal"
+
+
 def backward(p: KeyedAttention, schedule: str) -> str:
     """SCHEDULE, or SCHEDULE:dynamic for lengths that the kernels do not know.
 
@@ -204,6 +223,7 @@ MODES: dict[str, Callable[[KeyedAttention], str]] = {
     "poison": poison,
     "bits": bits,
     "inductor": inductor,
+    "chunks": chunks,
 }
 
 
