@@ -88,9 +88,9 @@ def attend_tile(
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
     whose entry is zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and
-    [batch, kv_len], and the strides (b, token) of both; a row sees only keys of its own id.  Rows that see no key by the
-    band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
-    segments leave without rows, unless they hold finite numbers.
+    [batch, kv_len], and the strides (b, token) of both; a row sees only keys of its own id.  Rows that see no key by
+    the band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys
+    that segments leave without rows, unless they hold finite numbers.
 
     The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 

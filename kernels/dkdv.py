@@ -48,8 +48,8 @@ def dkdv_tile(
     KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key).  No row sees a key whose entry is zero; its dk and
     dv are zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and [batch, kv_len], and
     the strides (b, token) of both; a row sees only keys of its own id.  If ORDERED, KEYS must also be zero for keys
-    that segments leave without rows, unless they hold finite numbers.  With either, the log-sum-exp of a row that is left without
-    keys must be -inf, by which the row is known.
+    that segments leave without rows, unless they hold finite numbers.  With either, the log-sum-exp of a row that is
+    left without keys must be -inf, by which the row is known.
     """
     heads, q_len, kv_len, lo, hi = walk
     Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids

@@ -106,7 +106,8 @@ def render_forward(
     Args:
         plan: its forward's tiles, section and tf32 count, whatever its backward is.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, token) of KEYS, Q_IDS, KV_IDS.
+        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, token) of KEYS,
+            Q_IDS, KV_IDS.
         interpret: the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles

@@ -8,6 +8,7 @@ line of output per case.
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 
@@ -112,9 +113,10 @@ def bits(p: KeyedAttention) -> str:
     same(expected, launched(p, section=1), "other launch order")
     for b in range(len(p.q)):
         at = slice(b, b + 1)
-        alone = p.for_elements(lambda t, at=at: t[at])  # type: ignore[misc]  # mypy infers no type of such a lambda
+        alone = p.for_elements(operator.itemgetter(at))
         same((out[at], lse[at]), launched(alone), "a batch element alone")
-        same((out[at], lse[at]), [x[1:] for x in launched(alone.for_elements(lambda t: t.expand(2, *t.shape[1:])))], "a batch element in another batch")
+        twice = alone.for_elements(lambda t: t.expand(2, *t.shape[1:]))
+        same((out[at], lse[at]), [x[1:] for x in launched(twice)], "a batch element in another batch")
     for h in range(p.k.shape[1]):
         heads = slice(h * p.group, (h + 1) * p.group)
         alone = replace(p, q=p.q[:, heads], k=p.k[:, h : h + 1], v=p.v[:, h : h + 1])
