@@ -22,15 +22,16 @@ import triton
 import triton.language as tl
 
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_keys, load_tile, load_valid, visible
+from .tiles import head_start, load_ids, load_keys, load_tile, load_valid, visible
 
 
 @triton.jit
 def attend_range(
     state, operands, place, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_KV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
 
@@ -39,11 +40,12 @@ def attend_range(
     made of them.
     """
     out, total, largest = state
-    q, k_head, v_head, KEYS, k_strides, v_strides, keys_strides = operands
-    b, q_rows, kv_first, kv_end, kv_len, lo, hi = place
+    q, k_head, v_head, KEYS, KV_IDS, k_strides, v_strides, keys_strides, kv_ids_strides = operands
+    b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi = place
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
+        kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )
@@ -51,7 +53,10 @@ def attend_range(
         if SIGN <= 0:
             s = s * SIGN
         if MASKED:
-            keep = visible(q_rows[:, None], kv_rows[None, :], valid[None, :], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS)
+            keep = visible(
+                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], kv_len, lo, hi,
+                HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
+            )  # fmt: skip
             s = tl.where(keep, s, float("-inf"))
         larger = tl.maximum(largest, tl.max(s, 1) * SLOPE)
         shift = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
@@ -68,12 +73,12 @@ def attend_range(
 
 @triton.jit
 def attend_tile(
-    Q, K, V, KEYS, q_strides, k_strides, v_strides, keys_strides,
+    Q, K, V, KEYS, ids, q_strides, k_strides, v_strides, keys_strides,
     b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp) of q tile `q_tile` of query head `hq` of batch element `b`.
 
@@ -82,7 +87,10 @@ def attend_tile(
 
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
-    whose entry is zero.  Rows that see no key by the band, and keys that no row sees, are not read.
+    whose entry is zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and
+    [batch, kv_len], and the strides (b, token) of both; a row sees only keys of its own id.  Rows that see no key by
+    the band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys
+    that segments leave without rows, unless they hold finite numbers.
 
     The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
@@ -91,6 +99,7 @@ def attend_tile(
     depend on nothing but the operands, the mask and the tile shape.
     """
     _heads, _q_len, kv_len, lo, hi = walk
+    Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
@@ -102,28 +111,29 @@ def attend_tile(
     total = tl.zeros([BLOCK_Q], tl.float32)
     largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     state = out, total, largest
-    operands = q, k_head, v_head, KEYS, k_strides, v_strides, keys_strides
-    place = b, q_rows, kv_first, kv_end, kv_len, lo, hi
+    q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
+    operands = q, k_head, v_head, KEYS, KV_IDS, k_strides, v_strides, keys_strides, kv_ids_strides
+    place = b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
-    if HAS_KEYS:
+    if HAS_KEYS or HAS_SEGMENTS:
         state = attend_range(
             state, operands, place, first, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV,
-            HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+            HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
         )  # fmt: skip
     else:
         if HAS_HI:
             state = attend_range(
                 state, operands, place, first, full_first, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
             )  # fmt: skip
         state = attend_range(
             state, operands, place, full_first, full_end, False, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
         )  # fmt: skip
         if HAS_LO or HAS_HI or not EVEN_KV:
             state = attend_range(
                 state, operands, place, full_end, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, EVEN_KV, PRECISION, STAGES, INDEX,
+                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
             )  # fmt: skip
     out, total, largest = state
     sees = total != 0.0

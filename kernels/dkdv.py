@@ -12,16 +12,27 @@ from .schedule_functions import (
     dash_seen_rows,
     dash_visits,
 )
-from .tiles import head_start, load_chosen, load_keys, load_rows, load_tile, load_valid, visible
+from .tiles import (
+    head_start,
+    load_chosen,
+    load_ids,
+    load_keys,
+    load_rows,
+    load_tile,
+    load_valid,
+    visible,
+)
 
 
 @triton.jit
 def dkdv_tile(
-    Q, K, V, DO, LSE, DELTA, DQ, SEM, KEYS, q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
+    Q, K, V, DO, LSE, DELTA, DQ, SEM, KEYS, ids,
+    q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
     b, h, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
-    ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
@@ -35,14 +46,19 @@ def dkdv_tile(
     hold anything: they are not read.
 
     KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key).  No row sees a key whose entry is zero; its dk and
-    dv are zero.  The log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
+    dv are zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and [batch, kv_len], and
+    the strides (b, token) of both; a row sees only keys of its own id.  If ORDERED, KEYS must also be zero for keys
+    that segments leave without rows, unless they hold finite numbers.  With either, the log-sum-exp of a row that is
+    left without keys must be -inf, by which the row is known.
     """
     heads, q_len, kv_len, lo, hi = walk
+    Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
+    kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
     k = load_valid(
         k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
     )
@@ -63,8 +79,9 @@ def dkdv_tile(
         for step in tl.range(0, steps, num_stages=STAGES):
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-            if HAS_KEYS:
-                nothing = float("-inf")  # the log-sum-exp of a row whose keys are all invalid
+            q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
+            if HAS_KEYS or HAS_SEGMENTS:
+                nothing = float("-inf")  # the log-sum-exp of a row that sees no key
                 seeing = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], nothing, EVEN_Q) != nothing
                 q = load_chosen(q_head, q_rows, seeing, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D)
             else:
@@ -72,7 +89,7 @@ def dkdv_tile(
             lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
             # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            if HAS_KEYS:
+            if HAS_KEYS or HAS_SEGMENTS:
                 do = load_chosen(do_head, q_rows, seeing, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
@@ -80,16 +97,16 @@ def dkdv_tile(
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
             # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
-            masked = (HAS_KEYS and ORDERED) or ((q_tile < full_first) | (q_tile >= full_end))
-            if (HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or not EVEN_KV) and masked:
+            masked = (HAS_KEYS and ORDERED) or HAS_SEGMENTS or ((q_tile < full_first) | (q_tile >= full_end))
+            if (HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or HAS_SEGMENTS or not EVEN_KV) and masked:
                 keep = visible(
-                    q_rows[None, :], kv_rows[:, None], valid[:, None], kv_len, lo, hi, HAS_LO, HAS_HI,
-                    HAS_KEYS and ORDERED,
+                    q_rows[None, :], q_ids[None, :], kv_rows[:, None], kv_ids[:, None], valid[:, None], kv_len, lo, hi,
+                    HAS_LO, HAS_HI, HAS_KEYS and ORDERED, HAS_SEGMENTS,
                 )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
-            if HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or not EVEN_KV:
+            if HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or HAS_SEGMENTS or not EVEN_KV:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)
             ds = ds.to(q.dtype)

@@ -5,25 +5,26 @@ import triton.language as tl
 
 from .delta import delta_tile
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_keys, load_rows, load_tile, load_valid, visible
+from .tiles import head_start, load_ids, load_keys, load_rows, load_tile, load_valid, visible
 
 
 @triton.jit
 def dq_tile(
-    Q, K, V, OUT, DO, LSE, DELTA, KEYS,
+    Q, K, V, OUT, DO, LSE, DELTA, KEYS, ids,
     q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
     b, hq, q_tile, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
     Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta, which is
     rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.  dq of a row
-    whose log-sum-exp is -inf, which has no valid key, is zero.
+    whose log-sum-exp is -inf, which sees no key, is zero.
     """
     heads, q_len, kv_len, lo, hi = walk
+    Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
@@ -33,6 +34,7 @@ def dq_tile(
     tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
     q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
     log2e = 1.4426950408889634
     lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
@@ -41,6 +43,7 @@ def dq_tile(
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
+        kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )
@@ -51,11 +54,14 @@ def dq_tile(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
         ds = p * (dp - delta[:, None])
-        masked = HAS_KEYS or ((kv < full_first) | (kv >= full_end))
-        if (HAS_LO or HAS_HI or HAS_KEYS or not EVEN_KV) and masked:
-            keep = visible(q_rows[:, None], kv_rows[None, :], valid[None, :], kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS)
+        masked = HAS_KEYS or HAS_SEGMENTS or ((kv < full_first) | (kv >= full_end))
+        if (HAS_LO or HAS_HI or HAS_KEYS or HAS_SEGMENTS or not EVEN_KV) and masked:
+            keep = visible(
+                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], kv_len, lo, hi,
+                HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
+            )  # fmt: skip
             ds = tl.where(keep, ds, 0.0)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    if HAS_KEYS:
+    if HAS_KEYS or HAS_SEGMENTS:
         dq = tl.where((lse != float("-inf"))[:, None], dq, 0.0)
     return dq * scale

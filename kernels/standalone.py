@@ -68,17 +68,18 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     Args:
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous.
+        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous;
+            (batch, token) of KEYS, Q_IDS, KV_IDS.
     """
     if plan.kernel != PORTABLE.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     batch, q_len, kv_len = _sizes(site)
-    kind = site.band.lo is not None, site.band.hi is not None, site.mask.keys is not None
+    bounds = site.band.lo is not None, site.band.hi is not None
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
     if plan.dq is not None:
         programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
-        text = templates.dq_template(*kind)
+        text = templates.dq_template(*bounds, *templates.vectors(site.mask))
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, {}))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
@@ -87,7 +88,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
-    text = templates.dkdv_template(plan.schedule, *kind)
+    text = templates.dkdv_template(plan.schedule, *bounds, *templates.vectors(site.mask, sums_keys=plan.dq is None))
     programs = batch * site.kv_heads * slots
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     return kernels
@@ -105,15 +106,16 @@ def render_forward(
     Args:
         plan: its forward's tiles, section and tf32 count, whatever its backward is.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, key) of KEYS.
+        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, token) of KEYS,
+            Q_IDS, KV_IDS.
         interpret: the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles
     if plan.forward != PORTABLE.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
-    kind = site.band.lo is not None, site.band.hi is not None, site.mask.keys is not None
-    text = templates.forward_template(*kind)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    text = templates.forward_template(*bounds, *templates.vectors(site.mask))
     extra = templates.forward_constants(site.scale, site.value_dim)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
     return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
@@ -136,7 +138,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
-        "KEYS": ((batch, kv_len), "*i1"),
+        "KEYS": ((batch, kv_len), "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
     }  # fmt: skip
 
 
@@ -158,7 +160,7 @@ def _render(
         plan, tiles, site.band, site.scale, site.head_dim, site.group, (q_len, kv_len),
         even_q=q_len % tiles.block_q == 0,
         even_kv=kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=interpret,
-        has_keys=site.mask.keys is not None,
+        vectors=templates.vectors(site.mask, sums_keys=extra.get("ORDERED", True)),
     )  # fmt: skip
     arguments: list[str] = []
 

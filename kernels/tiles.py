@@ -71,6 +71,24 @@ def load_keys(ptr, b, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
 
 
 @triton.jit
+def load_ids(ptr, b, rows, first, end, strides, HAS_SEGMENTS: tl.constexpr):
+    """The segment ids of the queries or keys `rows` of batch element `b`; any integers where there are no segments.
+
+    ptr: integers [batch, length], of which nothing outside first .. end-1 is read.  Ids of int32 stay as they are, all
+    others become int64, so that ids of any two types are compared by their values.
+    """
+    if HAS_SEGMENTS:
+        ptrs = ptr + b.to(tl.int64) * strides[0] + rows * strides[1]
+        ids = tl.load(ptrs, mask=(rows >= first) & (rows < end), other=0)
+        if ids.dtype == tl.int32:
+            return ids
+        else:
+            return ids.to(tl.int64)
+    else:
+        return rows
+
+
+@triton.jit
 def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
     """One fp32 value per row; `other` outside first .. end-1, where nothing is read."""
     if EVEN:
@@ -80,10 +98,14 @@ def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
 
 
 @triton.jit
-def visible(q_rows, kv_rows, valid, kv_len, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr):
+def visible(
+    q_rows, q_ids, kv_rows, kv_ids, valid, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+):  # fmt: skip
     """Which (query, key) pairs of a tile the mask lets through.
 
-    `q_rows` broadcasts against `kv_rows` and `valid`, which says of each key whether it is valid (`load_keys`).
+    `q_rows` and their `q_ids` broadcast against `kv_rows`, their `kv_ids` (both ids by `load_ids`) and `valid`, which
+    says of each key whether it is valid (`load_keys`).
     """
     keep = (kv_rows < kv_len) & (q_rows >= 0)
     if HAS_LO:
@@ -92,4 +114,6 @@ def visible(q_rows, kv_rows, valid, kv_len, lo, hi, HAS_LO: tl.constexpr, HAS_HI
         keep = keep & (q_rows - kv_rows <= hi)
     if HAS_KEYS:
         keep = keep & valid
+    if HAS_SEGMENTS:
+        keep = keep & (q_ids == kv_ids)
     return keep

@@ -23,7 +23,8 @@ from ..model.call import Call
 from ..model.plan import Plan, Tiles
 from ..schedule import schedules
 from . import early
-from .template import empty, kind, operands, q_grid, realized, strides, template
+from .template import empty, kind, q_grid, realized, strides, template
+from .vectors import Vectors
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -54,7 +55,7 @@ def attention_backward(
     log.debug("lowering %s: call=%s plan=%s", site, call, plan)
     described = Call.parse(call)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    kernels = _Kernels(parsed, described, *tensors, keys=operands(described.mask, extras))
+    kernels = _Kernels(parsed, described, *tensors, extras=extras)
     return kernels.two_pass() if parsed.dq else kernels.one_pass()
 
 
@@ -72,12 +73,11 @@ class _Kernels:
         grad_out: TensorBox,
         out: TensorBox,
         *,
-        keys: Sequence[TensorBox],
+        extras: Sequence[TensorBox],
     ) -> None:
-        self.plan, self.mask, self.scale = plan, call.mask.band, call.scale
+        self.plan, self.mask, self.scale = plan, call.mask, call.scale
         self.dq_order, self.dk_order, self.dv_order = call.orders
-        self.keys = keys
-        self.kind = self.mask.lo is not None, self.mask.hi is not None, bool(keys)
+        self.bounds = self.mask.band.lo is not None, self.mask.band.hi is not None
         self.name = kind(call.mask)
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
@@ -89,21 +89,23 @@ class _Kernels:
         guard = V.graph.sizevars.guard_int
         self.head_dim = guard(head_dim)
         self.group = guard(self.q_heads) // guard(self.heads)
+        self.vectors = Vectors(call.mask, extras, (self.q_len, self.kv_len))
 
     def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The dq kernel, which also writes delta, then the dk/dv kernel."""
         assert self.plan.dq is not None
         delta = empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
+        tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out]
         dq = template(
             f"dash_dq_{self.name}",
-            templates.dq_template(*self.kind),
+            templates.dq_template(*self.bounds, *templates.vectors(self.mask)),
             q_grid,
-            [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *self.keys],
+            [*tensors, *self.vectors.arguments(sums_keys=True)],
             self._layout(self.query, self.dq_order),
             mutated=[delta],
             call_sizes=[self.batch, self.q_heads, self.q_len],
             tiles=self.plan.dq,
-            constants=self._constants(self.plan.dq),
+            constants=self._constants(self.plan.dq, sums_keys=True),
         )
         dk, dv = self._dkdv(delta, None)
         return dq, dk, dv
@@ -121,7 +123,7 @@ class _Kernels:
             mutated=[],
             call_sizes=rows,
             tiles=self.plan.dkdv,
-            constants=self._constants(self.plan.dkdv),
+            constants=self._constants(self.plan.dkdv, sums_keys=False),
         )
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
         accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
@@ -132,8 +134,8 @@ class _Kernels:
         return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
 
     def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> tuple[TensorBox, TensorBox]:
-        tiles = self.plan.dkdv
-        schedule = schedules.define(self.plan.schedule, self.mask)
+        tiles, ordered = self.plan.dkdv, accumulator is not None
+        schedule = schedules.define(self.plan.schedule, self.mask.band)
         dv = empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
         inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
         extra: dict[str, Any] = {}
@@ -152,25 +154,25 @@ class _Kernels:
                 extra["cooperative"] = True
         dk = template(
             f"dash_dkdv_{self.plan.schedule}_{self.name}",
-            templates.dkdv_template(self.plan.schedule, *self.kind),
+            templates.dkdv_template(self.plan.schedule, *self.bounds, *templates.vectors(self.mask, sums_keys=ordered)),
             _dkdv_grid,
-            [*inputs, *self.keys],
+            [*inputs, *self.vectors.arguments(sums_keys=ordered)],
             self._layout(self.key, self.dk_order),
             mutated=inputs[6:],
             call_sizes=[self.batch, self.heads, self.kv_len],
             tiles=tiles,
-            constants=self._constants(tiles, schedule.parts)
-            | {"ORDERED": accumulator is not None, "PARTS": schedule.parts},
+            constants=self._constants(tiles, schedule.parts, sums_keys=ordered)
+            | {"ORDERED": ordered, "PARTS": schedule.parts},
             **extra,
         )
         return dk, dv
 
-    def _constants(self, tiles: Tiles, parts: int = 1) -> dict[str, Any]:
+    def _constants(self, tiles: Tiles, parts: int = 1, *, sums_keys: bool) -> dict[str, Any]:
         multiple = V.graph.sizevars.statically_known_multiple_of
         return templates.compile_time_values(
             self.plan,
             tiles,
-            self.mask,
+            self.mask.band,
             self.scale,
             self.head_dim,
             self.group,
@@ -178,7 +180,7 @@ class _Kernels:
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
-            has_keys=bool(self.keys),
+            vectors=templates.vectors(self.mask, sums_keys=sums_keys),
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:

@@ -14,7 +14,8 @@ from .. import compat, ops
 from ..kernels import registry, templates
 from ..model.call import Call
 from ..model.plan import Plan
-from .template import empty, kind, operands, q_grid, realized, strides, template
+from .template import empty, kind, q_grid, realized, strides, template
+from .vectors import Vectors
 
 log = logging.getLogger("dash_inductor")
 
@@ -44,10 +45,11 @@ def attention_forward(
         result: Sequence[TensorBox] = fallback_handler(ops.attention_forward, add_to_fallback_set=False)(*args)
         return result
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
-    band, keys = described.mask.band, operands(described.mask, extras)
+    mask, band = described.mask, described.mask.band
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None
+    vectors = templates.vectors(mask)
     guard, multiple = V.graph.sizevars.guard_int, V.graph.sizevars.statically_known_multiple_of
     batch, q_heads, q_len, head_dim = query.get_size()
     _, heads, kv_len, value_dim = value.get_size()
@@ -63,16 +65,16 @@ def attention_forward(
         even_q=multiple(q_len, tiles.block_q),
         even_kv=multiple(kv_len, tiles.block_kv),
         interpret=compat.interpreting(),
-        has_keys=bool(keys),
+        vectors=vectors,
     )
     rows = [batch, q_heads, q_len]
     logsumexp = empty(rows, (0, 1, 2), torch.float32, device)
     size = [*rows, value_dim]
     out = template(
-        f"dash_forward_{kind(described.mask)}",
-        templates.forward_template(band.lo is not None, band.hi is not None, bool(keys)),
+        f"dash_forward_{kind(mask)}",
+        templates.forward_template(band.lo is not None, band.hi is not None, *vectors),
         q_grid,
-        [*inputs, logsumexp, *keys],
+        [*inputs, logsumexp, *Vectors(mask, extras, (q_len, kv_len)).arguments(sums_keys=True)],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,

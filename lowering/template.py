@@ -71,12 +71,8 @@ def q_grid(
 def kind(mask: Mask) -> str:
     """What tells the text of a mask's kernels from that of others, for their names."""
     bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
-    return "_".join([*(bounds or ["full"]), *(["keys"] if mask.keys else [])])
-
-
-def operands(mask: Mask, extras: Sequence[TensorBox]) -> list[TensorBox]:
-    """The tensors that the terms of a mask read, in the order in which templates take them."""
-    return [realized(extras[operand.index]) for operand in mask.operands]
+    vectors = [name for name, term in (("segments", mask.segments), ("keys", mask.keys)) if term is not None]
+    return "_".join([*(bounds or ["full"]), *vectors])
 
 
 def realized(x: TensorBox) -> TensorBox:

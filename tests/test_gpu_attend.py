@@ -1,4 +1,4 @@
-"""The portable forward on a GPU, and the portable kernels with a vector of valid keys: values, and bit by bit."""
+"""The portable forward on a GPU, and the portable kernels of masks that are data: values, and bit by bit."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def arch() -> str:
 def problem(
     dims: Dims, mask: Band, q_len: int, kv_len: int, *, batch: int = 2, kv_heads: int = 2, group: int = 1,
     dtype: torch.dtype = BF16, scale: float | None = None, valid: str = "all",
+    documents: str = "none",
 ) -> KeyedAttention:  # fmt: skip
     return KeyedAttention.random(
         q_len, kv_len, mask, dims=dims, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, valid=valid,
-        scale=dims[0] ** -0.5 if scale is None else scale, device=DEVICE,
+        documents=documents, scale=dims[0] ** -0.5 if scale is None else scale, device=DEVICE,
     )  # fmt: skip
 
 
@@ -280,8 +281,7 @@ def test_repeats_and_dynamic_lengths() -> None:
 
 def elements_of(p: KeyedAttention, which: Any) -> KeyedAttention:
     """The same problem for some of its batch elements."""
-    keys = None if p.keys is None else p.keys[which]
-    return replace(p, q=p.q[which], k=p.k[which], v=p.v[which], do=p.do[which], keys=keys)
+    return p.for_elements(lambda t: t[which])
 
 
 def test_any_batch_and_any_place() -> None:
@@ -375,19 +375,21 @@ KEYED_LENGTHS = [(113, 300), (257, 257), (300, 130), (512, 640)]
 VALID = ["ones", "padded", "left", "holes", "nobody"]
 
 
-def keyed(q_len: int, kv_len: int, valid: str) -> list[KeyedAttention]:
+def keyed(q_len: int, kv_len: int, valid: str, documents: str = "none") -> list[KeyedAttention]:
     """In the layout of larger tensors, which may hold anything."""
     return [
-        problem((dim, dim), mask, q_len, kv_len, batch=3, group=group, dtype=dtype, valid=valid).surrounded(0.0)
+        problem(
+            (dim, dim), mask, q_len, kv_len, batch=3, group=group, dtype=dtype, valid=valid, documents=documents
+        ).surrounded(0.0)
         for dim, mask, group, dtype, _ in KEYED
     ]
 
 
-def keyed_plans(schedule: str) -> list[Plan]:
+def keyed_plans(schedule: str, documents: str = "none") -> list[Plan]:
     """The planner's, under "two_pass" or (any other word) the ordered schedule of each problem."""
     return [
         plan(p.site(), arch(), schedule if schedule == "two_pass" else ordered)
-        for p, (_, _, _, _, ordered) in zip(keyed(*KEYED_LENGTHS[0], "holes"), KEYED, strict=True)
+        for p, (_, _, _, _, ordered) in zip(keyed(*KEYED_LENGTHS[0], "holes", documents), KEYED, strict=True)
     ]
 
 
@@ -462,3 +464,62 @@ def test_keys_of_ones_change_no_bit() -> None:
     half = len(without)
     assert differing([r[:2] for r in results[:half]], [r[:2] for r in results[half:]]) == [], "out, log-sum-exp"
     assert differing([r[2:] for r in results[:half]], [r[2:] for r in results[half:]]) == [], "gradients"
+
+
+# ---- segments
+
+DOCUMENTS = ["sorted", "repeated", "single", "apart", "same"]
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("schedule", ["two_pass", "ordered"])
+def test_segments(schedule: str, documents: str) -> None:
+    """Forward and backward of documents, without and with valid keys; what nobody sees may hold anything.
+
+    One graph serves all lengths, except for equal ones, where queries and keys have one vector of ids.
+    """
+    plans = keyed_plans(schedule, documents)
+    assert {(p.kernel, p.forward, p.dq is None) for p in plans} == {("portable", "portable", schedule == "ordered")}
+    for valid in ("all", "holes"):
+        runs: dict[bool, Together] = {}
+        for q_len, kv_len in KEYED_LENGTHS:
+            problems = keyed(q_len, kv_len, valid, documents)
+            one = q_len == kv_len
+            if one not in runs:
+                runs[one] = Together(problems, plans, with_backward=True, dynamic=() if one else (2,))
+            expected = runs[one](problems)
+            for p, results in zip(problems, expected, strict=True):
+                check_keyed(p, results)
+            for fill in (float("nan"), float("inf")):
+                poisoned = runs[one]([p.surrounded(fill) for p in problems])
+                assert differing(expected, poisoned) == [], (q_len, kv_len, valid, fill)
+
+
+@pytest.mark.parametrize("schedule", ["two_pass", "ordered"])
+def test_segments_bit_by_bit(schedule: str) -> None:
+    """Repeats, idle and under load; a batch element alone."""
+    problems, plans = keyed(512, 640, "holes", "repeated"), keyed_plans(schedule, "repeated")
+    run = Together(problems, plans, with_backward=True)
+    expected = [tuple(t.clone() for t in result) for result in run(problems)]
+    for p, results in zip(problems, expected, strict=True):
+        check_keyed(p, results)
+    assert differing_runs(lambda: flat(run(problems)), 100) == 0
+    assert differing_runs(lambda: flat(run(problems)), 100, load=True) == 0
+    assert differing_runs(lambda: flat(run(problems)), 20, poisoned=True) == 0
+    dynamic = Together(problems, plans, with_backward=True, dynamic=(0, 2))
+    assert differing(expected, dynamic(problems)) == []
+    order = torch.tensor([2, 0], device=DEVICE)
+    parts = [elements_of(p, order) for p in problems]
+    assert differing([tuple(t[order] for t in result) for result in expected], dynamic(parts)) == []
+
+
+def test_one_document_changes_no_bit() -> None:
+    """Neither of the forward nor, under the same plan, of the gradients."""
+    one = [
+        problem((dim, dim), mask, 300, 333, group=group, dtype=dtype, documents="same")
+        for dim, mask, group, dtype, _ in KEYED
+    ]
+    without = [replace(p, segments=None) for p in one]
+    plans = [*keyed_plans("two_pass")[:2], *keyed_plans("ordered")[2:]]
+    results = Together([*without, *one], plans * 2, with_backward=True)([*without, *one])
+    assert differing(results[: len(one)], results[len(one) :]) == []

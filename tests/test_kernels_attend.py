@@ -1,4 +1,4 @@
-"""The portable forward in Triton's interpreter, rendered alone and through Inductor, and the backward with keys."""
+"""The portable forward in Triton's interpreter, alone and through Inductor, and the backward of masks that are data."""
 
 from __future__ import annotations
 
@@ -27,32 +27,59 @@ EXACT = [
     "band(500;600),33,40,24,24,1,float32,0.3,all",
     "full,40,70,24,24,2,float32,0.0,holes",
 ]
+# The same, and the documents of the segments.
+SEGMENTS = [
+    "causal,70,70,24,24,1,float32,0.3,all,sorted",
+    "full,40,70,24,24,2,float16,-0.3,all,repeated",
+    "causal:bottom_right,33,70,24,16,1,float32,0.3,holes,repeated",
+    "band(0;20),70,45,24,24,2,float32,0.3,all,single",
+    "full,33,33,16,16,1,float32,0.3,nobody,single",
+    "band(-9;9),70,33,24,24,1,float32,0.3,all,apart",
+    "full,33,40,24,24,2,float32,0.0,left,apart",
+    "causal,64,48,64,32,1,float32,0.3,all,same",
+    "band(500;600),33,40,24,24,1,float32,0.3,all,sorted",
+]
 POISON = [
     "causal,20,48,24,24,2,float32,0.3,all",
     "band(0;9),64,33,24,40,1,float32,-0.3,padded",
     "causal:bottom_right,48,20,24,24,1,float32,0.0,holes",
     "full,33,40,24,24,1,float16,0.3,nobody",
     "band(-30;-20),20,70,24,24,1,float32,0.3,left",
+    "full,40,70,24,24,1,float32,0.3,all,apart",
+    "causal,40,33,24,24,2,float32,-0.3,holes,repeated",
+    "band(0;9),48,64,24,24,1,float32,0.3,all,single",
+    "causal:bottom_right,48,20,24,24,1,float32,0.3,all,sorted",
 ]
 EVEN = ["full,64,48,16,16,1,float32,0.3,all", "causal,64,48,24,24,1,float32,0.3,padded"]
 BITS = [*EVEN, "full,40,33,24,16,2,float16,-0.3,holes", "band(-9;9):bottom_right,40,50,24,40,2,float16,0.3,all"]
+BITS += ["causal,40,50,24,24,2,float16,0.3,all,apart", "full,33,33,24,24,1,float32,0.3,holes,sorted"]
 INDUCTOR = [
     "causal,64,48,16,24,2,float32,0.3,holes",
     "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,all",
     "full,64,32,24,24,1,float32,0.3,all",
+    "causal,64,64,24,24,2,float32,0.3,all,sorted",
+    "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,holes,apart",
 ]
+CHUNKS = "causal,40,40,24,24,2,float32,0.3,all"
 BACKWARD = [
     "two_pass,band(0;20),40,50,24,24,2,float32,0.3,holes",
     "two_pass,causal,40,40,24,24,1,float32,-0.3,left",
     "two_pass,full,32,48,24,24,1,float32,0.3,nobody",
     "spt,causal:bottom_right,40,33,24,24,1,float32,0.3,left",
     "fold,full,32,64,24,24,2,float32,0.3,nobody",
+    "two_pass,causal,70,70,24,24,1,float32,0.3,all,sorted",
+    "two_pass,full,40,50,24,24,2,float32,0.3,all,apart",
+    "two_pass:dynamic,causal:bottom_right,40,33,24,24,2,float32,0.3,holes,repeated",
+    "spt,band(0;20),33,50,24,24,2,float32,-0.3,all,single",
+    "fold,causal,40,40,24,24,1,float32,0.3,left,repeated",
+    "ascending:dynamic,full,40,33,24,24,1,float32,0.3,all,apart",
 ]
 CASES = [
-    *(f"exact,{case}" for case in EXACT),
+    *(f"exact,{case}" for case in (*EXACT, *SEGMENTS)),
     *(f"poison,{case}" for case in POISON),
     *(f"bits,{case}" for case in BITS),
     *(f"inductor,{case}" for case in INDUCTOR),
+    f"chunks,{CHUNKS}",
     *BACKWARD,
 ]
 # against fp64: fp32 keeps 24 bits; p is rounded to 11 before it meets v, and out once more
@@ -71,19 +98,19 @@ def results() -> dict[str, str]:
     return dict(zip(CASES, lines, strict=True))
 
 
-@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("case", [*EXACT, *SEGMENTS])
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Rows that see no key give zeros and a log-sum-exp of -inf; that is checked there."""
     result = results[f"exact,{case}"]
     assert not result.startswith("failed"), result
     out, lse = map(float, result.split())
-    assert out < TOLERANCE[case.split(",")[-3]], result
+    assert out < TOLERANCE[case.split(",")[6]], result
     assert lse < 2e-5, result
 
 
 @pytest.mark.parametrize("case", POISON)
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
-    """Rows without keys, keys without rows or not valid, and memory past the lengths."""
+    """Rows without keys, keys without rows or not valid, also for want of a partner, and memory past the lengths."""
     assert results[f"poison,{case}"] == "unharmed"
 
 
@@ -98,9 +125,14 @@ def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], 
     assert results[f"inductor,{case}"] == "equal"
 
 
+def test_ids_that_the_graph_computes(results: dict[str, str]) -> None:
+    """Of chunks: one vector for queries and keys, expanded over the batch."""
+    assert results[f"chunks,{CHUNKS}"] == "equal"
+
+
 @pytest.mark.parametrize("case", BACKWARD)
-def test_the_backward_reads_valid_keys_alone(results: dict[str, str], case: str) -> None:
-    """Against autograd; keys that are not valid and rows that are left without keys have gradients of zero."""
+def test_the_backward_reads_what_takes_part(results: dict[str, str], case: str) -> None:
+    """Against autograd; keys that no row sees and rows that are left without keys have gradients of zero."""
     result = results[case]
     assert not result.startswith("failed"), result
     assert max(map(float, result.split())) < 2e-5, result

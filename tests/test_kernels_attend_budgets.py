@@ -13,7 +13,7 @@ import triton
 from dash_inductor.kernels import standalone
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Site, Tiles
+from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Site, Tiles
 from dash_inductor.planning import costs, plan
 
 CASES = [
@@ -151,6 +151,43 @@ def test_the_backward_with_keys_fits(arch: str, schedule: str, dim: int) -> None
         assert used.shared_memory <= costs.SHARED_BYTES[arch], used
         assert max(used.spill_stores, used.spill_loads) <= 640, used
     assert [k.names.count("KEYS") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
+
+
+def of_segments(arch: str, dim: int, *, keys: bool = False) -> Site:
+    """A causal site with documents, of lengths that fill no tile."""
+    mask = Mask(Band(0), Keys(Operand(2)) if keys else None, Segments(Operand(0), Operand(1)))
+    return Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, Call(mask, 0.125))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("keys", [False, True], ids=["", "keys"])
+def test_the_forward_with_segments_fits(arch: str, keys: bool) -> None:
+    """And loads tiles ahead, keys and values, although a vector says which of them are read."""
+    tiles = costs.forward_tiles(arch, 16, 128, 128)
+    facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    kernel = standalone.render_forward(facts, of_segments(arch, 128, keys=keys))
+    asm, used = compiled(kernel, arch)
+    assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+    assert max(used.spill_stores, used.spill_loads) <= 160, used
+    stage = (tiles.block_kv * 128 * 2) * 2  # bytes of a tile of keys and one of values
+    assert used.shared_memory >= (tiles.num_stages - 1) * stage
+    assert "cp.async" in asm["ptx"]
+    assert kernel.names == ("Q", "K", "V", "LSE", "Q_IDS", "KV_IDS", "KEYS", "OUT")
+
+
+@pytest.mark.parametrize(
+    ("arch", "schedule", "dim"), [("sm_80", "two_pass", 128), ("sm_90", "two_pass", 128), ("sm_80", "spt", 64)]
+)
+def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> None:
+    """The dk/dv kernel of two passes adds up rows alone: it needs no vector that says which keys a row sees."""
+    facts = of_segments(arch, dim)
+    kernels = standalone.render(plan(facts, arch, schedule), facts)
+    for kernel in kernels:
+        _, used = compiled(kernel, arch)
+        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert max(used.spill_stores, used.spill_loads) <= 640, used
+    assert [k.names.count("Q_IDS") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
+    assert [k.names.count("KEYS") for k in kernels] == ([1, 0] if schedule == "two_pass" else [0, 1])
 
 
 def test_every_class_has_tiles() -> None:

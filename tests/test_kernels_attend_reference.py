@@ -14,7 +14,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Plan, Tiles
 
 from .support.attention import errors
-from .support.keyed import KeyedAttention, extras_of
+from .support.keyed import KeyedAttention
 
 MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(-9, 9), Band(None, -5), Band(10, 25), Band(500, 600)]
 VALID = ["all", "holes", "padded", "left", "nobody"]
@@ -24,7 +24,7 @@ TOLERANCE = 2e-5
 
 
 def executed(p: KeyedAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    return reference_forward.forward(p.q, p.k, p.v, extras_of(p.keys), p.call(1), TILES)
+    return reference_forward.forward(p.q, p.k, p.v, p.extras, p.call(1), TILES)
 
 
 def executed_backward(p: KeyedAttention, schedule: str, fill: float = 0.0) -> tuple[torch.Tensor, ...]:
@@ -34,7 +34,7 @@ def executed_backward(p: KeyedAttention, schedule: str, fill: float = 0.0) -> tu
     out, lse, _ = replace(p, **{name: torch.nan_to_num(getattr(p, name)) for name in ("q", "k", "v", "do")}).exact()
     out, lse = torch.where(rows[..., None], out, fill), torch.where(rows, lse, fill)
     tensors = p.do, p.q, p.k, p.v, out.to(p.q.dtype), lse.float()
-    return reference.backward(*tensors, extras_of(p.keys), p.call(3), plan)
+    return reference.backward(*tensors, p.extras, p.call(3), plan)
 
 
 @pytest.mark.parametrize("valid", VALID)
@@ -121,7 +121,7 @@ def test_the_operator_runs_the_executor() -> None:
     p = KeyedAttention.random(40, 70, Band(0), group=2, dims=(24, 40), valid="holes")
     for family in ("portable", "reference", "hopper"):
         plan = str(Plan("portable", "two_pass", family, TILES, TILES, forward_tiles=TILES))
-        got, lse = ops.attention_forward(p.q, p.k, p.v, extras_of(p.keys), str(p.call(1)), plan, "test")
+        got, lse = ops.attention_forward(p.q, p.k, p.v, p.extras, str(p.call(1)), plan, "test")
         expected = executed(p)
         assert torch.equal(got, expected[0])
         assert torch.equal(lse, expected[1])

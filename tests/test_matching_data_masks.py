@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import re
@@ -23,6 +24,7 @@ from dash_inductor.matching.emit import Emitter
 from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
+from dash_inductor.planning import planner
 
 from .support.graphs import (
     BACKWARD,
@@ -713,8 +715,12 @@ def test_queries_and_keys_with_the_same_numbers_have_one_operand(make, mask) -> 
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_no_kernel_for_cuda_reads_segments() -> None:
-    """Until there is one, such sites are kept, and the record says what the mask is."""
+@pytest.mark.parametrize("read", [True, False])
+def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch, read: bool) -> None:
+    """The portable kernels read them; without them such a site is kept, and the record says what the mask is."""
+    if not read:
+        blind = tuple(dataclasses.replace(family, reads_segments=False) for family in planner.FAMILIES)
+        monkeypatch.setattr(planner, "FAMILIES", blind)
 
     def bias() -> Tensor:
         position = torch.arange(128, device="cuda")
@@ -723,8 +729,13 @@ def test_no_kernel_for_cuda_reads_segments() -> None:
         return torch.where(same & (position <= position.unsqueeze(1)), zero, low)
 
     _, record = rewritten(joint_graph(efficient, bias=bias))
-    assert (record.reason, record.mask) == (Reason.MASK_UNSUPPORTED, "causal & segments(0,0)")
-    assert "segments" in record.detail
+    assert record.mask == "causal & segments(0,0)"
+    if read:
+        assert record.plan is not None
+        assert record.plan.kernel == record.plan.forward == "portable"
+    else:
+        assert record.reason == Reason.MASK_UNSUPPORTED
+        assert "segments" in record.detail
 
 
 @pytest.mark.usefixtures("deterministic")

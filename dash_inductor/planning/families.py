@@ -98,7 +98,7 @@ REFERENCE = KernelFamily(
 )  # fmt: skip
 PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, False, False, False, _of_table(costs.PORTABLE),
+    True, True, False, False, _of_table(costs.PORTABLE),
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),

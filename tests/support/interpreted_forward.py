@@ -1,4 +1,4 @@
-"""Run the portable forward in Triton's interpreter, and the portable backward with a vector of valid keys.
+"""Run the portable forward in Triton's interpreter, and the portable backward of masks that are data.
 
     python -m tests.support.interpreted_forward CASE ...
 
@@ -8,6 +8,7 @@ line of output per case.
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 
@@ -38,12 +39,15 @@ FORWARD = Plan("portable", "two_pass", "portable", TILES, TILES, section=3, forw
 
 
 def problem(words: Sequence[str]) -> KeyedAttention:
-    """MASK/Q_LEN/KV_LEN/HEAD_DIM/VALUE_DIM/GROUP/DTYPE/SCALE/VALID, the last one as in `KeyedAttention.random`."""
-    mask, q_len, kv_len, head_dim, value_dim, group, dtype, scale, valid = words
+    """MASK/Q_LEN/KV_LEN/HEAD_DIM/VALUE_DIM/GROUP/DTYPE/SCALE/VALID, and DOCUMENTS if there are any.
+
+    The last two are as in `KeyedAttention.random`.
+    """
+    mask, q_len, kv_len, head_dim, value_dim, group, dtype, scale, valid, documents = [*words, "none"][:10]
     return KeyedAttention.random(
         int(q_len), int(kv_len), Band.parse(mask.replace(";", ",")), dims=(int(head_dim), int(value_dim)),
         kv_heads=1 if int(group) > 1 else 2, group=int(group), dtype=getattr(torch, dtype), scale=float(scale),
-        valid=valid,
+        valid=valid, documents=documents,
     )  # fmt: skip
 
 
@@ -51,8 +55,12 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
     """(out, log-sum-exp) by the kernel that `standalone` renders; `forget` takes back what it knows of lengths."""
     (batch, q_heads, q_len, _), value_dim = p.q.shape, p.v.shape[3]
     strides = {"Q": p.q.stride(), "K": p.k.stride(), "V": p.v.stride()}
-    if p.keys is not None:
-        strides["KEYS"] = p.keys.stride()
+    keys = p.keys if p.segments is None else p.keep().any(1)
+    if keys is not None:
+        strides["KEYS"] = keys.stride()
+    q_ids, kv_ids = p.segments or (None, None)
+    if q_ids is not None and kv_ids is not None:
+        strides |= {"Q_IDS": q_ids.stride(), "KV_IDS": kv_ids.stride()}
     plan = replace(FORWARD, section=section)
     kernel = standalone.render_forward(plan, p.site(), strides, interpret=True)
     if forget:
@@ -62,7 +70,7 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
         kernel = replace(kernel, text=text)
     out = p.q.new_full((batch, q_heads, q_len, value_dim), float("nan"))
     lse = torch.full((batch, q_heads, q_len), float("nan"))
-    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": p.keys}
+    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": keys, "Q_IDS": q_ids, "KV_IDS": kv_ids}
     kernel.load()[(kernel.grid,)](*[tensors[name] for name in kernel.names])
     return out, lse
 
@@ -105,9 +113,10 @@ def bits(p: KeyedAttention) -> str:
     same(expected, launched(p, section=1), "other launch order")
     for b in range(len(p.q)):
         at = slice(b, b + 1)
-        alone = replace(p, q=p.q[at], k=p.k[at], v=p.v[at], keys=None if p.keys is None else p.keys[at])
+        alone = p.for_elements(operator.itemgetter(at))
         same((out[at], lse[at]), launched(alone), "a batch element alone")
-        same((out[at], lse[at]), [x[1:] for x in launched(repeated(alone))], "a batch element in another batch")
+        twice = alone.for_elements(lambda t: t.expand(2, *t.shape[1:]))
+        same((out[at], lse[at]), [x[1:] for x in launched(twice)], "a batch element in another batch")
     for h in range(p.k.shape[1]):
         heads = slice(h * p.group, (h + 1) * p.group)
         alone = replace(p, q=p.q[:, heads], k=p.k[:, h : h + 1], v=p.v[:, h : h + 1])
@@ -117,6 +126,9 @@ def bits(p: KeyedAttention) -> str:
     if p.keys is None:
         everybody = torch.ones(p.k.shape[2], dtype=torch.uint8).expand(len(p.k), -1)
         same(expected, launched(replace(p, keys=everybody)), "a vector in which all keys are valid")
+    if p.segments is None:
+        ids = keyed.segment_ids("same", len(p.q), p.q.shape[2], p.k.shape[2])
+        same(expected, launched(replace(p, segments=ids)), "segments of one id")
     if p.mask.is_full:
         same(expected, launched(longer(p)), "more keys, of which none is valid")
     try:
@@ -126,18 +138,14 @@ def bits(p: KeyedAttention) -> str:
     return "equal, with nothing known of lengths too"
 
 
-def repeated(p: KeyedAttention) -> KeyedAttention:
-    """The same batch element twice, without copies."""
-    keys = None if p.keys is None else p.keys.expand(2, -1)
-    q, k, v = (t.expand(2, -1, -1, -1) for t in (p.q, p.k, p.v))
-    return replace(p, q=q, k=k, v=v, keys=keys)
-
-
 def longer(p: KeyedAttention) -> KeyedAttention:
     """The same problem with 20 keys more behind the others, which are not valid."""
     k, v = (torch.nn.functional.pad(t, (0, 0, 0, 20), value=float("nan")) for t in (p.k, p.v))
     valid = torch.ones(len(p.k), p.k.shape[2], dtype=torch.bool) if p.keys is None else p.keys
-    return replace(p, k=k, v=v, keys=torch.nn.functional.pad(valid, (0, 20)))
+    segments = p.segments
+    if segments is not None:
+        segments = segments[0], torch.cat([segments[1], segments[1][:, :1].expand(-1, 20)], 1)
+    return replace(p, k=k, v=v, keys=torch.nn.functional.pad(valid, (0, 20)), segments=segments)
 
 
 def inductor(p: KeyedAttention) -> str:
@@ -149,16 +157,43 @@ def inductor(p: KeyedAttention) -> str:
         if dynamic:
             for t in tensors:
                 torch._dynamo.mark_dynamic(t, 2)
-        got = torch.compile(keyed.attend, dynamic=False)(*tensors, p.keys, p.mask, p.scale, FORWARD)
+        extras = [t.detach() for t in p.extras]
+        if dynamic:
+            for t in extras:
+                torch._dynamo.maybe_mark_dynamic(t, 1)
+        got = torch.compile(keyed.attend, dynamic=False)(*tensors, extras, str(p.call(1)), FORWARD)
         assert got[0].stride() == p.q.new_empty(got[0].transpose(1, 2).shape).transpose(1, 2).stride()
         same(expected, got, f"dynamic={dynamic}")
     return "equal"
 
 
+def chunks(p: KeyedAttention) -> str:
+    """Ids that are computed in the graph, by the places of tokens."""
+    batch, length = len(p.q), p.q.shape[2]
+
+    def ids() -> Tensor:
+        return (torch.arange(length) // 8).expand(batch, -1)
+
+    computed = ids()
+    p = replace(p, segments=(computed, computed))
+    call = str(p.call(1))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return keyed.attend(q, k, v, [ids()], call, FORWARD)
+
+    torch._dynamo.reset()
+    same(launched(p), torch.compile(attend, dynamic=False)(p.q, p.k, p.v), "ids of the graph")
+    return "equal"
+
+
 def backward(p: KeyedAttention, schedule: str) -> str:
-    """The largest errors of the gradients; nothing that nobody sees changes a bit, and its own gradients are zero."""
+    """SCHEDULE, or SCHEDULE:dynamic for lengths that the kernels do not know.
+
+    The largest errors of the gradients; nothing that nobody sees changes a bit, and its own gradients are zero."""
     torch._dynamo.reset()
     p = p.surrounded(0.0)
+    schedule, _, lengths = schedule.partition(":")
+    dynamic = lengths == "dynamic"
     dq = TILES if schedule == "two_pass" else None
     plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES)
     compiled = torch.compile(keyed.gradients, dynamic=False)
@@ -169,9 +204,12 @@ def backward(p: KeyedAttention, schedule: str) -> str:
         out, lse, _ = p.exact()
         out = torch.where(keep.any(2)[:, None, :, None], out, fill).to(p.q.dtype)
         q = p.surrounded(fill)
-        result: tuple[Tensor, ...] = compiled(
-            q.do, q.q, q.k, q.v, out, lse.float(), p.keys, p.mask, p.scale, plan
-        )  # fmt: skip
+        arguments = [q.do, q.q, q.k, q.v, out, lse.float()]
+        extras = [t.detach() for t in p.extras]
+        if dynamic:
+            for t in (*arguments, *extras):
+                torch._dynamo.mark_dynamic(t, 2 if t.dim() > 2 else 1)
+        result: tuple[Tensor, ...] = compiled(*arguments, extras, str(p.call(3)), plan)
         return result
 
     expected = run(0.0)
@@ -187,6 +225,7 @@ MODES: dict[str, Callable[[KeyedAttention], str]] = {
     "poison": poison,
     "bits": bits,
     "inductor": inductor,
+    "chunks": chunks,
 }
 
 

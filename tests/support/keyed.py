@@ -1,7 +1,8 @@
-"""Attention with a vector of valid keys: problems with fp64 results, and calls of the operators."""
+"""Attention with a vector of valid keys and with segments: problems with fp64 results, and calls of the operators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor import ops
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Site
+from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Site
 
 from .attention import Attention as Dense
 from .attention import Gradients
@@ -18,7 +19,10 @@ from .calls import BSHD
 
 @dataclass(frozen=True)
 class KeyedAttention:
-    """q, k, v, do: [batch, heads, length, dim] with BSHD strides; keys: bool [batch, kv_len] or None."""
+    """q, k, v, do: [batch, heads, length, dim] with BSHD strides; keys: bool [batch, kv_len] or None.
+
+    segments: ids of queries and of keys, [batch, q_len] and [batch, kv_len], which may be one tensor; or None.
+    """
 
     q: Tensor
     k: Tensor
@@ -27,16 +31,18 @@ class KeyedAttention:
     keys: Tensor | None
     mask: Band
     scale: float
+    segments: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def random(
         q_len: int, kv_len: int, mask: Band, *, dims: tuple[int, int] = (24, 24), batch: int = 2, kv_heads: int = 2,
         group: int = 1, dtype: torch.dtype = torch.float32, scale: float = 0.3, valid: str = "all", seed: int = 0,
-        device: str = "cpu",
+        device: str = "cpu", documents: str = "none",
     ) -> KeyedAttention:  # fmt: skip
         """dims: of q and k, of v.
 
         valid: "all" (no vector), "ones", "holes", "padded" (right), "left" or "nobody" (in one batch element).
+        documents: "none" (no segments), or as `segment_ids` has it.
         """
         p = Dense.random(
             q_len, kv_len, dims[0], mask, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, device=device,
@@ -52,7 +58,8 @@ class KeyedAttention:
             "left": place >= length,
             "nobody": (place < kv_len - 1) & (torch.arange(batch) > 0)[:, None],
         }[valid]
-        return KeyedAttention(p.q, p.k, p.v, p.do, None if keys is None else keys.to(device), mask, scale)
+        ids = None if documents == "none" else segment_ids(documents, batch, q_len, kv_len, seed=seed, device=device)
+        return KeyedAttention(p.q, p.k, p.v, p.do, None if keys is None else keys.to(device), mask, scale, ids)
 
     @property
     def group(self) -> int:
@@ -61,6 +68,8 @@ class KeyedAttention:
     def keep(self) -> Tensor:
         """Who sees whom: booleans [batch, q_len, kv_len]."""
         keep = Dense(self.q, self.k, self.v, self.do, self.mask, self.scale).keep().expand(len(self.q), -1, -1)
+        if self.segments is not None:
+            keep = keep & (self.segments[0][:, :, None] == self.segments[1][:, None])
         return keep if self.keys is None else keep & (self.keys != 0)[:, None]
 
     def exact(self) -> tuple[Tensor, Tensor, Gradients]:
@@ -98,33 +107,68 @@ class KeyedAttention:
 
     def call(self, results: int) -> Call:
         """The call of an operator with so many results, all with BSHD strides."""
-        return Call(mask_of(self.mask, self.keys), self.scale, (BSHD,) * results)
+        segments = None
+        if self.segments is not None:
+            segments = Segments(Operand(0), Operand(0 if self.segments[0] is self.segments[1] else 1))
+        keys = None if self.keys is None else Keys(Operand(0 if segments is None else segments.kv.index + 1))
+        return Call(Mask(self.mask, keys, segments), self.scale, (BSHD,) * results)
+
+    @property
+    def extras(self) -> list[Tensor]:
+        """The tensors that the mask of `call` names."""
+        ids = [] if self.segments is None else list(self.segments)
+        if len(ids) == 2 and ids[0] is ids[1]:
+            ids.pop()
+        return ids if self.keys is None else [*ids, self.keys]
+
+    def for_elements(self, function: Callable[[Tensor], Tensor]) -> KeyedAttention:
+        """The same problem with every tensor of the batch, all of which begin with the batch elements, replaced."""
+        keys = None if self.keys is None else function(self.keys)
+        segments = self.segments
+        if segments is not None:
+            q_ids = function(segments[0])
+            segments = q_ids, q_ids if segments[1] is segments[0] else function(segments[1])
+        q, k, v, do = map(function, (self.q, self.k, self.v, self.do))
+        return replace(self, q=q, k=k, v=v, do=do, keys=keys, segments=segments)
 
 
-def mask_of(band: Band, keys: Tensor | None) -> Mask:
-    """The band, and the vector of valid keys if there is one."""
-    return Mask(band, None if keys is None else Keys(Operand(0)))
+def segment_ids(
+    kind: str, batch: int, q_len: int, kv_len: int, *, seed: int = 0, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Ids of queries and of keys; where both are as long and made in one way, they are one tensor.
 
-
-def extras_of(keys: Tensor | None) -> list[Tensor]:
-    """The tensors that `mask_of` names."""
-    return [] if keys is None else [keys]
+    kind: "sorted" (documents one after the other), "repeated" (ids that differ in their upper half alone, in any order
+    and several times), "single" (documents of one token), "apart" (ids of some tokens are those of no other ones, and
+    in one batch element of none) or "same" (one document).  Types and strides differ from kind to kind.
+    """
+    g = torch.Generator().manual_seed(seed)
+    length = max(q_len, kv_len)
+    begins = torch.rand(length, batch, generator=g) < 0.15
+    low, other_low = (torch.randint(0, 4, (batch, n), generator=g) for n in (q_len, kv_len))
+    element = torch.arange(batch)[:, None]
+    ids = {
+        "sorted": (begins.cumsum(0, dtype=torch.int32) - 2**31).t(),
+        "repeated": torch.randint(-2, 2, (batch, length), generator=g) * 2**33,
+        "single": torch.arange(length).expand(batch, -1),
+        "apart": low,
+        "same": torch.full((batch, length), -1, dtype=torch.int32),
+    }[kind].to(device)
+    if kind == "apart":
+        return ids, (other_low + torch.where(element == 0, 10, 2)).to(torch.int32).to(device)
+    return (ids, ids) if q_len == kv_len else (ids[:, :q_len], ids[:, :kv_len])
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, mask: Band, scale: float, plan: Plan
-) -> tuple[Tensor, Tensor]:
-    """(out with BSHD strides, log-sum-exp): to be compiled."""
-    call = str(Call(mask_of(mask, keys), scale, (BSHD,)))
-    result: tuple[Tensor, Tensor] = ops.attention_forward(q, k, v, extras_of(keys), call, str(plan), "test")
+    q: Tensor, k: Tensor, v: Tensor, extras: list[Tensor], call: str, plan: Plan
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, log-sum-exp): to be compiled."""
+    result: tuple[Tensor, Tensor] = ops.attention_forward(q, k, v, extras, call, str(plan), "test")
     return result
 
 
 def gradients(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, keys: Tensor | None, mask: Band,
-    scale: float, plan: Plan,
-) -> Gradients:  # fmt: skip
-    """(dq, dk, dv) with BSHD strides: to be compiled."""
-    call = str(Call(mask_of(mask, keys), scale, (BSHD,) * 3))
-    result: Gradients = ops.attention_backward(do, q, k, v, out, lse, extras_of(keys), call, str(plan), "test")
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, extras: list[Tensor], call: str, plan: Plan
+) -> Gradients:
+    """(dq, dk, dv): to be compiled."""
+    result: Gradients = ops.attention_backward(do, q, k, v, out, lse, extras, call, str(plan), "test")
     return result

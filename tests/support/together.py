@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch._inductor.config as inductor_config
@@ -12,15 +13,18 @@ from torch import Tensor
 from torch._inductor.async_compile import AsyncCompile
 
 from dash_inductor import lowering, ops
-from dash_inductor.model import Call, Order, Plan
+from dash_inductor.model import Order, Plan
 
 from .attention import Attention, Gradients
 from .calls import BSHD
 from .hopper_forward import rounded_under
-from .keyed import KeyedAttention, extras_of, mask_of
+from .keyed import KeyedAttention
 
 Results = tuple[Tensor, ...]
 """out and log-sum-exp, and behind them dq, dk and dv where there is a backward."""
+
+Arguments = tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor | None]
+"""q, k, v, what the mask reads, and do where there is a backward."""
 
 
 @contextmanager
@@ -51,15 +55,12 @@ class Together:
         lowering.register()
         self._dynamic, self._with_backward = dynamic, with_backward
         orders = [BSHD] * len(problems) if orders is None else orders
-        calls = [
-            str(Call(mask_of(p.mask, p.keys), p.scale, (order,))) for p, order in zip(problems, orders, strict=True)
-        ]
+        calls = [str(replace(p.call(1), orders=(order,))) for p, order in zip(problems, orders, strict=True)]
         backward_calls, texts = [str(p.call(3)) for p in problems], [str(plan) for plan in plans]
 
-        def run(tensors: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]]) -> list[Results]:
+        def run(tensors: list[Arguments]) -> list[Results]:
             results: list[Results] = []
-            for i, (q, k, v, keys, do) in enumerate(tensors):
-                extras = extras_of(keys)
+            for i, (q, k, v, extras, do) in enumerate(tensors):
                 out, lse = ops.attention_forward(q, k, v, extras, calls[i], texts[i], "test")
                 if do is None:
                     results.append((out, lse))
@@ -75,22 +76,23 @@ class Together:
     def __call__(self, problems: Sequence[KeyedAttention]) -> list[Results]:
         return self._run([self._arguments(p) for p in problems])
 
-    def _arguments(self, p: KeyedAttention) -> tuple[Tensor | None, ...]:
+    def _arguments(self, p: KeyedAttention) -> Arguments:
         # tensors of this call's own: what is said of their dimensions stays with them
         do = p.do.detach() if self._with_backward else None
-        q, k, v, keys = p.q.detach(), p.k.detach(), p.v.detach(), None if p.keys is None else p.keys.detach()
+        q, k, v, extras = p.q.detach(), p.k.detach(), p.v.detach(), [vector.detach() for vector in p.extras]
         for dim in self._dynamic:
             for t in (q, k, v, do):
                 if t is not None:
                     torch._dynamo.maybe_mark_dynamic(t, dim)
-            if keys is not None:
-                torch._dynamo.maybe_mark_dynamic(keys, min(dim, 1))
-        return q, k, v, keys, do
+            for vector in extras:
+                torch._dynamo.maybe_mark_dynamic(vector, min(dim, 1))
+        return q, k, v, extras, do
 
 
 def dense(p: KeyedAttention) -> Attention:
-    """The same problem for helpers that know no vectors of keys."""
+    """The same problem for helpers that know neither vectors of keys nor segments."""
     assert p.keys is None
+    assert p.segments is None
     return Attention(p.q, p.k, p.v, p.do, p.mask, p.scale)
 
 
