@@ -58,15 +58,22 @@ def verify(node: Node, chain: list[Node], terms: Terms, plane: Position, shape_e
     """
     checked = 0
     for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
-        _compare(node, terms, plane, _values(terms, sizes), sizes)
+        _compare(node, terms, plane, _values(terms, chain, sizes), sizes)
         checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
 
 
-def _values(terms: Terms, sizes: Sizes) -> RealValues:
-    """The graph's values for these sizes, with random ones for what the terms read of data."""
+def _values(terms: Terms, chain: list[Node], sizes: Sizes) -> RealValues:
+    """The graph's values for these sizes, with random ones for what the terms read of data.
+
+    Inputs that the reading found not to matter are random truth values.
+    """
     values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
+    for node in chain:
+        if node.op == "placeholder" and not is_size(node) and meta_of(node).dtype in RANGES:
+            drawn = torch.randint(0, 2, (1,) * meta_of(node).dim(), generator=generator)
+            values.give(node, drawn.to(meta_of(node).dtype).expand(values.shape(node)))
     close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
     for load in terms.loads:
         if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
