@@ -19,7 +19,7 @@ from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.observe.records import sites
 
 from .support.attention import Attention
-from .support.calls import BSHD
+from .support.calls import forward_call
 from .support.hf_models import BANDS, causal_lm, padding, token_ids
 from .support.repeats import bits
 
@@ -47,7 +47,9 @@ def check_gradients(model: nn.Module, ours: Gradients, make: Callable[[], nn.Mod
             p.copy_(rounded)
     reference = gradients_of(exact, **inputs)
     for a, b, r in zip(ours, theirs, reference, strict=True):
-        assert (a - r).norm() <= 2 * (b - r).norm() + 1e-3 * r.norm()  # bf16 keeps 8 bits; the model around is the same
+        error = (b - r).norm()  # NaN where PyTorch's kernel gives it to queries without keys: then 2 % is the bound
+        allowed = 2 * error + 1e-3 * r.norm() if error.isfinite() else 0.02 * r.norm()
+        assert (a - r).norm() <= allowed  # bf16 keeps 8 bits; the model around is the same
 
 
 @pytest.mark.parametrize("family", list(BANDS))
@@ -229,13 +231,17 @@ def test_fused_qkv_stack(checkpointed: bool, mode: str, deterministic: None) -> 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(320, 320), (200, 320), (320, 200)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype) -> None:
-    """The forward that the planner's table names computes this mask, with the log-sum-exp that the backward reads."""
+    """The planned forward computes this mask, with the log-sum-exp that the backward reads."""
     p = Attention.random(q_len, kv_len, 64, mask, group=2, dtype=dtype)
     plan = p.plan("sm_{}{}".format(*torch.cuda.get_device_capability()))
-    if plan.forward == "keep":
-        return
-    run = torch.ops.dash.attention_forward
-    out, lse = run(p.q, p.k, p.v, str(mask), p.scale, BSHD, str(plan), "test")
+    call = str(forward_call(mask, p.scale))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = torch.ops.dash.attention_forward(q, k, v, [], call, str(plan), "test")
+        return results
+
+    run = torch.compile(attend, dynamic=False)
+    out, lse = run(p.q, p.k, p.v)
     exact, exact_lse, _ = p.exact()
     sees = exact_lse.isfinite()
     assert out.stride() == p.q.stride()
@@ -245,13 +251,13 @@ def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype
     ) * exact.norm()  # 2**-8 and 2**-24, few roundings
     assert (lse - exact_lse)[sees].abs().max() < 1e-4
     assert (out[~sees] == 0).all()
-    again = run(p.q, p.k, p.v, str(mask), p.scale, BSHD, str(plan), "test")[0]
+    again = run(p.q, p.k, p.v)[0]
     assert torch.equal(bits(out), bits(again))
 
 
 def test_tf32_only_where_the_user_allows_it(deterministic: None) -> None:
     tiles = Tiles(32, 32, 8, 1)
-    assert not Plan("portable", "two_pass", "efficient", tiles).tf32
+    assert not Plan("portable", "two_pass", "keep", tiles).tf32
     leaves = [torch.randn(1, 2, 128, 64, device="cuda", requires_grad=True) for _ in range(3)]
 
     def step() -> Plan:

@@ -75,13 +75,13 @@ class PinnedPlans(expecttest.TestCase):
             "\n".join(lines),
             """\
 Llama 3 8B
-  hopper/bent_fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v5/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 155.67
+  hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 156.38
 Llama 3 8B, dynamic
-  hopper/bent_fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
-  v5/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 155.67
+  hopper/fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
+  v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 156.38
 Llama 3 8B on A100
   portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=4/forward=portable/fwd=128x64w8s3
   v5/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/heads32:8/sm_80/forward=portable:128x64w8
@@ -95,13 +95,13 @@ Llama 3 8B on B200
   v5/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/heads32:8/sm_100/forward=portable:128x64w8
   critical path 171.8
 Llama 3.2 1B
-  hopper/bent_fold/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
-  v5/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/heads32:8/sm_90/forward=hopper:192x128w12
-  critical path 169.8
+  hopper/fold/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
+  v5/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads32:8/sm_90/forward=hopper:192x128w12
+  critical path 170.45
 Qwen 3 0.6B
-  hopper/bent_fold/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
-  v5/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/heads16:8/sm_90/forward=hopper:128x128w8
-  critical path 155.67
+  hopper/fold/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
+  v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads16:8/sm_90/forward=hopper:128x128w8
+  critical path 156.38
 Mistral 7B, window
   hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
   v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
@@ -115,9 +115,9 @@ window of 1024
   v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,1023)/heads8:4/sm_90/forward=hopper:128x128w8
   critical path 125.06
 GPT-2
-  hopper/bent_fold/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
-  v5/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/heads12:12/sm_90/forward=hopper:192x128w12
-  critical path 169.8
+  hopper/fold/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
+  v5/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads12:12/sm_90/forward=hopper:192x128w12
+  critical path 170.45
 BERT base
   hopper/ascending/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
   v5/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads12:12/sm_90/forward=hopper:192x128w12
@@ -139,9 +139,9 @@ DiT cross-attention
   v5/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads24:24/sm_90/forward=hopper:192x128w12
   critical path 326
 chunked prefill
-  hopper/bent_fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v5/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 155.67
+  hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  v5/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 156.38
 fp32 causal
   portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/section=4/forward=portable/fwd=64x64w4s2
   v5/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/heads8:8/sm_90/forward=portable:64x64w4

@@ -5,8 +5,7 @@ with dynamic lengths and one with static lengths must agree.  So schedule and ti
 problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time):
 each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
 DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
-to the earlier candidate.  Schedules that need co-residency are never chosen, only taken when named, and so is `fold`
-where `bent_fold` runs, under which no bit depends on the place of a head.
+to the earlier candidate.  Schedules that need co-residency, and `bent_fold`, are never chosen, only taken when named.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -156,13 +155,8 @@ def _choose(
 
 
 def _only_if_named(name: str, mask: Band) -> bool:
-    """Schedules that need co-residency, `fold` where `bent_fold` runs, and that one where all walks are equally long.
-
-    Under `bent_fold` all heads are alike.  Under full masks it is a detour: `ascending` is what was measured there.
-    """
-    if name == "bent_fold":
-        return mask.lo is None
-    return define(name, mask).resident is not None or (name == "fold" and supports("bent_fold", mask) is None)
+    """Schedules that need co-residency, and `bent_fold`, which the model prefers and a GPU does not (docs/notes.md)."""
+    return name == "bent_fold" or define(name, mask).resident is not None
 
 
 def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
