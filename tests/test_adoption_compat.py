@@ -103,7 +103,10 @@ UNPROBED = {
     "triton.backends.nvidia.driver.make_tensordesc_arg": "with Triton 3.6 alone",
     "triton.__version__": "asked for by `triton_version`",
 }
-VALUES = {"torch._inductor.virtualized.V.graph.sizevars": "torch._inductor.sizevars.SizeVarAllocator"}
+VALUES = {
+    "torch._inductor.virtualized.V.graph.sizevars": "torch._inductor.sizevars.SizeVarAllocator",
+    "torch._inductor.virtualized.ops": "torch._inductor.ops_handler.OpsHandler",
+}
 """What names stand for that are bound while a graph is compiled."""
 
 

@@ -70,7 +70,7 @@ def dilated_bias() -> Tensor:
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
         (Reason.LAYOUT, flash_backward, {}, {"lse": (8, 256)}),
         (Reason.BIAS_GRADIENT, efficient, {}, {"bias": lambda: causal_bias(128), "bias_grad": True}),
-        (Reason.MASK_UNSUPPORTED, efficient, {}, {"bias": segment_bias}),
+        (Reason.MASK_UNSUPPORTED, efficient, {"head_dim": 256, "value_dim": 256}, {"bias": segment_bias}),
         (Reason.MASK_NOT_A_BAND, efficient, {}, {"bias": dilated_bias}),
         (Reason.VARLEN, varlen, {}, {}),
     ],
