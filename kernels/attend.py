@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_ids, load_keys, load_tile, load_valid, visible
+from .tiles import head_start, load_of_keys, load_of_queries, load_tile, load_valid, visible
 
 
 @triton.jit
@@ -40,12 +40,11 @@ def attend_range(
     made of them.
     """
     out, total, largest = state
-    q, k_head, v_head, KEYS, KV_IDS, k_strides, v_strides, keys_strides, kv_ids_strides = operands
+    q, k_head, v_head, k_strides, v_strides, data = operands
     b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi = place
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
-        kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
+        valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )
@@ -73,7 +72,7 @@ def attend_range(
 
 @triton.jit
 def attend_tile(
-    Q, K, V, KEYS, ids, q_strides, k_strides, v_strides, keys_strides,
+    Q, K, V, q_strides, k_strides, v_strides, data,
     b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
@@ -86,11 +85,9 @@ def attend_tile(
     -inf, whatever q, k and v hold.  walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
 
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
-    strides (b, h, row, column).  KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key); no row sees a key
-    whose entry is zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and
-    [batch, kv_len], and the strides (b, token) of both; a row sees only keys of its own id.  Rows that see no key by
-    the band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys
-    that segments leave without rows, unless they hold finite numbers.
+    strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
+    band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
+    segments leave without rows, unless they hold finite numbers.
 
     The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
@@ -99,7 +96,6 @@ def attend_tile(
     depend on nothing but the operands, the mask and the tile shape.
     """
     _heads, _q_len, kv_len, lo, hi = walk
-    Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
@@ -111,8 +107,8 @@ def attend_tile(
     total = tl.zeros([BLOCK_Q], tl.float32)
     largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     state = out, total, largest
-    q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
-    operands = q, k_head, v_head, KEYS, KV_IDS, k_strides, v_strides, keys_strides, kv_ids_strides
+    q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
+    operands = q, k_head, v_head, k_strides, v_strides, data
     place = b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS or HAS_SEGMENTS:

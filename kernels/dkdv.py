@@ -15,8 +15,8 @@ from .schedule_functions import (
 from .tiles import (
     head_start,
     load_chosen,
-    load_ids,
-    load_keys,
+    load_of_keys,
+    load_of_queries,
     load_rows,
     load_tile,
     load_valid,
@@ -26,8 +26,8 @@ from .tiles import (
 
 @triton.jit
 def dkdv_tile(
-    Q, K, V, DO, LSE, DELTA, DQ, SEM, KEYS, ids,
-    q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
+    Q, K, V, DO, LSE, DELTA, DQ, SEM,
+    q_strides, k_strides, v_strides, do_strides, lse_strides, data,
     b, h, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
@@ -45,20 +45,16 @@ def dkdv_tile(
     order, so dk and dv of grouped heads have a fixed order too.  Rows that see no key and keys that no row sees may
     hold anything: they are not read.
 
-    KEYS (HAS_KEYS): bool or uint8 [batch, kv_len], strides (b, key).  No row sees a key whose entry is zero; its dk and
-    dv are zero.  ids (HAS_SEGMENTS): the ids of queries and of keys, integers [batch, q_len] and [batch, kv_len], and
-    the strides (b, token) of both; a row sees only keys of its own id.  If ORDERED, KEYS must also be zero for keys
-    that segments leave without rows, unless they hold finite numbers.  With either, the log-sum-exp of a row that is
-    left without keys must be -inf, by which the row is known.
+    data: what the mask reads, see Note [Data operands].  dk and dv of a key whose entry in KEYS is zero are zero.  If
+    ORDERED, KEYS must also be zero for keys that segments leave without rows, unless they hold finite numbers.  With
+    any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
     """
     heads, q_len, kv_len, lo, hi = walk
-    Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-    valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
-    kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
+    valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
     k = load_valid(
         k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
     )
@@ -79,7 +75,7 @@ def dkdv_tile(
         for step in tl.range(0, steps, num_stages=STAGES):
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-            q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
+            q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
             if HAS_KEYS or HAS_SEGMENTS:
                 nothing = float("-inf")  # the log-sum-exp of a row that sees no key
                 seeing = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], nothing, EVEN_Q) != nothing

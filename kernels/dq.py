@@ -5,13 +5,13 @@ import triton.language as tl
 
 from .delta import delta_tile
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_ids, load_keys, load_rows, load_tile, load_valid, visible
+from .tiles import head_start, load_of_keys, load_of_queries, load_rows, load_tile, load_valid, visible
 
 
 @triton.jit
 def dq_tile(
-    Q, K, V, OUT, DO, LSE, DELTA, KEYS, ids,
-    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
+    Q, K, V, OUT, DO, LSE, DELTA,
+    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data,
     b, hq, q_tile, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
@@ -24,7 +24,6 @@ def dq_tile(
     whose log-sum-exp is -inf, which sees no key, is zero.
     """
     heads, q_len, kv_len, lo, hi = walk
-    Q_IDS, KV_IDS, q_ids_strides, kv_ids_strides = ids
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
@@ -34,7 +33,7 @@ def dq_tile(
     tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
     q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-    q_ids = load_ids(Q_IDS, b, q_rows, q_first, q_end, q_ids_strides, HAS_SEGMENTS)
+    q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
     log2e = 1.4426950408889634
     lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
@@ -42,8 +41,7 @@ def dq_tile(
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        valid = load_keys(KEYS, b, kv_rows, kv_first, kv_end, keys_strides, HAS_KEYS)
-        kv_ids = load_ids(KV_IDS, b, kv_rows, kv_first, kv_end, kv_ids_strides, HAS_SEGMENTS)
+        valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )

@@ -11,7 +11,7 @@ import functools
 import math
 import struct
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from ..model.mask import Band, Mask
@@ -43,22 +43,22 @@ _COMMON = (
 """
 )
 
-# KEYS: bool or uint8 [batch, kv_len], an input only of kernels with a vector of keys; elsewhere it is never read.
+# What a mask reads: Note [Data operands] in tiles.py.  A tensor is an input only of kernels that read it.
 _KEYS = """
-    keys = KEYS
-    keys_strides = ({{stride("KEYS")}},)
+    keys = (KEYS, ({{stride("KEYS")}},))
 """
 _NO_KEYS = """
-    keys = LSE
-    keys_strides = (0, 0)
+    keys = (LSE, (0, 0))
 """
-
-# Q_IDS, KV_IDS: integers [batch, q_len] and [batch, kv_len], inputs only of kernels for segments, in the same way.
 _SEGMENTS = """
     ids = (Q_IDS, KV_IDS, ({{stride("Q_IDS")}},), ({{stride("KV_IDS")}},))
 """
 _NO_SEGMENTS = """
     ids = (LSE, LSE, (0, 0), (0, 0))
+"""
+
+_DATA = """
+    data = (keys, ids)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -75,8 +75,8 @@ _DKDV_TAIL = """
     for part in range(PARTS):
         kv = dash_kv_tile(h, slot, part, walk, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
-            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores, keys, ids,
-            q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
+            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
+            q_strides, k_strides, v_strides, do_strides, lse_strides, data,
             b, h, kv, walk, SCALE,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_Q, EVEN_KV,
             ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
@@ -125,8 +125,8 @@ _Q_PROGRAM = """
 _DQ_TAIL = """
     out_strides = ({{stride("OUT")}},)
     dq = dq_tile(
-        Q, K, V, OUT, DO, LSE, DELTA, keys, ids,
-        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
+        Q, K, V, OUT, DO, LSE, DELTA,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data,
         b, hq, q_tile, walk, SCALE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_Q, EVEN_KV,
         PRECISION, STAGES, INDEX_DTYPE,
@@ -146,7 +146,7 @@ _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
 """
 _FORWARD_TAIL = """
     out, lse = attend_tile(
-        Q, K, V, keys, ids, q_strides, k_strides, v_strides, keys_strides,
+        Q, K, V, q_strides, k_strides, v_strides, data,
         b, hq, q_tile, walk, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
         EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
@@ -183,6 +183,13 @@ _DELTA = """{{def_kernel("DO", "OUT")}}
 """
 
 
+class Reads(NamedTuple):
+    """Which data operands a kernel reads, see Note [Data operands] in tiles.py: keys, and the ids of segments."""
+
+    keys: bool = False
+    segments: bool = False
+
+
 @functools.cache
 def _functions(module: str) -> str:
     """The `triton.jit` functions of kernels/<module>.py, without its imports and docstring."""
@@ -193,11 +200,11 @@ def _functions(module: str) -> str:
 
 
 @functools.cache
-def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, has_keys: bool = False, has_segments: bool = False) -> str:
+def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, reads: Reads) -> str:
     """Template text of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
     ordered = schedule != "two_pass"
     generated = codegen.triton_source(schedule, _shape_of(has_lo, has_hi))
-    data, operands = _data(has_keys, has_segments)
+    data, operands = _data(reads)
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
     entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
     body = head + entry + _COMMON + data + _DKDV_TAIL
@@ -205,20 +212,20 @@ def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, has_keys: bool = Fa
 
 
 @functools.cache
-def dq_template(has_lo: bool, has_hi: bool, has_keys: bool = False, has_segments: bool = False) -> str:
+def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     """Template text of the dq kernel of the two-pass backward."""
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(has_keys, has_segments)
+    data, operands = _data(reads)
     head = _head(_DQ, *operands)
     body = head + _COMMON + data + _Q_PROGRAM + _DQ_TAIL
     return "\n\n".join((body, generated, _functions("tiles"), _functions("delta"), _functions("dq")))
 
 
 @functools.cache
-def forward_template(has_lo: bool, has_hi: bool, has_keys: bool = False, has_segments: bool = False) -> str:
+def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     """Template text of the forward; LSE is an input that it writes."""
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(has_keys, has_segments)
+    data, operands = _data(reads)
     head = _head(_FORWARD, *operands)
     body = head + _OPERANDS + data + _Q_PROGRAM + _FORWARD_TAIL
     return "\n\n".join((body, generated, _functions("tiles"), _functions("attend")))
@@ -230,21 +237,21 @@ def delta_template() -> str:
     return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
 
 
-def vectors(mask: Mask, *, sums_keys: bool = True) -> tuple[bool, bool]:
-    """Whether a kernel for this mask reads a vector of keys, and whether it reads the ids of segments.
+def reads(mask: Mask, *, sums_keys: bool = True) -> Reads:
+    """What a kernel for this mask reads.
 
     Args:
         sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
             so it must not read keys that no row sees; where there are segments, a vector has to say which they are.
             Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
     """
-    return mask.keys is not None or (sums_keys and mask.segments is not None), mask.segments is not None
+    return Reads(mask.keys is not None or (sums_keys and mask.segments is not None), mask.segments is not None)
 
 
-def _data(has_keys: bool, has_segments: bool) -> tuple[str, list[str]]:
-    """The lines about the vectors of a mask, and the vectors that are arguments, in the order of the arguments."""
-    text = (_SEGMENTS if has_segments else _NO_SEGMENTS) + (_KEYS if has_keys else _NO_KEYS)
-    return text, [*(["Q_IDS", "KV_IDS"] if has_segments else []), *(["KEYS"] if has_keys else [])]
+def _data(reads: Reads) -> tuple[str, list[str]]:
+    """The lines about data operands, and those that are arguments, in the order of the arguments."""
+    text = (_SEGMENTS if reads.segments else _NO_SEGMENTS) + (_KEYS if reads.keys else _NO_KEYS) + _DATA
+    return text, [*(["Q_IDS", "KV_IDS"] if reads.segments else []), *(["KEYS"] if reads.keys else [])]
 
 
 def _head(text: str, *arguments: str) -> str:
@@ -269,14 +276,14 @@ def compile_time_values(
     even_q: bool,
     even_kv: bool,
     interpret: bool,
-    vectors: tuple[bool, bool] = (False, False),
+    reads: Reads,
 ) -> dict[str, Any]:
     """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
 
     Args:
         lengths: q_len and kv_len, integers or sympy's.
         even_q, even_kv: no tile reaches past q_len, past kv_len.
-        vectors: which vectors the kernel reads, as `vectors` says.
+        reads: which data operands the kernel reads, as `reads` says.
     """
     every_row, every_key = geometry.all_seen(mask, *lengths)
     return {
@@ -289,8 +296,8 @@ def compile_time_values(
         "SCALE": scale,
         "HAS_LO": mask.lo is not None,
         "HAS_HI": mask.hi is not None,
-        "HAS_KEYS": vectors[0],
-        "HAS_SEGMENTS": vectors[1],
+        "HAS_KEYS": reads.keys,
+        "HAS_SEGMENTS": reads.segments,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",

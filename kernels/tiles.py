@@ -1,6 +1,16 @@
 """Building blocks of the portable kernels: tile loads, the mask inside a tile, softmax probabilities.
 
 Only `triton.jit` functions live here: their text is pasted into Inductor's template (see `templates.py`).
+
+Note [Data operands]
+    Kernels take what a mask reads of data as one tuple `data` = (keys, ids).  A member belongs to a kernel that has the
+    constexpr flag behind it; in others it is never read, and may be anything of this form.
+
+    keys (HAS_KEYS): (KEYS, strides (b, key)).  KEYS: bool or uint8 [batch, kv_len]; no row sees a key whose entry is
+    zero.
+
+    ids (HAS_SEGMENTS): (Q_IDS, KV_IDS, strides (b, token) of the first, of the second), integers [batch, q_len] and
+    [batch, kv_len]; a row sees only keys of its own id.
 """
 
 import triton
@@ -86,6 +96,24 @@ def load_ids(ptr, b, rows, first, end, strides, HAS_SEGMENTS: tl.constexpr):
             return ids.to(tl.int64)
     else:
         return rows
+
+
+@triton.jit
+def load_of_keys(data, b, kv_rows, first, end, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr):
+    """(which of the keys `kv_rows` are valid, their segment ids), as `load_keys` and `load_ids` give them."""
+    keys, ids = data
+    KEYS, keys_strides = keys
+    _q_ids, KV_IDS, _q_ids_strides, kv_ids_strides = ids
+    valid = load_keys(KEYS, b, kv_rows, first, end, keys_strides, HAS_KEYS)
+    return valid, load_ids(KV_IDS, b, kv_rows, first, end, kv_ids_strides, HAS_SEGMENTS)
+
+
+@triton.jit
+def load_of_queries(data, b, q_rows, first, end, HAS_SEGMENTS: tl.constexpr):
+    """The segment ids of the queries `q_rows`, as `load_ids` gives them."""
+    _keys, ids = data
+    Q_IDS, _kv_ids, q_ids_strides, _kv_ids_strides = ids
+    return load_ids(Q_IDS, b, q_rows, first, end, q_ids_strides, HAS_SEGMENTS)
 
 
 @triton.jit

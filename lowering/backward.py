@@ -98,7 +98,7 @@ class _Kernels:
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out]
         dq = template(
             f"dash_dq_{self.name}",
-            templates.dq_template(*self.bounds, *templates.vectors(self.mask)),
+            templates.dq_template(*self.bounds, templates.reads(self.mask)),
             q_grid,
             [*tensors, *self.vectors.arguments(sums_keys=True)],
             self._layout(self.query, self.dq_order),
@@ -154,7 +154,7 @@ class _Kernels:
                 extra["cooperative"] = True
         dk = template(
             f"dash_dkdv_{self.plan.schedule}_{self.name}",
-            templates.dkdv_template(self.plan.schedule, *self.bounds, *templates.vectors(self.mask, sums_keys=ordered)),
+            templates.dkdv_template(self.plan.schedule, *self.bounds, templates.reads(self.mask, sums_keys=ordered)),
             _dkdv_grid,
             [*inputs, *self.vectors.arguments(sums_keys=ordered)],
             self._layout(self.key, self.dk_order),
@@ -180,7 +180,7 @@ class _Kernels:
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
-            vectors=templates.vectors(self.mask, sums_keys=sums_keys),
+            reads=templates.reads(self.mask, sums_keys=sums_keys),
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:

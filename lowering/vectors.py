@@ -32,14 +32,14 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """In the order in which a template takes them; `sums_keys` as in `templates.vectors`.
+        """In the order in which a template takes them; `sums_keys` as in `templates.reads`.
 
         Ids that are one tensor for queries and keys are two arguments of a template.
         """
-        has_keys, has_segments = templates.vectors(self._mask, sums_keys=sums_keys)
-        if not has_keys:
+        reads = templates.reads(self._mask, sums_keys=sums_keys)
+        if not reads.keys:
             return self._ids
-        keys = self._seen_keys() if has_segments and sums_keys else self._valid
+        keys = self._seen_keys() if reads.segments and sums_keys else self._valid
         assert keys is not None
         return [*self._ids, keys]
 
