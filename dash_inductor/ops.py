@@ -1,12 +1,14 @@
-"""The operators of the graph, `dash::attention_forward` and `dash::attention_backward`: schemas, fakes, eager kernels.
+"""The operators of the graph, `dash::attention_forward`, `dash::attention_backward` and `dash::dropout_seed`.
 
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
+    dropout_seed(like, site) -> seed
 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm.  `extras` holds the tensors that the
-call's mask names by their place.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
-every graph dump and all generated code shows what was decided.
+call names by their place.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
+every graph dump and all generated code shows what was decided.  seed: int64 [1] on the device of `like`, any number,
+drawn from that device's default generator; forward and backward of a site with dropout read one of their own.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
@@ -34,9 +36,11 @@ _lib.define(
     "Tensor[] extras, str call, str plan, str site) -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
+_lib.define("dropout_seed(Tensor like, str site) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
 attention_forward = torch.ops.dash.attention_forward.default
 attention_backward = torch.ops.dash.attention_backward.default
+dropout_seed = torch.ops.dash.dropout_seed.default
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
@@ -84,9 +88,9 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
     call = Call.parse(text)
     if len(call.orders) != results:
         raise ArgumentError("call", text, f"orders of {results} results")
-    missing = [operand.index for operand in call.mask.operands if operand.index >= len(extras)]
+    missing = [operand.index for operand in call.operands if operand.index >= len(extras)]
     if missing:
-        raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the mask {call.mask} reads number {missing[0]}")
+        raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the call {text} reads number {missing[0]}")
     return call
 
 
@@ -121,6 +125,15 @@ def _backward(
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
 
+def _fake_seed(like: Tensor, site: str) -> Tensor:
+    return like.new_empty(1, dtype=torch.int64)
+
+
+def _seed(like: Tensor, site: str) -> Tensor:
+    limits = torch.iinfo(torch.int64)
+    return torch.randint(limits.min, limits.max, (1,), dtype=torch.int64, device=like.device)
+
+
 def _with_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """`tensor` if its strides are those of a dense tensor with this order of dimensions, else a copy that has them."""
     wanted = empty_ordered(tensor.shape, order, tensor.new_empty(0, device="meta")).stride()
@@ -131,12 +144,16 @@ def _with_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
 
 def _not_differentiable(ctx: object, *grads: Tensor) -> None:
     raise DashError(
-        "dash::attention_forward and dash::attention_backward stand in compiled graphs, where forward and backward are "
-        "already separate; autograd cannot differentiate through them"
+        "the operators of dash stand in compiled graphs, where forward and backward are already separate; autograd "
+        "cannot differentiate through them"
     )
 
 
-for _name, _fake in (("attention_forward", _fake_forward), ("attention_backward", _fake_backward)):
+for _name, _fake in (
+    ("attention_forward", _fake_forward),
+    ("attention_backward", _fake_backward),
+    ("dropout_seed", _fake_seed),
+):
     torch.library.register_fake(f"dash::{_name}", _fake, lib=_lib)
     torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
 
@@ -163,3 +180,4 @@ def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
 for _device in ("CPU", "CUDA"):
     _lib.impl("attention_forward", _forward, _device)
     _lib.impl("attention_backward", _backward, _device)
+    _lib.impl("dropout_seed", _seed, _device)

@@ -39,6 +39,7 @@ TORCH = (
         "ExternKernel.require_exact_strides FixedLayout IRNode Pointwise.create TensorBox",
         "lowerings",
     ),
+    ("torch._inductor.inductor_prims", "seeds", "seeds of dropout"),
     ("torch._inductor.virtualized", "V ops", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.and_ OpsHandler.constant OpsHandler.eq OpsHandler.ge", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.index_expr OpsHandler.le OpsHandler.to_dtype", "lowerings"),
@@ -47,6 +48,7 @@ TORCH = (
     ("torch._ops", "OpOverload HigherOrderOperator", "reading graphs"),
     ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
+    ("torch.utils.checkpoint", "CheckpointPolicy.MUST_SAVE", "seeds of dropout"),
     ("torch.utils._python_dispatch", "_disable_current_modes", "reading masks"),
     ("torch.utils._pytree", "tree_map_only", "new nodes of a graph"),
     ("torch.utils._sympy.functions", "CeilDiv FloorDiv PythonMod", "symbolic sizes"),
@@ -99,9 +101,9 @@ CUDA = (("torch._C", "_cuda_getCurrentRawStream _dynamo.guards._empty_strided_cu
 # operator, and the arguments that we bind by name beside those that all of them have
 _COMMON = "query key value out logsumexp dropout_p is_causal scale"
 _OPERATORS = (
-    ("_scaled_dot_product_flash_attention_backward", "grad_out"),
-    ("_scaled_dot_product_efficient_attention_backward", "grad_out_ attn_bias"),
-    ("_scaled_dot_product_cudnn_attention_backward", "grad_out attn_bias"),
+    ("_scaled_dot_product_flash_attention_backward", "grad_out philox_seed philox_offset"),
+    ("_scaled_dot_product_efficient_attention_backward", "grad_out_ attn_bias philox_seed philox_offset"),
+    ("_scaled_dot_product_cudnn_attention_backward", "grad_out attn_bias philox_seed philox_offset"),
     ("_scaled_dot_product_flash_attention_for_cpu_backward", "grad_out attn_mask"),
 )
 

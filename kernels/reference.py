@@ -24,6 +24,7 @@ from ..model.plan import Plan, Tiles
 from ..planning.families import family
 from ..schedule.jobs import tables, walked_query_heads
 from ..schedule.walk import Problem, functions
+from .reference_dropout import Drops
 
 
 def backward(
@@ -43,11 +44,12 @@ def backward(
     for b in range(query.shape[0]):
         data = Data.of(extras, call, b, (*query.shape[:3], key.shape[2]))
         tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
-        element = _Element.of(*tensors, call.mask.band, scale, data)
+        drops = Drops.of(extras, call, b)
+        element = _Element.of(*tensors, call.mask.band, scale, data, drops)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
         if plan.dq is not None:
             dq_sums = element.dq_pass(plan.dq)
-        dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, dv_sums
+        dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, drops.rescaled(dv_sums)
         if not data.is_none:
             dk[b], dv[b] = (torch.where(element.keys[..., None], t, 0.0) for t in (dk[b], dv[b]))
             dq[b] = torch.where(element.rows[..., None], dq[b], 0.0)
@@ -165,6 +167,7 @@ class _Element:
     rows: Tensor
     keys: Tensor
     data: Data
+    drops: Drops
 
     @staticmethod
     def of(
@@ -177,6 +180,7 @@ class _Element:
         band: Band,
         scale: float,
         data: Data,
+        drops: Drops,
     ) -> _Element:
         q_len, kv_len = query.shape[1], key.shape[1]
         rows, keys = looked_at(query, key, band, data)
@@ -184,13 +188,13 @@ class _Element:
         k, v = (only(t, keys) for t in (key, value))
         sums = only(lse[:, :q_len], rows, float("inf"))
         resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
-        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data)
+        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data, drops)
 
     def problem(self, tiles: Tiles, heads: int) -> Problem:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
 
     def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """p and ds of one tile pair of a query head, rounded to the input's dtype."""
+        """p and ds of one tile pair of a query head, rounded to the input's dtype; what p dropout drops is zero."""
         kv_head, device = self.kv_head(q_head), self.q.device
         keep = visible(
             self.band, torch.arange(rows.start, rows.stop, device=device),
@@ -199,9 +203,9 @@ class _Element:
         keep &= self.data.shows(q_head, rows, keys)
         s = logits(self.q[q_head, rows], self.k[kv_head, keys], self.scale)
         p = torch.where(keep, torch.exp(s - self.lse[q_head, rows, None]), 0.0)
-        dp = self.do[q_head, rows] @ self.v[kv_head, keys].T
+        dp = self.drops.rescaled(self.drops.kept(self.do[q_head, rows] @ self.v[kv_head, keys].T, q_head, rows, keys))
         ds = torch.where(keep, p * (dp - self.delta[q_head, rows, None]), 0.0)
-        return p.to(self.dtype).float(), ds.to(self.dtype).float()
+        return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
 
     def kv_head(self, q_head: int) -> int:
         return q_head // (self.q.shape[0] // self.k.shape[0])

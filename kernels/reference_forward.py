@@ -16,6 +16,7 @@ from ..model.call import Call
 from ..model.plan import Tiles
 from ..schedule.walk import Problem, functions
 from .reference import Data, logits, looked_at, only, tile_of, visible
+from .reference_dropout import Drops
 
 
 def forward(
@@ -27,7 +28,7 @@ def forward(
 
     Args:
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
-        extras: the tensors that the call's mask reads.
+        extras: the tensors that the call reads.
     """
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
@@ -35,7 +36,7 @@ def forward(
     logsumexp = query.new_empty(batch, q_heads, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
     for b in range(batch):
-        data = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len))
+        data, drops = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len)), Drops.of(extras, call, b)
         rows, seen = looked_at(query[b], key[b], band, data)
         q, k, v = only(query[b], rows), only(key[b], seen), only(value[b], seen)
         for head in range(q_heads):
@@ -43,7 +44,7 @@ def forward(
             for tile in range(problem.n_q):
                 place = b, head, tile_of(tile, problem.block_q, q_len)
                 out[place], logsumexp[place] = _attend(
-                    q[place[1:]], k[kv_head], v[kv_head], data, head, problem, tile, call.scale, query.dtype
+                    q[place[1:]], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype
                 )
     return out, logsumexp
 
@@ -53,6 +54,7 @@ def _attend(
     k: Tensor,
     v: Tensor,
     data: Data,
+    drops: Drops,
     head: int,
     problem: Problem,
     tile: int,
@@ -75,8 +77,8 @@ def _attend(
         shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
         p, shrink = torch.exp(s - shift[:, None]), torch.exp(largest - shift)
         total = total * shrink + p.sum(1)
-        out = out * shrink[:, None] + p.to(dtype).float() @ v[keys]
+        out = out * shrink[:, None] + drops.kept(p, head, rows, keys).to(dtype).float() @ v[keys]
         largest = larger
     sees = total != 0.0
     total = torch.where(sees, total, 1.0)
-    return torch.where(sees[:, None], out / total[:, None], 0.0), largest + torch.log(total)
+    return torch.where(sees[:, None], drops.rescaled(out / total[:, None]), 0.0), largest + torch.log(total)

@@ -62,6 +62,7 @@ def _reference_forward(
 def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
     if not tensors[0].is_cuda:
         return _reference(tensors, extras, call, plan)
+    _check_band_alone(call)
     from .hopper import launch
 
     return launch.backward(*tensors, call, plan)
@@ -72,14 +73,18 @@ def _hopper_forward(
 ) -> Results:
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
-    if call.mask.keys is not None:
-        raise ArgumentError("mask", str(call.mask), "a band alone")
+    _check_band_alone(call)
     from .hopper_forward import build, launch
 
     build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
     return launch.forward(query, key, value, call.mask.band, call.scale, order)
+
+
+def _check_band_alone(call: Call) -> None:
+    if call.operands:
+        raise ArgumentError("call", str(call), "a band without dropout")
 
 
 def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 @functools.cache
 def register() -> None:
     """Make Inductor lower the operators to the kernels of their plans."""
-    from . import backward, forward
+    from . import backward, forward, seed
 
     backward.register()
     forward.register()
+    seed.register()
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:

@@ -59,7 +59,8 @@ def dilated_bias() -> Tensor:
 @pytest.mark.parametrize(
     ("reason", "maker", "shape", "options"),
     [
-        (Reason.DROPOUT, flash, {}, {"dropout": 0.1}),
+        (Reason.DROPOUT, flash, {}, {"dropout": 1.0}),
+        (Reason.DROPOUT, flash, {"head_dim": 256, "value_dim": 256}, {"dropout": 0.1}),
         (Reason.DTYPE, flash_backward, {"dtype": torch.float64}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 136, "value_dim": 136, "dtype": torch.float32}, {}),
@@ -142,7 +143,7 @@ def test_every_reason_has_one_sentence() -> None:
 
 
 def test_strict_names_reason_and_source() -> None:
-    module = joint_graph(flash, dropout=0.1)
+    module = joint_graph(flash, dropout=1.0)
     for node in module.graph.nodes:
         node.meta["stack_trace"] = '  File "/home/me/model.py", line 12, in forward\n    attend(q)\n'
     with config.patch(strict=True), pytest.raises(SiteKeptError, match=r"dropout: .*at /home/me/model\.py:12"):

@@ -13,6 +13,7 @@ import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.matching import attention_ops
 from dash_inductor.model import Band, Call, Site
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import sites
 
 from .support.calls import call_of
@@ -128,7 +129,7 @@ def test_forward_whose_log_sum_exp_is_an_output_is_kept() -> None:
 
 
 def test_forward_with_a_kept_backward_is_kept() -> None:
-    """Two backwards of one forward, one with dropout: only the other is replaced."""
+    """Two backwards of one forward, one with a dropout that the forward has not: only the other is replaced."""
 
     def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
         out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
@@ -139,9 +140,9 @@ def test_forward_with_a_kept_backward_is_kept() -> None:
     module = joint_graph(two)
     rewrite_on(module.graph)
     assert op_counts(module.graph)[FORWARD] == 0
-    assert {(r.status, r.forward) for r in sites()} == {
-        ("replaced", "kept: log-sum-exp or random state has other users"),
-        ("kept", "kept"),
+    assert {(r.status, r.reason, r.forward) for r in sites()} == {
+        ("replaced", None, "kept: several backwards of one forward differ"),
+        ("kept", Reason.DROPOUT, "kept"),
     }
 
 
@@ -185,7 +186,7 @@ def test_second_run_changes_nothing() -> None:
     rewrite_on(module.graph)
     text = str(module.graph)
     rewrite_on(module.graph)
-    kept = joint_graph(flash, dropout=0.5)
+    kept = joint_graph(flash, dropout=1.0)
     rewrite_on(kept.graph)
     rewrite_on(kept.graph)
     assert str(module.graph) == text

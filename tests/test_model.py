@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Dense, Keys, Mask, Operand, Plan, Segments, Tiles
+from dash_inductor.model import Band, Call, Dense, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
@@ -47,6 +47,30 @@ def test_calls() -> None:
     assert len(seen) == len(MASKS) * 5 * len(ORDERS)
     assert hash(Call(Mask(), 0.0)) == hash(Call(Mask(), -0.0))  # they are equal
     assert math.isnan(Call.parse(str(Call(Mask(), math.nan))).scale)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1e-9, 1 - 1e-9, 1 / 3])
+def test_dropout(p: float) -> None:
+    dropout = Dropout(p, Operand(2))
+    call = Call(MASKS[5], 0.125, ORDERS[1], dropout)
+    assert Call.parse(str(call)) == call
+    assert f"/dropout={p!r},2/" in str(call)
+    assert [operand.index for operand in call.operands] == [12, 2]
+    assert len({hash(c) for c in (call, Call(MASKS[5], 0.125, ORDERS[1]))}) == 2
+    assert abs(dropout.threshold / 65536 - p) <= 2.0**-16
+    assert (1 - dropout.threshold / 65536) * dropout.rescale == 1
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, -0.1, math.nan, math.inf])
+def test_what_is_no_probability(p: float) -> None:
+    with pytest.raises(ArgumentError, match="p="):
+        Dropout(p, Operand(0))
+
+
+@pytest.mark.parametrize("text", ["0.1", "0.1,", "x,0", "0.1,-1", "0.1,0,0", "1.0,0", "1e,0"])
+def test_what_is_no_dropout(text: str) -> None:
+    with pytest.raises(ArgumentError):
+        Call.parse(f"full/scale=1.0/dropout={text}")
 
 
 def test_plans() -> None:

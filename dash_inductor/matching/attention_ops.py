@@ -19,12 +19,14 @@ class Backend:
         backward, forward: qualified names.
         grad_out: the backward's argument that holds the gradient of the output.
         mask: the argument that holds an additive or boolean mask; None if the operator takes none.
+        random_state: the arguments that tell the backward which random numbers its forward drew for dropout.
     """
 
     backward: str
     forward: str
     grad_out: str = "grad_out"
     mask: str | None = None
+    random_state: tuple[str, ...] = ("philox_seed", "philox_offset")
 
 
 _SDPA = "aten::_scaled_dot_product_"
@@ -33,7 +35,9 @@ EFFICIENT = Backend(
     _SDPA + "efficient_attention_backward", _SDPA + "efficient_attention", grad_out="grad_out_", mask="attn_bias"
 )
 CUDNN = Backend(_SDPA + "cudnn_attention_backward", _SDPA + "cudnn_attention", mask="attn_bias")
-FLASH_CPU = Backend(_SDPA + "flash_attention_for_cpu_backward", _SDPA + "flash_attention_for_cpu", mask="attn_mask")
+FLASH_CPU = Backend(
+    _SDPA + "flash_attention_for_cpu_backward", _SDPA + "flash_attention_for_cpu", mask="attn_mask", random_state=()
+)
 
 BACKENDS = {backend.backward: backend for backend in (FLASH, EFFICIENT, CUDNN, FLASH_CPU)}
 

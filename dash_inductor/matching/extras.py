@@ -1,4 +1,4 @@
-"""The tensors that a mask names by their place in the operators' list `extras`, as nodes of the graph."""
+"""The tensors that a call names by their place in the operators' list `extras`, as nodes of the graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
 
+from ..ops import dropout_seed
 from . import layout, predicates
 from .emit import Emitter
 from .mask_nodes import shape_of
@@ -20,9 +22,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """What the call's mask reads, in front of `before`, in the order of `sites.mask_of`.
+    """What the call reads, in front of `before`: the mask's tensors, in the order of `sites.mask_of`, then the seed.
 
-    Layers with the same mask share what they can.
+    Layers with the same mask share what they can, but never a seed.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found = []
@@ -34,7 +36,21 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         found.append(graph.expanded(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
     if terms.dense is not None:
         found.append(predicates.compute(terms.dense, PLANE, graph))
+    if match.site.dropout is not None:
+        found.append(_seed(emitter, match, before))
     return found
+
+
+def _seed(emitter: Emitter, match: Match, before: Node) -> Node:
+    """Drawn once for forward, recomputed forward and backward, and saved between them.
+
+    Two nodes must never look equal to PyTorch, which would merge them: the name of the site tells them apart.  And none
+    may be recomputed, however much else is, because a second draw is another seed.
+    """
+    query = match.operands.query
+    node = emitter.call(dropout_seed, (query, match.node.name), before=before, like=before)
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return node
 
 
 @dataclass(frozen=True)

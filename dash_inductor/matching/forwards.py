@@ -43,6 +43,8 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
     operands = ("query", "key", "value")
     if any(_origin(bound[name]) is not _origin(match.args[name]) for match in matches for name in operands):
         return "forward and backward have different operands"
+    if any(bound["dropout_p"] != match.args["dropout_p"] or not _draws(forward, match) for match in matches):
+        return "forward and backward have different dropout"
     mask = matches[0].backend.mask
     if mask is not None and not all(_same(bound[mask], match.args[mask]) for match in matches):
         return "forward and backward have different masks"
@@ -53,6 +55,14 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
     if out_order(forward) is None:
         return "its output is not dense"
     return ""
+
+
+def _draws(forward: Node, match: Match) -> bool:
+    """Whether the random numbers of the backward's dropout, if it has one, are those of this forward."""
+    if match.site.dropout is None:
+        return True
+    states = [_origin(match.args[name]) for name in match.backend.random_state]
+    return all(state.target is operator.getitem and state.args[0] is forward for state in states)
 
 
 def out_order(forward: Node) -> Order | None:

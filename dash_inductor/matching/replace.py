@@ -134,7 +134,7 @@ def _consumer(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What forward and backward read: query, key and value, and the tensors that the mask names by their place."""
+    """What forward and backward read: query, key and value, and the tensors that the call names by their place."""
 
     operands: tuple[Node, Node, Node]
     extras: list[Node]

@@ -163,6 +163,14 @@ class _Reading:
             text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
             self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 
+    def needs_our_forward(self, cause: str) -> bool:
+        """Whether the backward does not fit a forward that stays for this cause: then the site is kept."""
+        call = self.match.site.call if self.match is not None else None
+        if call is None or not call.operands:
+            return False
+        self.keep(Reason.FORWARD_KEPT if call.dropout is None else Reason.DROPOUT, cause)
+        return True
+
     def keep(self, reason: Reason, detail: str) -> None:
         self.match, self.forward, self.reason, self.detail = None, None, reason, detail
 
@@ -200,12 +208,10 @@ def _replace_group(graph: Graph, group: list[_Reading]) -> None:
     try:
         matches = [reading.match.refreshed() for reading in group if reading.match is not None]
         cause = cause_to_keep(group[0].forward, matches)
-        if cause and any(match.site.mask.operands for match in matches):
-            for reading in group:
-                reading.keep(Reason.FORWARD_KEPT, cause)
-            return
         if cause:
-            matches = [dataclasses.replace(match, plan=keeping(match.plan, match.backend.forward)) for match in matches]
+            group = [reading for reading in group if not reading.needs_our_forward(cause)]
+            kept = [match for match in matches if not match.site.call.operands]
+            matches = [dataclasses.replace(match, plan=keeping(match.plan, match.backend.forward)) for match in kept]
         replace(graph, None if cause else group[0].forward, matches)
     except Exception as error:
         for reading in group:

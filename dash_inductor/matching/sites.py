@@ -12,6 +12,7 @@ from torch.fx import Node
 from .. import toolchain
 from ..config import config
 from ..model.call import Call
+from ..model.dropout import Dropout
 from ..model.mask import Band, Dense, Keys, Mask, Operand, Segments
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
@@ -67,7 +68,8 @@ class Match:
     @property
     def detail(self) -> str:
         """What the record says of how the site was matched."""
-        return "; ".join(filter(None, (self.operands.detail, self.plan.schedule_note)))
+        dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
+        return "; ".join(filter(None, (dropout, self.operands.detail, self.plan.schedule_note)))
 
     def refreshed(self) -> Match:
         """The same match after other sites were replaced: their new nodes may be this site's arguments."""
@@ -97,8 +99,6 @@ def analyse(node: Node, facts: Facts) -> Match:
     if op_name(node) in KEPT:
         raise NotReadable(KEPT[op_name(node)], op_name(node))
     backend, args = BACKENDS[op_name(node)], bind(node)
-    if args["dropout_p"] != 0.0:
-        raise NotReadable(Reason.DROPOUT, f"dropout_p={args['dropout_p']}")
     query, key, value = (args[name].meta["val"] for name in ("query", "key", "value"))
     _check_sizes(query, key, value)
     _check_dtypes(backend, args)
@@ -112,7 +112,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
-    scale = _scale(args["scale"], head_dim)
+    scale, dropout = _scale(args["scale"], head_dim), _dropout(args["dropout_p"], mask)
     operands = find_operands(node, args)
     dtype = DTYPES[query.dtype]
     facts.site = site = Site(
@@ -125,7 +125,7 @@ def analyse(node: Node, facts: Facts) -> Match:
         kv_len=layout.static(key.shape[2]),
         head_dim=head_dim,
         value_dim=value_dim,
-        call=Call(mask, scale),
+        call=Call(mask, scale, dropout=dropout),
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
@@ -156,11 +156,27 @@ def _known(x: layout.Dim) -> int:
 def _scale(scale: object, head_dim: int) -> float:
     if scale is None:
         return float(head_dim**-0.5)
-    number = scale.meta["val"] if isinstance(scale, Node) else scale
-    value = layout.specialised(number) if isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) else None
+    value = _number(scale)
     if value is None:
-        raise NotReadable(Reason.DYNAMIC_DIMS, f"scale={number}")
-    return float(value)
+        raise NotReadable(Reason.DYNAMIC_DIMS, f"scale={scale}")
+    return value
+
+
+def _dropout(p: object, mask: Mask) -> Dropout | None:
+    """The seed is the last of the call's operands (see `extras`)."""
+    value = _number(p)
+    if value == 0.0:
+        return None
+    if value is None or not 0.0 < value < 1.0:
+        raise NotReadable(Reason.DROPOUT, f"dropout_p={p}")
+    return Dropout(value, Operand(len(mask.operands)))
+
+
+def _number(argument: object) -> float | None:
+    """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
+    number = argument.meta["val"] if isinstance(argument, Node) else argument
+    value = layout.specialised(number) if isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) else None
+    return None if value is None else float(value)
 
 
 def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -26,7 +26,10 @@ class Reason(Enum):
     MATH_PATH = "math_path", "PyTorch computes this call by its math implementation, without a fused operator."
     VARLEN = "varlen", "Packed (variable length) attention operators are not replaced."
     FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
-    DROPOUT = "dropout", "Attention dropout would need PyTorch's random numbers bit for bit."
+    DROPOUT = (
+        "dropout",
+        "Dropout is replaced only in forward and backward together, by kernels that have it, below a probability of 1.",
+    )
     DTYPE = "dtype", "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site."
     HEAD_DIM = (
         "head_dim",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .call import Call
+from .dropout import Dropout
 from .mask import Band, Mask
 
 DType = Literal["float16", "bfloat16", "float32"]
@@ -49,3 +50,8 @@ class Site:
     def scale(self) -> float:
         """The scale of the call's scores."""
         return self.call.scale
+
+    @property
+    def dropout(self) -> Dropout | None:
+        """The dropout of the call."""
+        return self.call.dropout

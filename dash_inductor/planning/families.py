@@ -27,6 +27,7 @@ class KernelFamily:
         has_head_dims: whether it covers the head dims of q and k, and of v, both multiples of 8.
         reads_keys, reads_segments, reads_dense: whether it reads masks with a `Keys` term, with a `Segments` term, and
             with a `Dense` term.
+        drops: whether it has dropout.
         cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
         candidates: the tiles to choose from at a site that is covered.
     """
@@ -38,6 +39,7 @@ class KernelFamily:
     reads_keys: bool
     reads_segments: bool
     reads_dense: bool
+    drops: bool
     cta_per_query_head: bool
     candidates: Callable[[Site, str], Sequence[Candidate]]
 
@@ -58,7 +60,7 @@ class KernelFamily:
             and (self.reads_segments or mask.segments is None)
             and (self.reads_dense or mask.dense is None)
         )
-        return self.covers_dims(site, arch) and reads_mask
+        return self.covers_dims(site, arch) and reads_mask and (self.drops or site.dropout is None)
 
 
 PORTABLE_LIMIT = 128
@@ -94,15 +96,15 @@ def _of_table(table: dict[costs.Key, tuple[Candidate, ...]]) -> Callable[[Site, 
 
 REFERENCE = KernelFamily(
     "reference", lambda arch, bits: arch == "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, True, True, False, _of_table(costs.REFERENCE),
+    True, True, True, True, False, _of_table(costs.REFERENCE),
 )  # fmt: skip
 PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, True, False, False, _of_table(costs.PORTABLE),
+    True, True, False, True, False, _of_table(costs.PORTABLE),
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
-    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, False, False, True,
+    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, False, False, False, True,
     _hopper_candidates,
 )  # fmt: skip
 

@@ -59,10 +59,16 @@ def _why_not(site: Site, arch: str) -> Kept:
     dims = f"head dimension {site.head_dim}" + (
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
+    if any(f.covers(_without_dropout(site), arch) for f in FAMILIES):
+        return Kept(Reason.DROPOUT, f"no kernel for {dims} has it")
     if any(f.covers_dims(site, arch) for f in FAMILIES):
         return Kept(Reason.MASK_UNSUPPORTED, f"{site.mask} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
     return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
+
+
+def _without_dropout(site: Site) -> Site:
+    return replace(site, call=replace(site.call, dropout=None))
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
@@ -118,8 +124,10 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
     if not any(f.covers_dims(site, known) for f in FAMILIES):
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
-    if not any(f.covers(site, known) for f in FAMILIES):
+    if not any(f.covers(_without_dropout(site), known) for f in FAMILIES):
         raise ArgumentError("mask", str(site.mask), "a mask that kernels for these head dims read")
+    if not any(f.covers(site, known) for f in FAMILIES):
+        raise ArgumentError("dropout", str(site.dropout), "None: no kernel for these head dims has it")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
@@ -250,6 +258,7 @@ def _numerics_key(
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
     facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"heads{site.q_heads}:{site.kv_heads}", arch]
+    facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
     facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
     return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts])
 

@@ -1,0 +1,208 @@
+"""The random bits of dropout, and the reference executor with them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from dash_inductor.kernels import reference, reference_forward
+from dash_inductor.kernels.reference_dropout import kept, philox
+from torch import Tensor
+
+from dash_inductor import ops
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
+
+from .support.attention import Attention
+from .support.calls import BSHD
+from .support.dropout import exact, kept_pairs
+
+SEED = torch.tensor([0x0123456789ABCDEF])
+TENTH = Dropout(0.1, Operand(0))
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_the_words_that_its_authors_publish(
+    counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]
+) -> None:
+    c0, c1, c2, c3, k0, k1 = (torch.tensor([x]) for x in (*counter, *key))
+    assert tuple(int(word) for word in philox((c0, c1, c2, c3), (k0, k1))) == words
+
+
+def bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
+    """The 16 bits of every pair, asked for one threshold of a power of two after the other."""
+    value = torch.zeros(len(rows), len(keys), dtype=torch.int64)
+    for bit in range(15, -1, -1):
+        trial = value + (1 << bit)
+        above = torch.zeros_like(value, dtype=torch.bool)
+        for threshold in trial.unique().tolist():
+            above |= (trial == threshold) & kept(Dropout(threshold / 65536, Operand(0)), seed, b, head, rows, keys)
+        value = torch.where(above, trial, value)
+    return value
+
+
+def test_no_two_pairs_share_their_bits() -> None:
+    """The blocks of a plane, of two heads and of two batch elements have different counters, and all words are used."""
+    places = torch.arange(32)
+    found = torch.stack([bits(SEED, b, head, places, places) for b in (0, 1) for head in (0, 1)])
+    for word in (found[:, 0::2, 0::2], found):
+        values = word.flatten()
+        pairs = len(values) * (len(values) - 1) / 2
+        equal = (values[:, None] == values[None, :]).triu(1).sum()
+        assert abs(float(equal) - pairs / 65536) < 6 * math.sqrt(pairs / 65536)
+
+
+def test_the_bits_of_a_pair_follow_from_its_place_alone() -> None:
+    rows, keys = torch.arange(77), torch.arange(50)
+    whole = kept(TENTH, SEED, 1, 2, rows, keys)
+    for first_row, first_key in ((0, 0), (16, 32), (13, 7), (70, 49)):
+        part = kept(TENTH, SEED, 1, 2, rows[first_row:], keys[first_key:])
+        assert torch.equal(part, whole[first_row:, first_key:])
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 2.0**-6])
+def test_so_many_are_kept_everywhere(seed: int, p: float) -> None:
+    """In all, in every row, and in every column."""
+    dropout, length = Dropout(p, Operand(0)), 1024
+    found = (~kept(dropout, torch.tensor([seed]), 0, 0, torch.arange(length), torch.arange(length))).double()
+    for sums, count in ((found.sum()[None], length**2), (found.sum(0), length), (found.sum(1), length)):
+        deviation = (sums - count * p).abs().max() / math.sqrt(count * p * (1 - p))
+        assert deviation < 6.5
+
+
+def correlation(x: Tensor, y: Tensor) -> float:
+    """In standard deviations of what independent ones have."""
+    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
+    return float((x * y).mean() / (x.std() * y.std())) * math.sqrt(x.numel())
+
+
+def test_neighbours_are_independent() -> None:
+    """Neighbours in the plane, other heads, other batch elements and other seeds, near and far ones."""
+    places = torch.arange(512)
+    half = Dropout(0.5, Operand(0))
+    here = kept(half, SEED, 0, 0, places, places)
+    for down, right in ((0, 1), (1, 0), (1, 1), (8, 0), (0, 8), (8, 8), (0, 2), (0, 16), (16, 0), (7, 9), (9, 7)):
+        moved = kept(half, SEED, 0, 0, places + down, places + right)
+        assert abs(correlation(here, moved)) < 5, (down, right)
+    others = [(SEED, 0, 1), (SEED, 1, 0), (SEED, 1, 1), (SEED + 1, 0, 0), (SEED ^ (1 << 40), 0, 0), (SEED, 0, 2**16)]
+    for seed, b, head in others:
+        assert abs(correlation(here, kept(half, seed, b, head, places, places))) < 5, (seed, b, head)
+    assert abs(correlation(here, here.T)) < 5
+
+
+def call_of(mask: Mask, dropout: Dropout | None, results: int, scale: float = 0.3) -> Call:
+    return Call(mask, scale, (BSHD,) * results, dropout)
+
+
+PLANS = [
+    Plan("reference", "two_pass", "reference", Tiles(16, 32, 1, 1), Tiles(32, 16, 1, 1), 1, False, Tiles(16, 16, 1, 1)),
+    Plan("reference", "spt", "reference", Tiles(32, 16, 1, 1), None, 1, False, Tiles(64, 32, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("p", [0.1, 0.75, 1 - 2.0**-7])
+@pytest.mark.parametrize("data", ["", "keys", "segments"])
+def test_gradients_are_those_of_what_was_kept(plan: Plan, p: float, data: str) -> None:
+    problem = Attention.random(45, 70, 16, Band(0), group=2, dtype=torch.float32, device="cpu")
+    extras, visible = [], problem.keep().expand(2, 4, -1, -1)
+    keys = segments = None
+    if data == "keys":
+        extras = [torch.rand(2, 70, generator=torch.Generator().manual_seed(5)) < 0.7]
+        keys, visible = Keys(Operand(0)), visible & extras[0][:, None, None, :]
+    if data == "segments":
+        extras = [torch.arange(45).expand(2, -1) // 20, torch.arange(70).expand(2, -1) // 20]
+        segments = Segments(Operand(0), Operand(1))
+        visible = visible & (extras[0][:, None, :, None] == extras[1][:, None, None, :])
+    mask, dropout = Mask(problem.mask, keys, segments), Dropout(p, Operand(len(extras)))
+    operands = [*extras, SEED]
+    assert plan.forward_tiles is not None
+    scale = problem.scale
+    out, lse = reference_forward.forward(
+        problem.q, problem.k, problem.v, operands, call_of(mask, dropout, 1, scale), plan.forward_tiles
+    )
+    found = reference.backward(
+        problem.do, problem.q, problem.k, problem.v, out, lse, operands, call_of(mask, dropout, 3, scale), plan
+    )
+    pairs = kept_pairs(dropout, SEED, 2, 4, 45, 70)
+    wanted = exact((problem.q, problem.k, problem.v), problem.do, visible, pairs, dropout, scale)
+    assert (out - wanted[0]).abs().max() < 1e-5 * wanted[0].abs().max()
+    sees = wanted[1].isfinite()
+    assert (lse - wanted[1])[sees].abs().max() < 1e-5
+    for ours, true in zip(found, wanted[2], strict=True):
+        assert (ours - true).abs().max() < 2e-5 * true.abs().max()
+
+
+def test_tiles_and_schedules_do_not_change_what_is_kept() -> None:
+    """With v of ones the output is the sum of the kept probabilities, equal but for the rounding of sums."""
+    problem = Attention.random(40, 40, 16, Band(), dtype=torch.float32, device="cpu")
+    ones = torch.ones_like(problem.v)
+    outs = [
+        reference_forward.forward(problem.q, problem.k, ones, [SEED], call_of(Mask(), TENTH, 1), tiles)[0]
+        for tiles in (Tiles(16, 16, 1, 1), Tiles(64, 64, 1, 1), Tiles(16, 64, 1, 1))
+    ]
+    for out in outs[1:]:
+        assert torch.allclose(out, outs[0], atol=1e-6)
+    assert outs[0].std() > 1e-3
+
+
+@pytest.mark.parametrize("p", [2.0**-20, 2.0**-18])
+def test_a_probability_that_rounds_to_zero_drops_nothing(p: float) -> None:
+    """The bits are those of no dropout."""
+    problem = Attention.random(40, 40, 16, Band(0), dtype=torch.float32, device="cpu")
+    results = []
+    for dropout in (None, Dropout(p, Operand(0))):
+        tensors = problem.q, problem.k, problem.v
+        out, lse = reference_forward.forward(*tensors, [SEED], call_of(Mask(), dropout, 1), Tiles(32, 32, 1, 1))
+        gradients = reference.backward(
+            problem.do, *tensors, out, lse, [SEED], call_of(Mask(), dropout, 3), PLANS[0]
+        )
+        results.append([out, lse, *gradients])
+    assert all(map(torch.equal, *results))
+
+
+def test_the_bits_of_a_batch_element_and_head_follow_from_their_numbers() -> None:
+    """A larger batch, or more heads behind it, changes none; another place in the batch does."""
+    problem = Attention.random(33, 40, 16, Band(0), batch=3, kv_heads=4, dtype=torch.float32, device="cpu")
+
+    def run(elements: slice, heads: slice) -> list[Tensor]:
+        q, k, v, do = (t[elements, heads] for t in (problem.q, problem.k, problem.v, problem.do))
+        mask = Mask(problem.mask)
+        out, lse = reference_forward.forward(q, k, v, [SEED], call_of(mask, TENTH, 1), Tiles(32, 32, 1, 1))
+        return [out, *reference.backward(do, q, k, v, out, lse, [SEED], call_of(mask, TENTH, 3), PLANS[0])]
+
+    whole = run(slice(None), slice(None))
+    for ours, theirs in zip(run(slice(0, 1), slice(0, 2)), whole, strict=True):
+        assert torch.equal(ours, theirs[:1, :2])
+    for ours, theirs in zip(run(slice(1, 2), slice(None)), whole, strict=True):
+        assert not torch.equal(ours, theirs[1:2])
+
+
+def test_a_call_without_its_seed_is_refused() -> None:
+    q = torch.zeros(1, 1, 8, 16)
+    with pytest.raises(ArgumentError, match="reads number 1"):
+        ops.attention_forward(q, q, q, [SEED], str(call_of(Mask(), Dropout(0.1, Operand(1)), 1)), str(PLANS[0]), "x")
+
+
+def test_seeds_are_drawn_from_the_default_generator() -> None:
+    like = torch.zeros(1)
+    torch.manual_seed(3)
+    first, second = (ops.dropout_seed(like, "x") for _ in range(2))
+    torch.manual_seed(3)
+    again = ops.dropout_seed(like, "y")
+    assert (first.dtype, first.shape) == (torch.int64, (1,))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
