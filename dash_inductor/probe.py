@@ -48,6 +48,7 @@ TORCH = (
     ("torch._ops", "OpOverload HigherOrderOperator", "reading graphs"),
     ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
+    ("torch._functorch.config", "activation_memory_budget", "seeds of dropout"),
     ("torch.utils.checkpoint", "CheckpointPolicy.MUST_SAVE", "seeds of dropout"),
     ("torch.utils._python_dispatch", "_disable_current_modes", "reading masks"),
     ("torch.utils._pytree", "tree_map_only", "new nodes of a graph"),

@@ -21,6 +21,7 @@ Note [Bits of the forward]
 import triton
 import triton.language as tl
 
+from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import head_start, load_of_keys, load_of_queries, load_tile, load_valid, visible
 
@@ -30,8 +31,8 @@ def attend_range(
     state, operands, place, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    INDEX: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr, DROPS: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
 
@@ -40,8 +41,8 @@ def attend_range(
     made of them.
     """
     out, total, largest = state
-    q, k_head, v_head, k_strides, v_strides, data = operands
-    b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi = place
+    q, k_head, v_head, k_strides, v_strides, data, drop = operands
+    b, hq, q_tile, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi = place
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
@@ -62,6 +63,8 @@ def attend_range(
         p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
         shrink = tl.math.exp2(largest - shift)
         total = tl.math.fma(total, shrink, tl.sum(p, 1))
+        if DROPS:
+            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, q_rows.shape[0], BLOCK_KV), p, 0.0)
         v = load_valid(
             v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
         )
@@ -72,12 +75,13 @@ def attend_range(
 
 @triton.jit
 def attend_tile(
-    Q, K, V, q_strides, k_strides, v_strides, data,
+    Q, K, V, q_strides, k_strides, v_strides, data, drop,
     b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    DROPS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp) of q tile `q_tile` of query head `hq` of batch element `b`.
 
@@ -87,7 +91,8 @@ def attend_tile(
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
     band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
-    segments leave without rows, unless they hold finite numbers.
+    segments leave without rows, unless they hold finite numbers.  drop (DROPS): (seed, threshold, rescale) of dropout,
+    see `dropout`; the log-sum-exp is that without it.
 
     The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
@@ -108,32 +113,34 @@ def attend_tile(
     largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     state = out, total, largest
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
-    operands = q, k_head, v_head, k_strides, v_strides, data
-    place = b, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi
+    operands = q, k_head, v_head, k_strides, v_strides, data, drop
+    place = b, hq, q_tile, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS or HAS_SEGMENTS:
         state = attend_range(
             state, operands, place, first, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV,
-            HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
+            HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
         )  # fmt: skip
     else:
         if HAS_HI:
             state = attend_range(
                 state, operands, place, first, full_first, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
+                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
             )  # fmt: skip
         state = attend_range(
             state, operands, place, full_first, full_end, False, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
+            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
         )  # fmt: skip
         if HAS_LO or HAS_HI or not EVEN_KV:
             state = attend_range(
                 state, operands, place, full_end, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_KV, PRECISION, STAGES, INDEX,
+                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
             )  # fmt: skip
     out, total, largest = state
     sees = total != 0.0
     total = tl.where(sees, total, 1.0)
     out = tl.where(sees[:, None], out / total[:, None], 0.0)  # zero times a value that others see may be NaN
+    if DROPS:
+        out = out * drop[2]
     ln2 = 0.6931471805599453
     return out, (largest + tl.math.log2(total)) * ln2

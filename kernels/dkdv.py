@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from .dropout import dropout_kept
 from .ordering import pass_turn_on, wait_for_turn
 from .schedule_functions import (
     dash_q_range,
@@ -27,12 +28,12 @@ from .tiles import (
 @triton.jit
 def dkdv_tile(
     Q, K, V, DO, LSE, DELTA, DQ, SEM,
-    q_strides, k_strides, v_strides, do_strides, lse_strides, data,
+    q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
     b, h, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    DROPS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
@@ -48,6 +49,8 @@ def dkdv_tile(
     data: what the mask reads, see Note [Data operands].  dk and dv of a key whose entry in KEYS is zero are zero.  If
     ORDERED, KEYS must also be zero for keys that segments leave without rows, unless they hold finite numbers.  With
     any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
+
+    drop (DROPS): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
     """
     heads, q_len, kv_len, lo, hi = walk
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
@@ -100,7 +103,12 @@ def dkdv_tile(
                     HAS_LO, HAS_HI, HAS_KEYS and ORDERED, HAS_SEGMENTS,
                 )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            if DROPS:
+                kept = tl.trans(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV))
+                dv = tl.dot(tl.where(kept, p, 0.0).to(do.dtype), do, dv, input_precision=PRECISION)
+                dp = tl.where(kept, dp * drop[2], 0.0)
+            else:
+                dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
             if HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or HAS_SEGMENTS or not EVEN_KV:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
@@ -117,6 +125,8 @@ def dkdv_tile(
                 inside = (q_rows[:, None] < q_len) & (cols[None, :] < HEAD_DIM)
                 tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
                 pass_turn_on(semaphore, INTERPRET)
+    if DROPS:
+        dv = dv * drop[2]
     if HAS_KEYS:
         dk = tl.where(valid[:, None], dk, 0.0)
         dv = tl.where(valid[:, None], dv, 0.0)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from .delta import delta_tile
+from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import head_start, load_of_keys, load_of_queries, load_rows, load_tile, load_valid, visible
 
@@ -11,11 +12,12 @@ from .tiles import head_start, load_of_keys, load_of_queries, load_rows, load_ti
 @triton.jit
 def dq_tile(
     Q, K, V, OUT, DO, LSE, DELTA,
-    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data,
+    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
     b, hq, q_tile, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    DROPS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
@@ -51,6 +53,8 @@ def dq_tile(
         )
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
+        if DROPS:
+            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), dp * drop[2], 0.0)
         ds = p * (dp - delta[:, None])
         masked = HAS_KEYS or HAS_SEGMENTS or ((kv < full_first) | (kv >= full_end))
         if (HAS_LO or HAS_HI or HAS_KEYS or HAS_SEGMENTS or not EVEN_KV) and masked:

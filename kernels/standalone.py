@@ -79,7 +79,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     kernels = []
     if plan.dq is not None:
         programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
-        text = templates.dq_template(*bounds, templates.reads(site.mask))
+        text = templates.dq_template(*bounds, templates.reads(site.call))
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, {}))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
@@ -88,7 +88,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
-    text = templates.dkdv_template(plan.schedule, *bounds, templates.reads(site.mask, sums_keys=plan.dq is None))
+    text = templates.dkdv_template(plan.schedule, *bounds, templates.reads(site.call, sums_keys=plan.dq is None))
     programs = batch * site.kv_heads * slots
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     return kernels
@@ -115,7 +115,7 @@ def render_forward(
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
     bounds = site.band.lo is not None, site.band.hi is not None
-    text = templates.forward_template(*bounds, templates.reads(site.mask))
+    text = templates.forward_template(*bounds, templates.reads(site.call))
     extra = templates.forward_constants(site.scale, site.value_dim)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
     return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
@@ -139,6 +139,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": ((batch, kv_len), "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
+        "SEED": ((1,), "*i64"),
     }  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def _render(
         plan, tiles, site.band, site.scale, site.head_dim, site.group, (q_len, kv_len),
         even_q=q_len % tiles.block_q == 0,
         even_kv=kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=interpret,
-        reads=templates.reads(site.mask, sums_keys=extra.get("ORDERED", True)),
+        reads=templates.reads(site.call, sums_keys=extra.get("ORDERED", True)), dropout=site.dropout,
     )  # fmt: skip
     arguments: list[str] = []
 

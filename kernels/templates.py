@@ -14,7 +14,9 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
-from ..model.mask import Band, Mask
+from ..model.call import Call
+from ..model.dropout import Dropout
+from ..model.mask import Band
 from ..model.plan import Plan, Tiles
 from ..planning.costs import padded
 from ..schedule import codegen, geometry
@@ -61,6 +63,14 @@ _DATA = """
     data = (keys, ids)
 """
 
+# Of dropout, (seed, threshold, rescale).
+_DROP = """
+    drop = (tl.load(SEED), THRESHOLD, RESCALE)
+"""
+_NO_DROP = """
+    drop = (0, 0, 1.0)
+"""
+
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
     # Q, DO: [batch, q_heads, q_len, HEAD_DIM]; K, V, DV and the output (dk): [batch, heads, kv_len, HEAD_DIM]
     # LSE: [batch, q_heads, >= q_len] natural log; DELTA: [batch, q_heads, q_len] rowsum(out * do)
@@ -76,10 +86,10 @@ _DKDV_TAIL = """
         kv = dash_kv_tile(h, slot, part, walk, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
             Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
-            q_strides, k_strides, v_strides, do_strides, lse_strides, data,
+            q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
             b, h, kv, walk, SCALE,
-            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_Q, EVEN_KV,
-            ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_Q,
+            EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
         idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[:, None]
@@ -126,10 +136,10 @@ _DQ_TAIL = """
     out_strides = ({{stride("OUT")}},)
     dq = dq_tile(
         Q, K, V, OUT, DO, LSE, DELTA,
-        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
         b, hq, q_tile, walk, SCALE,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_Q, EVEN_KV,
-        PRECISION, STAGES, INDEX_DTYPE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_Q,
+        EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -146,10 +156,10 @@ _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
 """
 _FORWARD_TAIL = """
     out, lse = attend_tile(
-        Q, K, V, q_strides, k_strides, v_strides, data,
+        Q, K, V, q_strides, k_strides, v_strides, data, drop,
         b, hq, q_tile, walk, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
@@ -184,10 +194,14 @@ _DELTA = """{{def_kernel("DO", "OUT")}}
 
 
 class Reads(NamedTuple):
-    """Which data operands a kernel reads, see Note [Data operands] in tiles.py: keys, and the ids of segments."""
+    """Which tensors a kernel reads beside those of every attention.
+
+    keys, segments: see Note [Data operands] in tiles.py.  seed: that of dropout.
+    """
 
     keys: bool = False
     segments: bool = False
+    seed: bool = False
 
 
 @functools.cache
@@ -208,7 +222,7 @@ def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, reads: Reads) -> st
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
     entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
     body = head + entry + _COMMON + data + _DKDV_TAIL
-    return "\n\n".join((body, generated, _functions("tiles"), _functions("ordering"), _functions("dkdv")))
+    return "\n\n".join((body, generated, _device(reads, "tiles", "ordering", "dkdv")))
 
 
 @functools.cache
@@ -218,7 +232,7 @@ def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     data, operands = _data(reads)
     head = _head(_DQ, *operands)
     body = head + _COMMON + data + _Q_PROGRAM + _DQ_TAIL
-    return "\n\n".join((body, generated, _functions("tiles"), _functions("delta"), _functions("dq")))
+    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "dq")))
 
 
 @functools.cache
@@ -228,7 +242,7 @@ def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     data, operands = _data(reads)
     head = _head(_FORWARD, *operands)
     body = head + _OPERANDS + data + _Q_PROGRAM + _FORWARD_TAIL
-    return "\n\n".join((body, generated, _functions("tiles"), _functions("attend")))
+    return "\n\n".join((body, generated, _device(reads, "tiles", "attend")))
 
 
 @functools.cache
@@ -237,21 +251,29 @@ def delta_template() -> str:
     return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
 
 
-def reads(mask: Mask, *, sums_keys: bool = True) -> Reads:
-    """What a kernel for this mask reads.
+def _device(reads: Reads, *modules: str) -> str:
+    """The functions of these modules, and those of dropout where they are called."""
+    return "\n\n".join(map(_functions, modules + (("dropout",) if reads.seed else ())))
+
+
+def reads(call: Call, *, sums_keys: bool = True) -> Reads:
+    """What a kernel for this call reads.
 
     Args:
         sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
             so it must not read keys that no row sees; where there are segments, a vector has to say which they are.
             Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
     """
-    return Reads(mask.keys is not None or (sums_keys and mask.segments is not None), mask.segments is not None)
+    mask = call.mask
+    has_keys = mask.keys is not None or (sums_keys and mask.segments is not None)
+    return Reads(has_keys, mask.segments is not None, call.dropout is not None)
 
 
 def _data(reads: Reads) -> tuple[str, list[str]]:
-    """The lines about data operands, and those that are arguments, in the order of the arguments."""
+    """The lines about what a kernel reads, and the tensors that are arguments, in the order of the arguments."""
     text = (_SEGMENTS if reads.segments else _NO_SEGMENTS) + (_KEYS if reads.keys else _NO_KEYS) + _DATA
-    return text, [*(["Q_IDS", "KV_IDS"] if reads.segments else []), *(["KEYS"] if reads.keys else [])]
+    names = [*(["Q_IDS", "KV_IDS"] if reads.segments else []), *(["KEYS"] if reads.keys else [])]
+    return text + (_DROP if reads.seed else _NO_DROP), names + (["SEED"] if reads.seed else [])
 
 
 def _head(text: str, *arguments: str) -> str:
@@ -277,16 +299,18 @@ def compile_time_values(
     even_kv: bool,
     interpret: bool,
     reads: Reads,
+    dropout: Dropout | None,
 ) -> dict[str, Any]:
     """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
 
     Args:
         lengths: q_len and kv_len, integers or sympy's.
         even_q, even_kv: no tile reaches past q_len, past kv_len.
-        reads: which data operands the kernel reads, as `reads` says.
+        reads: what the kernel reads, as `reads` says.
     """
+    drops = {} if dropout is None else {"THRESHOLD": dropout.threshold, "RESCALE": dropout.rescale}
     every_row, every_key = geometry.all_seen(mask, *lengths)
-    return {
+    return drops | {
         "BLOCK_Q": tiles.block_q,
         "BLOCK_KV": tiles.block_kv,
         "STAGES": tiles.num_stages,
@@ -298,6 +322,7 @@ def compile_time_values(
         "HAS_HI": mask.hi is not None,
         "HAS_KEYS": reads.keys,
         "HAS_SEGMENTS": reads.segments,
+        "DROPS": reads.seed,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",

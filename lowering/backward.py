@@ -75,10 +75,10 @@ class _Kernels:
         *,
         extras: Sequence[TensorBox],
     ) -> None:
-        self.plan, self.mask, self.scale = plan, call.mask, call.scale
+        self.plan, self.call, self.mask, self.scale = plan, call, call.mask, call.scale
         self.dq_order, self.dk_order, self.dv_order = call.orders
         self.bounds = self.mask.band.lo is not None, self.mask.band.hi is not None
-        self.name = kind(call.mask)
+        self.name = kind(call)
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
         device = query.get_device()
@@ -89,7 +89,7 @@ class _Kernels:
         guard = V.graph.sizevars.guard_int
         self.head_dim = guard(head_dim)
         self.group = guard(self.q_heads) // guard(self.heads)
-        self.vectors = Vectors(call.mask, extras, (self.q_len, self.kv_len))
+        self.vectors = Vectors(call, extras, (self.q_len, self.kv_len))
 
     def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The dq kernel, which also writes delta, then the dk/dv kernel."""
@@ -98,7 +98,7 @@ class _Kernels:
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out]
         dq = template(
             f"dash_dq_{self.name}",
-            templates.dq_template(*self.bounds, templates.reads(self.mask)),
+            templates.dq_template(*self.bounds, templates.reads(self.call)),
             q_grid,
             [*tensors, *self.vectors.arguments(sums_keys=True)],
             self._layout(self.query, self.dq_order),
@@ -154,7 +154,7 @@ class _Kernels:
                 extra["cooperative"] = True
         dk = template(
             f"dash_dkdv_{self.plan.schedule}_{self.name}",
-            templates.dkdv_template(self.plan.schedule, *self.bounds, templates.reads(self.mask, sums_keys=ordered)),
+            templates.dkdv_template(self.plan.schedule, *self.bounds, templates.reads(self.call, sums_keys=ordered)),
             _dkdv_grid,
             [*inputs, *self.vectors.arguments(sums_keys=ordered)],
             self._layout(self.key, self.dk_order),
@@ -180,7 +180,8 @@ class _Kernels:
             even_q=multiple(self.q_len, tiles.block_q),
             even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
             interpret=compat.interpreting(),
-            reads=templates.reads(self.mask, sums_keys=sums_keys),
+            reads=templates.reads(self.call, sums_keys=sums_keys),
+            dropout=self.call.dropout,
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:

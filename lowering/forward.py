@@ -49,7 +49,7 @@ def attention_forward(
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None
-    reads = templates.reads(mask)
+    reads = templates.reads(described)
     guard, multiple = V.graph.sizevars.guard_int, V.graph.sizevars.statically_known_multiple_of
     batch, q_heads, q_len, head_dim = query.get_size()
     _, heads, kv_len, value_dim = value.get_size()
@@ -66,15 +66,16 @@ def attention_forward(
         even_kv=multiple(kv_len, tiles.block_kv),
         interpret=compat.interpreting(),
         reads=reads,
+        dropout=described.dropout,
     )
     rows = [batch, q_heads, q_len]
     logsumexp = empty(rows, (0, 1, 2), torch.float32, device)
     size = [*rows, value_dim]
     out = template(
-        f"dash_forward_{kind(mask)}",
+        f"dash_forward_{kind(described)}",
         templates.forward_template(band.lo is not None, band.hi is not None, reads),
         q_grid,
-        [*inputs, logsumexp, *Vectors(mask, extras, (q_len, kv_len)).arguments(sums_keys=True)],
+        [*inputs, logsumexp, *Vectors(described, extras, (q_len, kv_len)).arguments(sums_keys=True)],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch._inductor import inductor_prims
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.virtualized import V
 
 from .. import ops
+from ..errors import DashError
 
 
 def register() -> None:
@@ -14,6 +16,13 @@ def register() -> None:
 
 
 def dropout_seed(like: TensorBox, site: str) -> TensorBox:
-    """A seed of one site; shapes as in `ops`."""
+    """A seed of one site; shapes as in `ops`.
+
+    Raises:
+        DashError: in a backward graph.  PyTorch's partitioner saves the seeds of the forward unless it is told to save
+            nothing, for which `matching.sites` looks; this is for what else may tell it.
+    """
+    if V.graph.is_backward:
+        raise DashError(f"the seed of dropout of {site} would be drawn again in the backward, where it is another one")
     seed: TensorBox = lowerings[inductor_prims.seeds](1, like.get_device())
     return seed

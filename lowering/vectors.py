@@ -1,4 +1,4 @@
-"""The tensors that masks read, as inputs of templates."""
+"""The tensors that calls read beside query, key and value, as inputs of templates."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import ops
 
 from ..kernels import templates
-from ..model.mask import Mask
+from ..model.call import Call
 from .template import realized
 
 aten = torch.ops.aten
 
 
 class Vectors:
-    """The tensors of a mask for the kernels of one site, of which those that are computed are computed once.
+    """The extra tensors of a call for the kernels of one site, of which those that are computed are computed once.
 
     Args:
         lengths: q_len and kv_len.
     """
 
-    def __init__(self, mask: Mask, extras: Sequence[TensorBox], lengths: tuple[Any, Any]) -> None:
-        self._mask, self._lengths = mask, lengths
+    def __init__(self, call: Call, extras: Sequence[TensorBox], lengths: tuple[Any, Any]) -> None:
+        mask = call.mask
+        self._call, self._mask, self._lengths = call, mask, lengths
+        self._seed = [] if call.dropout is None else [realized(extras[call.dropout.seed.index])]
         self._valid = None if mask.keys is None else realized(extras[mask.keys.valid.index])
         segments = mask.segments
         self._ids = [] if segments is None else [realized(extras[side.index]) for side in (segments.q, segments.kv)]
@@ -36,12 +38,12 @@ class Vectors:
 
         Ids that are one tensor for queries and keys are two arguments of a template.
         """
-        reads = templates.reads(self._mask, sums_keys=sums_keys)
+        reads = templates.reads(self._call, sums_keys=sums_keys)
         if not reads.keys:
-            return self._ids
+            return [*self._ids, *self._seed]
         keys = self._seen_keys() if reads.segments and sums_keys else self._valid
         assert keys is not None
-        return [*self._ids, keys]
+        return [*self._ids, keys, *self._seed]
 
     def _seen_keys(self) -> TensorBox:
         """Which keys a query sees: bool [batch, kv_len].

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
 from torch.fx import Node
 
 from .. import toolchain
@@ -169,6 +170,8 @@ def _dropout(p: object, mask: Mask) -> Dropout | None:
         return None
     if value is None or not 0.0 < value < 1.0:
         raise NotReadable(Reason.DROPOUT, f"dropout_p={p}")
+    if functorch_config.activation_memory_budget == 0:  # saves inputs alone, whatever a node says of itself
+        raise NotReadable(Reason.DROPOUT, "activation_memory_budget=0 has random numbers drawn again in the backward")
     return Dropout(value, Operand(len(mask.operands)))
 
 

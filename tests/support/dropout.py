@@ -18,18 +18,26 @@ def kept_pairs(dropout: Dropout, seed: Tensor, batch: int, heads: int, q_len: in
     return torch.stack([torch.stack(of_element) for of_element in planes])
 
 
-def exact(
-    tensors: Sequence[Tensor], grad_out: Tensor, visible: Tensor, kept: Tensor, dropout: Dropout, scale: float
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """(out, log-sum-exp, gradients) of query, key and value in fp64; rows that see no key give zeros.
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, kept: Tensor, dropout: Dropout, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(out, log-sum-exp) of plain operations, differentiable; rows that see no key give zeros and -inf.
 
-    visible, kept: booleans that broadcast to [batch, heads, q_len, kv_len].
+    Args:
+        visible, kept: booleans that broadcast to [batch, heads, q_len, kv_len].
     """
-    leaves = [t.detach().double().requires_grad_() for t in tensors]
-    group = leaves[0].shape[1] // leaves[1].shape[1]
-    q, k, v = leaves[0], *(t.repeat_interleave(group, 1) for t in leaves[1:])
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
     s = ((q @ k.mT) * scale).masked_fill(~visible, float("-inf"))
     lse = torch.logsumexp(s, -1)
     p = torch.where(visible, torch.exp(s - torch.where(lse.isfinite(), lse, 0.0)[..., None]), 0.0)
-    out = (p * kept * dropout.rescale) @ v
+    return (p * kept * dropout.rescale) @ v, lse
+
+
+def exact(
+    tensors: Sequence[Tensor], grad_out: Tensor, visible: Tensor, kept: Tensor, dropout: Dropout, scale: float
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """(out, log-sum-exp, gradients) of query, key and value in fp64, as `dense` has them."""
+    q, k, v = leaves = [t.detach().double().requires_grad_() for t in tensors]
+    out, lse = dense(q, k, v, visible, kept, dropout, scale)
     return out.detach(), lse.detach(), torch.autograd.grad(out, leaves, grad_out.double())

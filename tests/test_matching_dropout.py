@@ -1,0 +1,348 @@
+"""Dropout in graphs: who draws which seed and when, what reads it, and what becomes of it under checkpointing.
+
+PyTorch decomposes attention with dropout on a CPU before any graph is seen, so these programs call the CPU's operator
+themselves: it cannot run with dropout, but is traced, and the reference executor then runs in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from torch import Tensor
+from torch._functorch import partitioners
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from dash_inductor import ops
+from dash_inductor.config import config
+from dash_inductor.matching.attention_ops import op_name
+from dash_inductor.model import Call, Dropout, Operand, Reason
+from dash_inductor.observe.records import sites
+
+from .support.dropout import dense, kept_pairs
+from .support.graphs import (
+    BACKWARD,
+    FORWARD,
+    Shape,
+    capture,
+    cuda_inputs,
+    cudnn,
+    efficient,
+    flash,
+    flash_backward,
+    joint_graph,
+    op_counts,
+    rewrite_on,
+    rewritten,
+    step,
+    tensors,
+    trace,
+)
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+SEED = "dash::dropout_seed"
+P = 0.25
+QKV = (2, 3, 40, 16), (2, 3, 40, 16), (2, 3, 40, 16)
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, P, True)[0]
+    return out
+
+
+def layers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(attend(q, k, v).sin(), k, v)
+
+
+def checkpointed(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The first layer computes something before its attention, so that there is more to recompute."""
+    q = checkpoint(lambda q, k, v: attend(q, k, v).sin(), q, k, v, use_reentrant=False, **options)
+    return checkpoint(attend, q, k, v, use_reentrant=False, **options)
+
+
+def selectively(policy: CheckpointPolicy) -> Function:
+    def decide(_: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        is_attention = op is aten._scaled_dot_product_flash_attention_for_cpu.default
+        return policy if is_attention else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, decide)
+    return functools.partial(checkpointed, context_fn=contexts)
+
+
+def expected(inputs: list[Tensor], seed: int) -> list[Tensor]:
+    """`step` of two layers in double precision, with seeds as a program draws them after `torch.manual_seed`."""
+    torch.manual_seed(seed)
+    seeds = [ops.dropout_seed(inputs[0], str(layer)) for layer in range(2)]
+    dropout = Dropout(P, Operand(0))
+    (batch, heads, q_len, dim), kv_len = inputs[0].shape, inputs[1].shape[2]
+    visible = torch.ones(q_len, kv_len, dtype=torch.bool).tril()
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, seed: Tensor) -> Tensor:
+        kept = kept_pairs(dropout, seed, batch, heads, q_len, kv_len)
+        return dense(q, k, v, visible, kept, dropout, dim**-0.5)[0]
+
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    return step(lambda q, k, v: layer(layer(q, k, v, seeds[0]).sin(), k, v, seeds[1]), exact)
+
+
+def close(results: list[Tensor], exact: list[Tensor]) -> bool:
+    return all((a - b).abs().max() < 1e-4 * b.abs().max() for a, b in zip(results, exact, strict=True))
+
+
+def seeded(function: Function, inputs: list[Tensor], seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return step(function, inputs)
+
+
+FUNCTIONS = {
+    "plain": layers,
+    "checkpointed": checkpointed,
+    "attention_saved": selectively(CheckpointPolicy.MUST_SAVE),
+    "attention_recomputed": selectively(CheckpointPolicy.MUST_RECOMPUTE),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [*((name, 1.0) for name in FUNCTIONS), ("plain", 0.5), ("plain", 0.001), ("checkpointed", 0.001)],
+)
+def test_training_repeats_and_follows_the_generator(name: str, budget: float) -> None:
+    """Equal seeds give equal bits, and what they keep in every layer; each call draws anew.
+
+    No seed is drawn in a backward, with memory budgets that recompute all they can either.
+    """
+    inputs = tensors(*QKV)
+    with capture() as graphs, functorch_config.patch(activation_memory_budget=budget):
+        compiled = graphs.compile(FUNCTIONS[name])
+        first = seeded(compiled, inputs, 0)
+        second = step(compiled, inputs)
+        again = seeded(compiled, inputs, 0)
+        other = seeded(compiled, inputs, 1)
+    assert [(r.status, r.detail) for r in sites()] == [("replaced", "dropout with probability 0.25")] * 2
+    forward, backward = graphs.partitions
+    assert (forward[SEED], forward[FORWARD]) == (2, 2)
+    assert (backward[SEED], backward[BACKWARD]) == (0, 2)
+    recomputes = {"plain": 0, "checkpointed": 2, "attention_saved": 0, "attention_recomputed": 2}
+    assert backward[FORWARD] == recomputes[name] or budget < 1
+    assert all(map(torch.equal, first, again))
+    assert close(first, expected(inputs, 0))
+    assert close(other, expected(inputs, 1))
+    assert not close(second, expected(inputs, 0))
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    """PyTorch's partitioner saves nothing then, and draws again; a seed that it does not save ends the compile."""
+    inputs = tensors(*QKV)
+    with capture() as graphs, functorch_config.patch(activation_memory_budget=0.0):
+        with pytest.raises(Exception, match=r"[Dd]ropout"):  # PyTorch's CPU kernel has none
+            step(graphs.compile(layers), inputs)
+    assert {(r.status, r.reason) for r in sites()} == {("kept", Reason.DROPOUT)}
+    assert "activation_memory_budget=0" in sites()[0].detail
+
+    def save_nothing(graph: Graph, info: Any, **options: Any) -> Any:
+        return info.inputs
+
+    with capture(), mock.patch.object(partitioners, "choose_saved_values_set", save_nothing):
+        with pytest.raises(Exception, match="would be drawn again in the backward"):
+            step(torch.compile(layers), inputs)
+
+
+def test_a_second_backward_of_one_forward_keeps_the_same() -> None:
+    inputs = tensors(*QKV)
+    with capture() as graphs, functorch_config.patch(donated_buffer=False):
+        out = graphs.compile(layers)(*inputs)
+        first, second = (torch.autograd.grad(out.sum(), inputs, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("name", ["plain", "checkpointed"])
+def test_compiled_by_inductor(name: str, fallback: bool) -> None:
+    """Beside other dropout, whose seeds Inductor draws together, or whose numbers are PyTorch's own."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(FUNCTIONS[name](q, k, v), 0.5)
+
+    inputs = tensors(*QKV)
+    with capture(), inductor_config.patch(fallback_random=fallback):
+        compiled = torch.compile(function)
+        first, again, other = (seeded(compiled, inputs, seed) for seed in (0, 0, 1))
+    assert all(map(torch.equal, first, again))
+    assert not any(map(torch.equal, first, other))
+    dropped = first[0] == 0
+    assert 0.4 < dropped.double().mean() < 0.6
+
+
+def test_inductor_draws_the_seeds_that_the_operator_draws() -> None:
+    inputs = tensors(*QKV)
+    with capture():
+        assert close(seeded(torch.compile(layers), inputs, 3), expected(inputs, 3))
+
+
+def test_dynamic_sizes() -> None:
+    """One graph serves all lengths and batch sizes, with the numbers of each."""
+    with capture() as graphs:
+        compiled = graphs.compile(layers)
+        for batch, length in ((2, 40), (3, 57), (4, 33)):
+            inputs = tensors(*[(batch, 3, length, 16)] * 3)
+            for t in inputs:
+                torch._dynamo.mark_dynamic(t, 0)
+                torch._dynamo.mark_dynamic(t, 2)
+            assert close(seeded(compiled, inputs, 5), expected(inputs, 5))
+    assert len(graphs.after) == 1
+
+
+# ---- the operators of CUDA, on fake tensors ----
+
+
+def nodes(graph: Graph, name: str) -> list[Node]:
+    return [node for node in graph.nodes if op_name(node) == name]
+
+
+def dropped_efficient(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Callable[[], Tensor] | None = None, p: float = 0.1
+) -> tuple[Any, ...]:
+    bias = mask() if mask else None
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, p)
+    backward = aten._scaled_dot_product_efficient_attention_backward
+    return out, *backward(do, q, k, v, bias, out, lse, seed, offset, p, [True, True, True, False])[:3]
+
+
+def dropped_cudnn(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+    out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.1, True)
+    backward = aten._scaled_dot_product_cudnn_attention_backward
+    return out, *backward(do, q, k, v, out, lse, seed, offset, None, cq, ck, mq, mk, 0.1, True)
+
+
+def dropped_flash(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+    return flash(q, k, v, do, dropout=0.1)
+
+
+@pytest.mark.parametrize("maker", [dropped_flash, dropped_efficient, dropped_cudnn])
+def test_forward_and_backward_read_one_seed(maker: Callable[..., tuple[Any, ...]]) -> None:
+    graph, record = rewritten(joint_graph(maker))
+    assert record.status == "replaced"
+    assert record.plan is not None
+    assert (record.plan.kernel, record.plan.forward) == ("portable", "portable")
+    assert "/dropout=0.1,0/" in record.plan.numerics_key
+    (seed,), (forward,), (backward,) = (nodes(graph, name) for name in (SEED, FORWARD, BACKWARD))
+    assert forward.args[3] == backward.args[6] == [seed]
+    assert seed.meta["recompute"] is CheckpointPolicy.MUST_SAVE
+    assert Call.parse(forward.args[4]).dropout == Call.parse(backward.args[7]).dropout == Dropout(0.1, Operand(0))
+    assert not [name for name in op_counts(graph) if name.startswith("aten::_scaled")]
+
+
+def test_the_seed_comes_behind_what_the_mask_reads() -> None:
+    def padded(q: Tensor, k: Tensor, v: Tensor, do: Tensor, valid: Tensor) -> tuple[Any, ...]:
+        zero, low = (torch.full((), x, dtype=q.dtype, device="cuda") for x in (0.0, float("-inf")))
+        rows = valid.unsqueeze(1).unsqueeze(1).expand(2, 8, 128, 128)
+        return dropped_efficient(q, k, v, do, lambda: torch.where(rows, zero, low))
+
+    def inputs() -> list[Tensor]:
+        return [*cuda_inputs(Shape()), torch.empty(2, 128, dtype=torch.bool, device="cuda")]
+
+    graph, record = rewritten(trace(padded, inputs))
+    assert (record.status, record.mask) == ("replaced", "keys(0)")
+    (forward,) = nodes(graph, FORWARD)
+    assert Call.parse(forward.args[4]).dropout == Dropout(0.1, Operand(1))
+    assert forward.args[3][1] is nodes(graph, SEED)[0]
+
+
+def test_layers_never_share_a_seed() -> None:
+    """Not even where they are the same operation on the same tensors: PyTorch would merge nodes that look equal."""
+
+    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+        return (*dropped_flash(q, k, v, do), *dropped_flash(q, k, v, do))
+
+    module = joint_graph(two)
+    rewrite_on(module.graph)
+    seeds = nodes(module.graph, SEED)
+    assert len({node.args for node in seeds}) == 2
+    merged = torch._functorch.compile_utils.fx_graph_cse(module.graph)
+    assert op_counts(merged)[SEED] == op_counts(merged)[FORWARD] == 2
+
+
+def test_two_backwards_of_one_forward_share_its_seed() -> None:
+    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+        out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.1, True)
+        backward = aten._scaled_dot_product_flash_attention_backward
+        rest = (q, k, v, out, lse, cq, ck, mq, mk, 0.1, True, seed, offset)
+        return out, *(gradient for x in (do, do * 2) for gradient in backward(x, *rest))
+
+    module = joint_graph(two)
+    rewrite_on(module.graph)
+    (seed,) = nodes(module.graph, SEED)
+    assert [node.args[6] for node in nodes(module.graph, BACKWARD)] == [[seed], [seed]]
+
+
+def other_probability(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.2)
+    backward = aten._scaled_dot_product_efficient_attention_backward
+    return out, *backward(do, q, k, v, None, out, lse, seed, offset, 0.1, [True, True, True, False])[:3]
+
+
+def other_random_state(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+    out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.1)
+    state = torch.empty((), dtype=torch.int64, device="cuda")
+    backward = aten._scaled_dot_product_efficient_attention_backward
+    return out, *backward(do, q, k, v, None, out, lse, state, state, 0.1, [True, True, True, False])[:3]
+
+
+def state_is_an_output(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.1)
+    backward = aten._scaled_dot_product_efficient_attention_backward
+    return out, seed, *backward(do, q, k, v, None, out, lse, seed, offset, 0.1, [True, True, True, False])[:3]
+
+
+def without_forward(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+    lse = torch.empty(2, 8, 128, device="cuda")
+    rng = torch.empty(2, dtype=torch.uint64, device="cuda")
+    backward = aten._scaled_dot_product_flash_attention_backward
+    return tuple(backward(do, q, k, v, torch.empty_like(do), lse, None, None, 128, 128, 0.1, True, rng, rng))
+
+
+@pytest.mark.parametrize(
+    ("maker", "settings", "detail"),
+    [
+        (dropped_flash, {"forward": "keep"}, "by the setting forward='keep'"),
+        (other_probability, {}, "forward and backward have different dropout"),
+        (other_random_state, {}, "forward and backward have different dropout"),
+        (state_is_an_output, {}, "log-sum-exp or random state has other users"),
+        (without_forward, {}, "not in this graph"),
+        (lambda *inputs: dropped_efficient(*inputs, p=1.0), {}, "dropout_p=1.0"),
+    ],
+)
+def test_what_is_kept(maker: Callable[..., tuple[Any, ...]], settings: dict[str, Any], detail: str) -> None:
+    module = joint_graph(maker)
+    text = str(module.graph)
+    with config.patch(**settings):
+        graph, record = rewritten(module)
+    assert (record.status, record.reason, record.detail) == ("kept", Reason.DROPOUT, detail)
+    assert str(graph) == text
+
+
+@pytest.mark.parametrize(("dims", "replaced"), [((128, 128), True), ((256, 256), False), ((192, 128), False)])
+def test_head_dims_that_have_kernels_with_dropout(dims: tuple[int, int], replaced: bool) -> None:
+    _, record = rewritten(joint_graph(dropped_efficient, Shape(head_dim=dims[0], value_dim=dims[1])))
+    assert (record.status == "replaced") is replaced
+    assert replaced or record.reason is Reason.DROPOUT
+
+
+@pytest.mark.parametrize("maker", [flash, efficient, cudnn, flash_backward])
+def test_no_seed_without_dropout(maker: Callable[..., tuple[Any, ...]]) -> None:
+    graph, record = rewritten(joint_graph(maker))
+    assert record.status == "replaced"
+    assert SEED not in op_counts(graph)
+    assert record.plan is not None
+    assert "dropout" not in record.plan.numerics_key
