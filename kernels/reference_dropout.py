@@ -1,4 +1,4 @@
-"""Which probabilities dropout keeps, in plain ATen: what `dropout` computes on a GPU, and where its numbers are defined.
+"""Which probabilities dropout keeps, in plain ATen: the definition of what `dropout` computes on a GPU.
 
 Note [Random bits of dropout]
     Query i and key j of query head h of batch element b have 16 bits of one block of Philox4x32-10 (Salmon et al.,

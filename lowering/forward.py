@@ -45,7 +45,7 @@ def attention_forward(
         result: Sequence[TensorBox] = fallback_handler(ops.attention_forward, add_to_fallback_set=False)(*args)
         return result
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
-    mask, band = described.mask, described.mask.band
+    band = described.mask.band
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None

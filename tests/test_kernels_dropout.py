@@ -84,7 +84,9 @@ def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> 
         assert max(used.spill_stores, used.spill_loads) <= limit, used
 
 
-@pytest.mark.parametrize("mask", [Mask(Band(0), Keys(Operand(0))), Mask(Band(), None, Segments(Operand(0), Operand(1)))])
+@pytest.mark.parametrize(
+    "mask", [Mask(Band(0), Keys(Operand(0))), Mask(Band(), None, Segments(Operand(0), Operand(1)))]
+)
 def test_the_seed_is_the_last_tensor_that_is_read(mask: Mask) -> None:
     facts = site("bfloat16", 64, mask)
     kernels = standalone.render(plan(facts, "sm_90"), facts)
@@ -95,7 +97,7 @@ def test_the_seed_is_the_last_tensor_that_is_read(mask: Mask) -> None:
 
 @pytest.mark.parametrize("case", [("sm_80", "float16", 128), ("sm_90", "bfloat16", 64)], ids=str)
 def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, int]) -> None:
-    """Note [Bits of the forward] holds with dropout: neither knowledge of lengths nor a vector of keys changes a bit."""
+    """Note [Bits of the forward] with dropout: neither knowledge of lengths nor a vector of keys changes a bit."""
     arch, dtype, dim = case
     tiles = costs.forward_tiles(arch, 16, dim, dim)
     planned = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)

@@ -167,9 +167,7 @@ def test_a_probability_that_rounds_to_zero_drops_nothing(p: float) -> None:
     for dropout in (None, Dropout(p, Operand(0))):
         tensors = problem.q, problem.k, problem.v
         out, lse = reference_forward.forward(*tensors, [SEED], call_of(Mask(), dropout, 1), Tiles(32, 32, 1, 1))
-        gradients = reference.backward(
-            problem.do, *tensors, out, lse, [SEED], call_of(Mask(), dropout, 3), PLANS[0]
-        )
+        gradients = reference.backward(problem.do, *tensors, out, lse, [SEED], call_of(Mask(), dropout, 3), PLANS[0])
         results.append([out, lse, *gradients])
     assert all(map(torch.equal, *results))
 

@@ -104,8 +104,8 @@ PORTABLE = KernelFamily(
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
-    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, False, False, False, True,
-    _hopper_candidates,
+    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has,
+    False, False, False, False, True, _hopper_candidates,
 )  # fmt: skip
 
 FAMILIES = (REFERENCE, PORTABLE, HOPPER)
