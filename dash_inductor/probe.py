@@ -67,7 +67,7 @@ TRITON = (
     ("triton.language", "arange assume atomic_add cdiv constexpr dot float32 full inline_asm_elementwise", _PORTABLE),
     ("triton.language", "int32 int64 load math.exp2 math.fma math.log2 max maximum minimum num_programs", _PORTABLE),
     ("triton.language", "permute pointer_type program_id range reshape static_range store sum trans where", _PORTABLE),
-    ("triton.language", "zeros", _PORTABLE),
+    ("triton.language", "join philox zeros", _PORTABLE),
     ("triton.language", "associative_scan cumsum debug_barrier int1 int16 int8 min", _PORTABLE),
     ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", _SM_90),
     ("triton.language.core", "_aggregate", _SM_90),

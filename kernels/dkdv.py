@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .dropout import dropout_kept
+from .dropout import dropout_kept_transposed
 from .ordering import pass_turn_on, wait_for_turn
 from .schedule_functions import (
     dash_q_range,
@@ -104,7 +104,7 @@ def dkdv_tile(
                 )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
             if DROPS:
-                kept = tl.trans(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV))
+                kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV)
                 dv = tl.dot(tl.where(kept, p, 0.0).to(do.dtype), do, dv, input_precision=PRECISION)
                 dp = tl.where(kept, dp * drop[2], 0.0)
             else:

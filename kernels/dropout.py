@@ -2,6 +2,9 @@
 
 Note [Random bits of dropout] in reference_dropout.py defines the numbers.  Only `triton.jit` functions live here: their
 text is pasted into Inductor's template (see `templates.py`).
+
+Blocks of random bits are put together by joins, reshapes and permutations that leave them where a matmul has the
+elements of its result: the compiler lets every thread compute the bits of its own elements, and nothing is exchanged.
 """
 
 import triton
@@ -15,23 +18,49 @@ def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: 
     drop: (seed, threshold, _).  Both blocks are multiples of 16.
     """
     seed, threshold, _rescale = drop
-    rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)
-    keys = kv_tile * (BLOCK_KV // 4) + tl.arange(0, BLOCK_KV // 4)
-    zeros = tl.zeros([BLOCK_Q // 2, BLOCK_KV // 4], tl.int32)
-    w00, w01, w10, w11 = tl.philox(
-        seed, zeros + rows[:, None].to(tl.int32), zeros + keys[None, :].to(tl.int32), zeros + hq.to(tl.int32),
-        zeros + b.to(tl.int32),
-    )  # fmt: skip
-    # one dimension for each of the bits 0 of the key, 3 of the key, and 3 of the row
-    of_rows = tl.join(
-        tl.join(dropout_halves(w00, threshold), dropout_halves(w01, threshold)),
-        tl.join(dropout_halves(w10, threshold), dropout_halves(w11, threshold)),
-    )
-    parts = tl.reshape(of_rows, [BLOCK_Q // 16, 8, BLOCK_KV // 16, 4, 2, 2, 2])
+    rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)[:, None]
+    keys = kv_tile * (BLOCK_KV // 4) + tl.arange(0, BLOCK_KV // 4)[None, :]
+    w00, w01, w10, w11 = dropout_words(seed, rows, keys, hq, b)
+    # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the row, in this order
+    of_keys = tl.join(dropout_halves(w00, threshold), dropout_halves(w01, threshold))
+    more_keys = tl.join(dropout_halves(w10, threshold), dropout_halves(w11, threshold))
+    parts = tl.reshape(tl.join(of_keys, more_keys), [BLOCK_Q // 16, 8, BLOCK_KV // 16, 4, 2, 2, 2])
     return tl.reshape(tl.permute(parts, (0, 6, 1, 2, 5, 3, 4)), [BLOCK_Q, BLOCK_KV])
+
+
+@triton.jit
+def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """`dropout_kept` as [BLOCK_KV, BLOCK_Q].
+
+    There, the keys that share a block lie in different threads, and both compute it.
+    """
+    seed, threshold, _rescale = drop
+    rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)[None, :]
+    keys = kv_tile * (BLOCK_KV // 2) + tl.arange(0, BLOCK_KV // 2)[:, None]
+    half = ((keys & 1) * 16).to(tl.uint32)
+    w00, w01, w10, w11 = dropout_words(seed, rows, keys >> 1, hq, b)
+    # one dimension more for each of the bits 3 of the key and 3 of the row, in this order
+    of_keys = tl.join(dropout_half(w00, half, threshold), dropout_half(w01, half, threshold))
+    more_keys = tl.join(dropout_half(w10, half, threshold), dropout_half(w11, half, threshold))
+    parts = tl.reshape(tl.join(of_keys, more_keys), [BLOCK_KV // 16, 8, BLOCK_Q // 16, 8, 2, 2])
+    return tl.reshape(tl.permute(parts, (0, 4, 1, 2, 5, 3)), [BLOCK_KV, BLOCK_Q])
+
+
+@triton.jit
+def dropout_words(seed, rows, keys, hq, b):
+    """The four words of each block; `rows` and `keys`, of which one is a column, are the first words of its counter."""
+    zeros = rows.to(tl.int32) * 0 + keys.to(tl.int32) * 0
+    c0, c1 = zeros + rows.to(tl.int32), zeros + keys.to(tl.int32)
+    return tl.philox(seed, c0, c1, zeros + hq.to(tl.int32), zeros + b.to(tl.int32))
+
+
+@triton.jit
+def dropout_half(words, half, threshold):
+    """Whether the half of each word that begins at bit `half` keeps a probability."""
+    return ((words >> half) & 0xFFFF) >= threshold
 
 
 @triton.jit
 def dropout_halves(words, threshold):
     """Whether the lower and the upper half of each word keep a probability: [..., 2]."""
-    return tl.join((words & 0xFFFF) >= threshold, (words >> 16) >= threshold)
+    return tl.join(dropout_half(words, 0, threshold), dropout_half(words, 16, threshold))

@@ -57,7 +57,7 @@ def test_one_line_per_record() -> None:
         f"{REPLACED}\n{KEPT}",
         """\
 flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=keep, forward hopper at model.py:12 in layers.0.attn
-flash_backward_1: kept, dropout: Attention dropout would need PyTorch's random numbers bit for bit. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
+flash_backward_1: kept, dropout: Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
     )
 
 

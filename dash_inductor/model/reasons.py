@@ -28,7 +28,7 @@ class Reason(Enum):
     FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
     DROPOUT = (
         "dropout",
-        "Dropout is replaced only in forward and backward together, by kernels that have it, below a probability of 1.",
+        "Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing.",
     )
     DTYPE = "dtype", "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site."
     HEAD_DIM = (
