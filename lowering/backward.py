@@ -126,8 +126,9 @@ class _Kernels:
             constants=self._constants(self.plan.dkdv, sums_keys=False),
         )
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
-        accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
-        accumulator.realize()
+        zeros = realized(lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device))
+        # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
+        accumulator = _box(ExternKernel.require_exact_strides(zeros, strides(size, (0, 1, 2, 3))))
         dk, dv = self._dkdv(delta, accumulator)
         dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
         wanted = self._layout(self.query, self.dq_order).stride
