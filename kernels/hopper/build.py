@@ -20,6 +20,7 @@ from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
+from . import data
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
@@ -127,8 +128,7 @@ class Specialisation:
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
         even = kv_len % plan.dkdv.block_kv == 0 and not mask.operands
         bounds = mask.band.lo is not None, mask.band.hi is not None
-        data = mask.keys is not None or mask.segments is not None, mask.dense is not None
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *data)
+        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *data.kinds(mask))
 
     @staticmethod
     def of_site(site: Site, plan: Plan) -> Specialisation:
@@ -180,7 +180,7 @@ class Kernels:
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, **self._absent(DATA),
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, **self._absent(data.MAIN),
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
@@ -190,16 +190,21 @@ class Kernels:
             "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
-            "scale": "fp32", "scale_log2": "fp32", **_DATA_TYPES,
+            "scale": "fp32", "scale_log2": "fp32", **data.TYPES,
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
-        return compile_kernel(hopper_backward, GluonASTSource, constants, types, _ANY_ADDRESS, options)
+        return compile_kernel(hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS, options)
 
     @cached_property
     def prepare(self) -> Any:
         p = self.of
-        constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.value_columns, "HAS_DATA": p.has_data}
+        constants = {
+            "BLOCK_Q": p.tiles.block_q,
+            "DIM": p.value_dim,
+            "BLOCK_DV": self.value_columns,
+            "HAS_DATA": p.has_data,
+        }
         dtype = TYPES[p.dtype]
         types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
                  "delta_ptr": "*fp32", "counters_ptr": "*i32",
@@ -212,11 +217,11 @@ class Kernels:
         constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
                      "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
                      "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS, "HAS_DATA": p.has_data,
-                     **self._absent(FINISH_DATA)}  # fmt: skip
+                     **self._absent(data.FINISH)}  # fmt: skip
         types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
-                 "contributions": "*i32", **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
+                 **data.TYPES, **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
         options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
-        multiples = dict.fromkeys(_DQ_STRIDES, 8) | _ANY_ADDRESS
+        multiples = dict.fromkeys(_DQ_STRIDES, 8) | data.ANY_ADDRESS
         return compile_kernel(finish, ASTSource, constants, types, multiples, options)
 
     def _absent(self, arguments: tuple[str, ...]) -> dict[str, None]:
@@ -227,18 +232,6 @@ class Kernels:
 _OUT_STRIDES = ("out_b", "out_h", "out_row", "do_b", "do_h", "do_row")
 _LSE_STRIDES = ("lse_b", "lse_h", "lse_row")
 _DQ_STRIDES = ("dq_b", "dq_h", "dq_row")
-_TABLES = ("table_b", "table_h")
-_DENSE_STRIDES = ("dense_b", "dense_h", "dense_i", "dense_j")
-DATA = ("visits", "words", *_TABLES, "first_mirrored", "q_codes", "kv_codes", "dense", *_DENSE_STRIDES)
-"""The arguments of the main kernel about a mask that is data, in their order."""
-FINISH_DATA = ("contributions", *_TABLES)
-"""Those of `finish`."""
-_DATA_TYPES = {
-    **dict.fromkeys(("visits", "words", "q_codes", "kv_codes"), "*i32"), "dense": "*i8",
-    **dict.fromkeys(_DENSE_STRIDES, "i64"),
-}  # fmt: skip
-_ANY_ADDRESS = dict.fromkeys(("visits", "words", "q_codes", "kv_codes", "dense", "contributions"), 1)
-"""Pointers to operands and tables, which may begin anywhere."""
 
 
 @cache

@@ -40,7 +40,12 @@ def compile_kernel(
     multiples: dict[str, int],
     options: dict[str, Any],
 ) -> Any:
-    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned unless in `multiples`."""
+    """Triton's compiled kernel.
+
+    Args:
+        types: of the arguments that are neither constants nor int32.
+        multiples: what is known to divide an argument; 16 bytes for a pointer that is not in it.
+    """
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

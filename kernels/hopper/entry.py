@@ -17,7 +17,7 @@ from .work import Work, allocate_shared
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    visits, words, table_b, table_h, first_mirrored, q_codes, kv_codes, dense, dense_b, dense_h, dense_i, dense_j,
+    visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i, dense_j,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
@@ -49,8 +49,8 @@ def hopper_backward(
     )  # fmt: skip
     if HAS_CODES or HAS_DENSE:
         walk = TableWalk(
-            work, visits, words, table_b, table_h, first_mirrored, q_codes, kv_codes,
-            dense, dense_b, dense_h, dense_i, dense_j, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
+            work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
+            dense_b, dense_h, dense_i, dense_j, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)

@@ -14,10 +14,10 @@ def prepare(
     """One program per (batch element, query head, q tile).
 
     out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
-    natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the band;
-    the others and those past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities and
-    gradients are zero: what a forward writes there differs.  So do rows whose lse is -inf with HAS_DATA: the mask hides
-    all keys of the band from them.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.
+    natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
+    band; the others and those past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities
+    and gradients are zero: what a forward writes there differs.  With HAS_DATA so do rows whose lse is -inf, from which
+    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)

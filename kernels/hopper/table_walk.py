@@ -26,21 +26,21 @@ WORD_BITS = gl.constexpr(TILE_BITS)
 class TableWalk:
     """Walks that tables give, and what else the mask reads.
 
-    The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  q_codes:
-    int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone, none has -1 and no key
-    has -2.  dense: bytes [batch, q_heads, q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  The
-    codes are read with HAS_CODES alone, and dense with HAS_DENSE.
+    The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  With
+    HAS_CODES, q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone;
+    none has -1, and no key has -2.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides dense_b,
+    dense_h, dense_i and dense_j; 0 hides.
     """
 
     work: Work
     visits: gl.tensor
     words: gl.tensor
-    table_b: gl.tensor
-    table_h: gl.tensor
-    first_mirrored: gl.tensor
     q_codes: gl.tensor
     kv_codes: gl.tensor
     dense: gl.tensor
+    table_b: gl.tensor
+    table_h: gl.tensor
+    first_mirrored: gl.tensor
     dense_b: gl.tensor
     dense_h: gl.tensor
     dense_i: gl.tensor
@@ -52,18 +52,18 @@ class TableWalk:
 
     @gluon.constexpr_function
     def __init__(
-        self, work, visits, words, table_b, table_h, first_mirrored, q_codes, kv_codes,
-        dense, dense_b, dense_h, dense_i, dense_j, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
+        self, work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
+        dense_b, dense_h, dense_i, dense_j, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
     ):  # fmt: skip
         self.work = work
         self.visits = visits
         self.words = words
-        self.table_b = table_b
-        self.table_h = table_h
-        self.first_mirrored = first_mirrored
         self.q_codes = q_codes
         self.kv_codes = kv_codes
         self.dense = dense
+        self.table_b = table_b
+        self.table_h = table_h
+        self.first_mirrored = first_mirrored
         self.dense_b = dense_b
         self.dense_h = dense_h
         self.dense_i = dense_i
@@ -82,7 +82,7 @@ class TableWalk:
 
     @gluon.jit
     def word(self, step, kv):
-        return gl.load(self.words + self._row(kv) * self.work.n_q + step)
+        return gl.load(self.words + (self._row(kv) * self.work.n_q + step))
 
     @gluon.jit
     def q_tile(self, word):
@@ -104,7 +104,14 @@ class TableWalk:
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         mirrored = gl.where(work.place() >= self.first_mirrored, 1, 0)
         table = work.batch * self.table_b + work.q_head() * self.table_h + mirrored
-        return table.to(gl.int64) * n_kv + kv
+        return table * n_kv + kv
+
+
+@gluon.jit
+def here(number):
+    """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and
+    keep it in registers that the walk does not have."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @aggregate
@@ -127,7 +134,7 @@ class DataMask:
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
             q_rows = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1] + gl.arange(0, p.shape[1], columns)
-            rows = self.kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
+            rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
             p = gl.where(self._sees(q_rows, rows), p, 0.0)
         return p
 
@@ -136,12 +143,12 @@ class DataMask:
         """Whether each query sees each key: [keys, queries], false past the lengths."""
         walk = self.walk
         work = walk.work
-        batch = work.batch.to(gl.int64)
+        batch = here(work.batch)
         columns = gl.expand_dims(q_rows, 0)
         keys = gl.expand_dims(rows, 1)
         if walk.HAS_CODES:  # past the lengths there are two codes that differ from each other and from all others
-            q_codes = gl.load(walk.q_codes + batch * work.q_len + q_rows, mask=q_rows < work.q_len, other=-2)
-            kv_codes = gl.load(walk.kv_codes + batch * work.kv_len + rows, mask=rows < work.kv_len, other=-1)
+            q_codes = gl.load(walk.q_codes + (batch * work.q_len + q_rows), mask=q_rows < work.q_len, other=-2)
+            kv_codes = gl.load(walk.kv_codes + (batch * work.kv_len + rows), mask=rows < work.kv_len, other=-1)
             keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(kv_codes, 1)
         else:
             keep = (columns < work.q_len) & (keys < work.kv_len)
@@ -150,7 +157,7 @@ class DataMask:
         if walk.HAS_HI:
             keep = keep & (columns - keys <= work.hi)
         if walk.HAS_DENSE:
-            start = walk.dense + batch * walk.dense_b + work.q_head().to(gl.int64) * walk.dense_h
+            start = walk.dense + batch.to(gl.int64) * walk.dense_b + here(work.q_head()).to(gl.int64) * walk.dense_h
             place = columns.to(gl.int64) * walk.dense_i + keys.to(gl.int64) * walk.dense_j
             keep = keep & (gl.load(start + place, mask=keep, other=0) != 0)
         return keep

@@ -10,9 +10,9 @@ from triton.language.core import _aggregate as aggregate
 class Work:
     """The place of one CTA and its kv tiles, which the schedule's generated functions decide.
 
-    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own CTAs: `head` is the kv head,
-    `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads are the
-    heads, member by member of all groups, so that a member of a group is launched after those before it.
+    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own CTAs: `head` is the
+    kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads
+    are the heads, member by member of all groups, so that a member of a group is launched after those before it.
     """
 
     batch: gl.tensor
