@@ -63,8 +63,9 @@ def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) 
     if not tensors[0].is_cuda:
         return _reference(tensors, extras, call, plan)
     from .hopper import launch
+    from .hopper.data import BackwardData
 
-    return launch.backward(*tensors, call, plan)
+    return launch.backward(*tensors, call, plan, BackwardData.of(call.mask, extras))
 
 
 def _hopper_forward(

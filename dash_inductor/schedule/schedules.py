@@ -119,6 +119,11 @@ class Schedule:
     shared_accumulator: bool = True
     resident: Expr | None = None
 
+    @property
+    def kinds(self) -> int:
+        """Kinds of heads, each with walks and ranks of its own: 2 where heads are mirrored, see `first_mirrored`."""
+        return 2 if HEAD in self.rank.free_symbols else 1
+
 
 LAST_FIRST = N_KV - 1 - SLOT
 _LAUNCH = _grouped(TICKET, N_KV, BATCH * HEADS)
