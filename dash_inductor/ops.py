@@ -5,7 +5,7 @@
 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm.  `extras` holds the tensors that the
-call's mask names by their place.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
+call's mask names by their place; where a Hopper kernel walks by tables (`table_ops`), they may follow.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
 every graph dump and all generated code shows what was decided.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
+from . import table_ops  # noqa: F401  # graphs that hold our operators may hold its operator
 from .errors import ArgumentError, DashError
 from .model.call import Call
 from .model.plan import Plan

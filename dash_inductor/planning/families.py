@@ -28,6 +28,7 @@ class KernelFamily:
         reads_keys, reads_segments, reads_dense: whether it reads masks with a `Keys` term, with a `Segments` term, and
             with a `Dense` term.
         cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
+        walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         candidates: the tiles to choose from at a site that is covered.
     """
 
@@ -39,6 +40,7 @@ class KernelFamily:
     reads_segments: bool
     reads_dense: bool
     cta_per_query_head: bool
+    walks_by_tables: bool
     candidates: Callable[[Site, str], Sequence[Candidate]]
 
     def covers_dims(self, site: Site, arch: str) -> bool:
@@ -94,15 +96,15 @@ def _of_table(table: dict[costs.Key, tuple[Candidate, ...]]) -> Callable[[Site, 
 
 REFERENCE = KernelFamily(
     "reference", lambda arch, bits: arch == "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, True, True, False, _of_table(costs.REFERENCE),
+    True, True, True, False, False, _of_table(costs.REFERENCE),
 )  # fmt: skip
 PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, True, False, False, _of_table(costs.PORTABLE),
+    True, True, False, False, False, _of_table(costs.PORTABLE),
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
-    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, False, False, False, True,
+    "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has, True, True, False, True, True,
     _hopper_candidates,
 )  # fmt: skip
 

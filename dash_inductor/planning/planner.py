@@ -81,9 +81,9 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     known = _known(arch)
     _check(site, arch, schedule)
     candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
-    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule)
+    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule, bool(site.mask.operands))
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    forward = forwards.choose(site, known)
+    forward = forwards.choose(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
@@ -134,9 +134,13 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
 
 @lru_cache(maxsize=256)
 def _choose(
-    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None
+    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None, data: bool
 ) -> tuple[str, str, Candidate, float]:
-    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem."""
+    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem.
+
+    Args:
+        data: the mask has other terms than its band `mask`.
+    """
     best: tuple[str, str, Candidate, float] | None = None
     for kernel, candidate in candidates:
         for name in NAMES if schedule is None else (schedule,):
@@ -144,13 +148,18 @@ def _choose(
                 continue
             if schedule is None and _only_if_named(name, mask):
                 continue
+            if data and family(kernel).walks_by_tables and define(name, mask).resident is not None:
+                continue  # restricted to what is seen, its CTAs could wait for one another
             if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[3]:
                 continue  # cannot be shorter
             length = critical_path(name, candidate, mask, arch)
             if best is None or length < best[3]:
                 best = name, kernel, candidate, length
     if best is None:
-        raise ArgumentError("schedule", schedule, "one of a single pass: these head dims have no kernels of two passes")
+        allowed = "one of a single pass: these head dims have no kernels of two passes"
+        if data and schedule != "two_pass":
+            allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
+        raise ArgumentError("schedule", schedule, allowed)
     return best
 
 
