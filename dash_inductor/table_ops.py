@@ -38,13 +38,14 @@ def _data(
 def _fake(
     extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
 ) -> list[Tensor]:
-    from .kernels.mask_tables import ROW_BLOCK, kinds_of_heads
+    from .kernels.mask_tables import ROW_BLOCK
+    from .schedule.schedules import define
 
     data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
     tiles = parsed.forward_tiles
     assert tiles is not None
     heads = q_heads if data.by_head else 1
-    number = batch * (q_heads if data.by_head else kinds_of_heads(data.band, parsed.schedule))
+    number = batch * (q_heads if data.by_head else define(parsed.schedule, data.band).kinds)
     blocks = (q_len + ROW_BLOCK - 1) // ROW_BLOCK
     consumers = tiles.block_q // ROW_BLOCK
     q_tiles, row_kv = (blocks + consumers - 1) // consumers, (kv_len + tiles.block_kv - 1) // tiles.block_kv
@@ -52,7 +53,13 @@ def _fake(
     n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
     integers: list[tuple[int, ...]] = [(batch, q_len), (batch, kv_len)] if data.has_codes else [(0,), (0,)]
     truths = [(batch, heads, q_len), (batch, kv_heads if data.by_head else 1, kv_len)]
-    walks = [(batch * heads, q_tiles), (batch * heads, q_tiles, row_kv), (number, n_kv), (number, n_kv, n_q), (number, n_q)]
+    walks = [
+        (batch * heads, q_tiles),
+        (batch * heads, q_tiles, row_kv),
+        (number, n_kv),
+        (number, n_kv, n_q),
+        (number, n_q),
+    ]
     new = extras[0].new_empty
     return [
         *(new(shape, dtype=torch.int32) for shape in integers),

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import compat
 from ..errors import ArgumentError
-from ..model.mask import Band
 from ..model.plan import Plan
-from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, mirrors
+from ..schedule.schedules import define
+from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS
 from ..schedule.walk import Problem
 from . import tables
 from .hopper.compiling import schedule_module
@@ -27,11 +27,6 @@ Q_TILES = 16
 """q tiles that a program of `classify` looks at together."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels looks at together."""
-
-
-def kinds_of_heads(band: Band, schedule: str) -> int:
-    """Tables of a batch element whose mask is the same for all heads: those that are mirrored have their own."""
-    return 2 if mirrors(schedule, band) else 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Shape:
         ):
             if count > 1 << bits:
                 raise ArgumentError(name, count, f"at most {1 << bits}")
-        kinds = kinds_of_heads(data.band, plan.schedule)
+        kinds = define(plan.schedule, data.band).kinds
         return Shape(
             forward,
             backward,

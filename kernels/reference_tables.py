@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..model.plan import Plan
 from ..schedule.jobs import walked_query_heads
-from ..schedule.table_walk import Tables, forward_words, mirrors
+from ..schedule.schedules import define
+from ..schedule.table_walk import Tables, forward_words
 from ..schedule.visibility import EMPTY, FULL, PARTIAL
 from ..schedule.walk import Problem
 from .mask_data import MaskData, MaskTables
@@ -102,7 +103,7 @@ def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Ten
         elements = [elements[b * data.q_heads + head] for b in range(data.batch) for head in order]
         places = [order.index(head) for head in range(data.q_heads)]
     else:
-        places = [0, data.q_heads - 1][: 1 + mirrors(plan.schedule, data.band)]
+        places = [0, data.q_heads - 1][: define(plan.schedule, data.band).kinds]
     walk = Tables(plan.schedule, problem, elements)
     number = data.batch * len(places)
     visits = torch.zeros(number, problem.n_kv, dtype=torch.int32)

@@ -216,7 +216,7 @@ def write_walks(
         visible = inside & (kind != EMPTY)
         own = RANK(place, q, kv, walk, BLOCK_Q, BLOCK_KV)
         rank = tl.zeros([COLUMNS], tl.int32)
-        for other in range(0, n_kv):
+        for other in range(n_kv):
             contributes = tl.load(kinds + other * n_q + q, mask=inside, other=0) != EMPTY
             before = RANK(place, q, other, walk, BLOCK_Q, BLOCK_KV) < own
             rank += (contributes & before).to(tl.int32)

@@ -19,9 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ArgumentError
-from ..model.mask import Band
-from .schedules import define
-from .symbols import HEAD
 from .visibility import EMPTY, FULL, Pairs
 from .walk import ClosedForm, Problem
 
@@ -54,11 +51,6 @@ def forward_words(kinds: Sequence[Sequence[int]], partial: int) -> list[int]:
             word |= kind << FORWARD_TILE_BITS + 2 * c
         words.append(word)
     return words
-
-
-def mirrors(name: str, band: Band) -> bool:
-    """Whether a schedule walks some heads of a batch element in another order than the others."""
-    return HEAD in define(name, band).rank.free_symbols
 
 
 class Tables:
@@ -129,4 +121,3 @@ class Tables:
 
     def _pairs(self, head: int) -> Pairs:
         return self.pairs[head if self._by_head else head // self.problem.heads]
-

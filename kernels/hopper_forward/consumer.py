@@ -98,9 +98,7 @@ def walk_band(work, data, shared, scale_log2, zero, b, head, rows, q_tile, it, b
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    p, m, total, _ = first_step(
-        work, data, shared, scale_log2, zero, b, head, rows, kv, masks, q_tile, it, m, total
-    )
+    p, m, total, _ = first_step(work, data, shared, scale_log2, zero, b, head, rows, kv, masks, q_tile, it, m, total)
     it += 1
     full_end = gl.minimum(full_end, kv)
     full_first = gl.minimum(full_first, full_end)
@@ -118,7 +116,22 @@ def walk_band(work, data, shared, scale_log2, zero, b, head, rows, q_tile, it, b
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work, data, shared, scale_log2, zero, b, head, rows, full_first - 1 - i, True, q_tile, it, p, acc, m, total
+                work,
+                data,
+                shared,
+                scale_log2,
+                zero,
+                b,
+                head,
+                rows,
+                full_first - 1 - i,
+                True,
+                q_tile,
+                it,
+                p,
+                acc,
+                m,
+                total,
             )
             it += 1
     return p, acc, m, total, it
@@ -151,13 +164,43 @@ def walk_words(
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, shared, scale_log2, zero, b, head, rows, kv_of(word), True, q_tile, it, p, acc, m, total
+                        work,
+                        data,
+                        shared,
+                        scale_log2,
+                        zero,
+                        b,
+                        head,
+                        rows,
+                        kv_of(word),
+                        True,
+                        q_tile,
+                        it,
+                        p,
+                        acc,
+                        m,
+                        total,
                     )
                     word = told(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, shared, scale_log2, zero, b, head, rows, kv_of(word), False, q_tile, it, p, acc, m, total
+                        work,
+                        data,
+                        shared,
+                        scale_log2,
+                        zero,
+                        b,
+                        head,
+                        rows,
+                        kv_of(word),
+                        False,
+                        q_tile,
+                        it,
+                        p,
+                        acc,
+                        m,
+                        total,
                     )
                     word = told(shared, it)
                     it += 1

@@ -48,12 +48,12 @@ def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: b
         shape = [rng.choice((1, size)) if d < 2 else size for d, size in enumerate(sizes)]
         if rng.random() < 0.2:
             shape[rng.choice((2, 3))] = 1
-        shown = strided(torch.tensor([rng.random() < 0.7 for _ in range(torch.Size(shape).numel())], device=device).view(shape))
+        shown = strided(
+            torch.tensor([rng.random() < 0.7 for _ in range(torch.Size(shape).numel())], device=device).view(shape)
+        )
         if rng.random() < 1 / 3:
             valid = segments = None
-    return MaskData(
-        mask.band, mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len, valid, segments, shown
-    )
+    return MaskData(mask.band, mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len, valid, segments, shown)
 
 
 def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:
