@@ -101,22 +101,28 @@ class Arguments(NamedTuple):
             ArgumentError: tensors that the mask does not have or lacks, of another shape, layout, dtype or device.
         """
         p, dense = walk.problem, facts[-1]
-        by_head = dense is not None and dense[0][1:2] != (1,)
+        if dense is not None:
+            _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device)
+        by_head = dense is not None and dense[0][1] != 1
         table_b, table_h, mirrored = (p.heads, 1, p.heads) if by_head else (walk.kinds, 0, walk.first_mirrored)
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
         shapes = (
-            (p.batch, p.q_len), (p.batch, p.kv_len), (tables, p.n_kv), (tables, p.n_kv, p.n_q), (tables, p.n_q),
-            (p.batch, p.heads, p.q_len, p.kv_len),
-        )  # fmt: skip
+            (p.batch, p.q_len),
+            (p.batch, p.kv_len),
+            (tables, p.n_kv),
+            (tables, p.n_kv, p.n_q),
+            (tables, p.n_q),
+            None,
+        )
         has_codes, has_dense = kinds(mask)
         needed = has_codes, has_codes, True, True, True, has_dense
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
                 raise ArgumentError(f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {mask}")
-            if fact is not None:
-                _check(f"data.{name}", fact, shape, name == "dense", device)
+            if fact is not None and shape is not None:
+                _check(f"data.{name}", fact, shape, False, device)
         strides: tuple[int, ...] = (0, 0, 0, 0)
         if dense is not None:
             strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))

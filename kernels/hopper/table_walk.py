@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import TILE_BITS
+from .operations import here
 from .work import Work
 
 WORD_BITS = gl.constexpr(TILE_BITS)
@@ -105,13 +106,6 @@ class TableWalk:
         mirrored = gl.where(work.place() >= self.first_mirrored, 1, 0)
         table = work.batch * self.table_b + work.q_head() * self.table_h + mirrored
         return table * n_kv + kv
-
-
-@gluon.jit
-def here(number):
-    """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and
-    keep it in registers that the walk does not have."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @aggregate
