@@ -40,7 +40,7 @@ def compile_kernel(
     multiples: dict[str, int],
     options: dict[str, Any],
 ) -> Any:
-    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned."""
+    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned where `multiples` does not differ."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -49,7 +49,7 @@ def compile_kernel(
             signature[name], constexprs[(i,)] = "constexpr", constants[name]
             continue
         signature[name] = types.get(name, "i32")
-        multiple = 16 if signature[name].startswith("*") else multiples.get(name, 1)
+        multiple = multiples.get(name, 16 if signature[name].startswith("*") else 1)
         if multiple > 1:
             attributes[(i,)] = [["tt.divisibility", multiple]]
     return triton.compile(
