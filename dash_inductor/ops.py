@@ -5,8 +5,9 @@
 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm.  `extras` holds the tensors that the
-call's mask names by their place; where a Hopper kernel walks by tables (`table_ops`), they may follow.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
-every graph dump and all generated code shows what was decided.
+call's mask names by their place; behind them, where a Hopper kernel walks by tables, what `table_ops` made for it.
+Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that every graph dump and all generated
+code shows what was decided.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """

@@ -63,7 +63,6 @@ def _codes(data: MaskData) -> tuple[Tensor, Tensor]:
 
 def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int]]]:
     """The tile pairs of each [q_len, kv_len] of `shown`, as `schedule.visibility` defines them."""
-    *_, q_len, kv_len = shown.shape
     kinds = []
     for element in shown.flatten(0, -3):
         of_element = []

@@ -73,14 +73,13 @@ def _hopper_forward(
 ) -> Results:
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
-    if call.mask.keys is not None:
-        raise ArgumentError("mask", str(call.mask), "a band alone")
     from .hopper_forward import build, launch
+    from .hopper_forward.data import ForwardData
 
     build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
-    return launch.forward(query, key, value, call.mask.band, call.scale, order)
+    return launch.forward(query, key, value, call.mask.band, call.scale, order, ForwardData.of(call.mask, extras))
 
 
 def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:

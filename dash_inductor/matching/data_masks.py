@@ -1,8 +1,8 @@
 """What the Hopper kernels need of a mask that is data, as nodes of the graph: its tables, and cleaned operands.
 
-The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels compute
-whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs to them
-are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them.
+The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
+compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
+to them are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ by member of all groups.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
-for causal masks.  Fold is SPT with some heads mirrored.  The bent fold is a rule for any tile pairs, here in closed form
-for bands without upper bound.
+for causal masks.  Fold is SPT with some heads mirrored.  The bent fold is a rule for any tile pairs, here in closed
+form for bands without upper bound.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = dims_of(site.head_dim, site.value_dim)
         even = site.kv_len % SETTINGS[dims].block_kv == 0
-        return Specialisation(site.dtype, *dims, site.band.lo is not None, site.band.hi is not None, even)
+        has_codes = site.mask.keys is not None or site.mask.segments is not None
+        has_bounds = site.band.lo is not None, site.band.hi is not None
+        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, site.mask.dense is not None)
 
     @property
     def settings(self) -> Settings:
@@ -175,7 +177,7 @@ class Kernels:
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {}, options)
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1}, options)
 
     @cached_property
     def prepare(self) -> Any:

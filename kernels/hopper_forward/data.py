@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+
+from ...errors import ArgumentError
+from ...model.mask import Mask
 
 
 class ForwardData(NamedTuple):
@@ -28,3 +32,20 @@ class ForwardData(NamedTuple):
     counts: Tensor
     steps: Tensor
     dense: Tensor | None = None
+
+    @staticmethod
+    def of(mask: Mask, extras: Sequence[Tensor]) -> ForwardData | None:
+        """From the operator's extras: the operands of the mask, then the codes where it has any, counts and steps.
+
+        Raises:
+            ArgumentError: a mask that is data, without its tables.
+        """
+        if not mask.operands:
+            return None
+        has_codes = mask.keys is not None or mask.segments is not None
+        made = list(extras[len(mask.operands) :])
+        if len(made) != 2 * has_codes + 2:
+            allowed = f"the {len(mask.operands)} operands of {mask}, then {2 * has_codes + 2} tensors made from them"
+            raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
+        codes = made[:2] if has_codes else [None, None]
+        return ForwardData(*codes, *made[-2:], None if mask.dense is None else extras[mask.dense.mask.index])

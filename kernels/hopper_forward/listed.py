@@ -95,7 +95,12 @@ class Data:
         key_exists = keys < work.kv_len
         if self.HAS_CODES:
             q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
-            kv_codes = gl.load(self.kv_codes_ptr + b.to(gl.int64) * work.kv_len + keys, mask=key_exists, other=0)
+            if work.EVEN_KV:  # said so that loads are known to be aligned
+                first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
+                columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
+                kv_codes = gl.load(self.kv_codes_ptr + first + columns)
+            else:
+                kv_codes = gl.load(self.kv_codes_ptr + b.to(gl.int64) * work.kv_len + keys, mask=key_exists, other=0)
             s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
         if self.HAS_DENSE:
             start = self.dense_ptr + b * self.dense_b + head * self.dense_h

@@ -68,10 +68,10 @@ def softmax(s, m, total, scale_log2):
 @gluon.jit
 def masked(work, data, s, b, head, rows, kv):
     """Scores of kv tile `kv`, -inf where a row does not see the key."""
-    if data.GIVEN:
-        s = data.hide(work, s, b, head, rows, kv)
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
+    if data.GIVEN:
+        s = data.hide(work, s, b, head, rows, kv)
     return s
 
 
