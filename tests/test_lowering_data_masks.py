@@ -19,6 +19,7 @@ PROGRAM = """
     mockgpu.install_driver()
     fakecuda.install()
     import torch
+    import torch._inductor.compile_fx  # installs our pass: what looks at graphs comes after it
     import torch._inductor.config
     import torch.nn.functional as F
     from torch._inductor.graph import GraphLowering

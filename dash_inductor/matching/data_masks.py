@@ -45,9 +45,13 @@ class DataMask:
         site, query, key = match.site, match.operands.query, match.operands.key
 
         def size(tensor: Node, dim: int) -> Any:
-            known = layout.static(tensor.meta["val"].shape[dim])
-            if known is not None:
-                return known
+            size = tensor.meta["val"].shape[dim]
+            if layout.static(size) is not None:
+                return layout.static(size)
+            for node in emitter.graph.nodes:  # one node for all layers, so that their tables are the same
+                value = node.meta.get("val")
+                if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr and node < before:
+                    return node
             return emitter.shared(aten.sym_size.int, (tensor, dim), {}, before=before, like=extras[0])
 
         facts = (size(query, 2), size(key, 2), size(query, 0), site.q_heads, site.kv_heads)
