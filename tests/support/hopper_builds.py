@@ -47,7 +47,7 @@ class Case:
     def specialisation(self) -> build.Specialisation:
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
-            self.even_kv, TILES[self.dims], self.codes, self.dense,
+            self.even_kv and not self.codes and not self.dense, TILES[self.dims], self.codes, self.dense,
         )  # fmt: skip
 
 
