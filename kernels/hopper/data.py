@@ -69,7 +69,8 @@ class BackwardData(NamedTuple):
             )
         q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
-        return BackwardData(q_codes, kv_codes, *given, dense=dense)
+        visits, steps, contributions = given
+        return BackwardData(q_codes, kv_codes, visits, steps, contributions, dense)
 
     def facts(self) -> Facts:
         """What a launch is prepared for."""
