@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,13 +24,21 @@ PLAN = Plan("hopper", "fold", "hopper", Tiles(64, 128, 8, 2), forward_tiles=Tile
 @pytest.mark.parametrize("dense", [False, True], ids=["vectors", "dense"])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_masks(seed: int, dense: bool) -> None:
-    """Lengths up to 1500, tiles of any size."""
+    """Lengths up to 600, tiles of any size."""
     rng = random.Random(seed)
-    mask = random_mask(rng, rng.choice((200, 1500)), batch=2)
+    mask = random_mask(rng, rng.choice((60, 600)), batch=2)
     data = data_of(mask, rng, "cuda", dense=dense)
     for _ in range(2):
         plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
-        same_tables(mask_tables.build(data, plan), reference_tables.build(data, plan))
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+def defined(data: MaskData, plan: Plan) -> MaskTables:
+    """The tables by their definition, computed on the CPU."""
+    valid, dense = (None if t is None else t.cpu() for t in (data.valid, data.dense))
+    segments = None if data.segments is None else (data.segments[0].cpu(), data.segments[1].cpu())
+    found = reference_tables.build(replace(data, valid=valid, segments=segments, dense=dense), plan)
+    return MaskTables(*(t.cuda() for t in found))
 
 
 def packed(length: int, documents: int) -> MaskData:
@@ -43,9 +52,9 @@ def packed(length: int, documents: int) -> MaskData:
 
 
 def test_long_packed_documents() -> None:
-    """8192 tokens: walks of many steps, and every loop of the kernels has several turns."""
-    data = packed(8192, 16)
-    same_tables(mask_tables.build(data, PLAN), reference_tables.build(data, PLAN))
+    """4096 tokens: walks of many steps, and every loop of the kernels has several turns."""
+    data = packed(4096, 16)
+    same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -169,6 +169,11 @@ def documents_with_padding(q, k, s):
     return additive(documents(q, k, s) & per_key(s > 0))
 
 
+def padding_before_documents(q, k, s):
+    """The same, with the condition of the keys in front."""
+    return per_key(s % 7 != 3) & documents(q, k, s)
+
+
 def documents_by_difference(q, k, s):
     small = s.to(torch.int16).long()
     return window(q, k) & ((small[:, None, :, None] - small[:, None, None, :]) == 0)
@@ -210,6 +215,7 @@ SEGMENTED = [
     (documents, "causal & segments"),
     (restarting_positions, "causal & segments"),
     (documents_with_padding, "causal & segments & keys"),
+    (padding_before_documents, "causal & segments & keys"),
     (documents_by_difference, "band(0,4) & segments"),
     (documents_of_two_vectors, "segments"),
     (small_numbers, "segments"),
