@@ -40,7 +40,7 @@ def compile_kernel(
     multiples: dict[str, int],
     options: dict[str, Any],
 ) -> Any:
-    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned where `multiples` does not differ."""
+    """The compiled kernel.  Arguments without a type are int32, and pointers 16-byte aligned but for `multiples`."""
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
