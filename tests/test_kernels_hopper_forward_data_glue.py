@@ -166,9 +166,7 @@ class Launch:
         rows, keys = self.keep.any(3), self.keep.any(2).unflatten(1, (self.kv_heads, self.group)).any(2)
         return q * rows[..., None], k * keys[..., None], v * keys[..., None]
 
-    def run(
-        self, tensors: tuple[Tensor, Tensor, Tensor] | None = None, *, listed: bool = True, **how: Any
-    ) -> Ran:
+    def run(self, tensors: tuple[Tensor, Tensor, Tensor] | None = None, *, listed: bool = True, **how: Any) -> Ran:
         """listed: False leaves the data of the mask out."""
         q, k, v = tensors or self.tensors()
         f, tail, (lo, hi) = functions("two_pass", self.tables), self.tables.tail(), self.tables.bounds
@@ -187,9 +185,7 @@ class Launch:
         constants = self.constants(listed)
         if listed:
             data, tables = self.data()
-            pointers = {
-                f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()
-            }
+            pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
             strides = (0, 0, 0, 0)
             if data.dense is not None:
                 sizes = zip(data.dense.shape, data.dense.stride(), strict=True)
@@ -307,7 +303,7 @@ def test_bits_are_those_of_the_row_block() -> None:
 
 
 def test_skipped_tiles_leave_a_row_as_it_is() -> None:
-    """Keys that a row block does not see have no influence, wherever they stand: leaving them out gives the same bits."""
+    """Keys that a row block does not see have no influence, wherever they stand: the bits are those without them."""
     launch = Launch("repeated", Band(), ROWS, 6 * BLOCK_KV, batch=1)
     q, k, v = launch.tensors()
     even = torch.arange(6 * BLOCK_KV) // BLOCK_KV % 2 == 0

@@ -377,10 +377,15 @@ CONTROLS = {
     "full tiles masked": (
         WINDOW,
         WRONG,
-        "rows, full_end - 1 - i, False,",
-        "rows, full_end - 1 - i, True,",
+        "here, full_end - 1 - i, False,",
+        "here, full_end - 1 - i, True,",
     ),
-    "masked tiles not masked": (WINDOW, WRONG, "    release(shared.k_empty.index(slot))\n    if masks:", "    release(shared.k_empty.index(slot))\n    if False:"),
+    "masked tiles not masked": (
+        WINDOW,
+        WRONG,
+        "    release(shared.k_empty.index(slot))\n    if masks:",
+        "    release(shared.k_empty.index(slot))\n    if False:",
+    ),
 }
 
 

@@ -30,7 +30,7 @@ DATA_ARGUMENTS = {
     **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr"), "*i32"), "dense_ptr": "*i8",
     **dict.fromkeys(("dense_b", "dense_h", "dense_q", "dense_kv"), "i64"),
 }  # fmt: skip
-"""The main kernel's arguments that describe a mask that is data, and their types; kernels of bands have none of them."""
+"""Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,12 @@ def consume(work, data, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr)
         m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
         total = gl.zeros([ROWS], gl.float32, row_layout)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
+        here = (b, head, rows, q_tile)
         if data.GIVEN:
-            acc, m, total = walk_words(
-                work, data, shared, scale_log2, zero, b, head, rows, q_tile, it, first, count, acc, m, total, ME
-            )
+            acc, m, total = walk_words(work, data, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME)
             it += count
         else:
-            p, acc, m, total, it = walk_band(
-                work, data, shared, scale_log2, zero, b, head, rows, q_tile, it, bounds, acc, m, total
-            )
+            p, acc, m, total, it = walk_band(work, data, shared, scale_log2, zero, here, it, bounds, acc, m, total)
         if not shared.OUT_IN_Q:
             release(shared.q_empty.index(q_slot))
         if not data.GIVEN:
@@ -93,54 +90,37 @@ def walk_of(work, shared, tiles, ME: gl.constexpr):
 
 
 @gluon.jit
-def walk_band(work, data, shared, scale_log2, zero, b, head, rows, q_tile, it, bounds, acc, m, total):
+def walk_band(work, data, shared, scale_log2, zero, here, it, bounds, acc, m, total):
     """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    p, m, total, _ = first_step(work, data, shared, scale_log2, zero, b, head, rows, kv, masks, q_tile, it, m, total)
+    p, m, total, _ = first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, total)
     it += 1
     full_end = gl.minimum(full_end, kv)
     full_first = gl.minimum(full_first, full_end)
     if work.HAS_LO:
         for i in range(kv - full_end):
             p, acc, m, total = next_step(
-                work, data, shared, scale_log2, zero, b, head, rows, kv - 1 - i, True, q_tile, it, p, acc, m, total
+                work, data, shared, scale_log2, zero, here, kv - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     for i in range(full_end - full_first):
         p, acc, m, total = next_step(
-            work, data, shared, scale_log2, zero, b, head, rows, full_end - 1 - i, False, q_tile, it, p, acc, m, total
+            work, data, shared, scale_log2, zero, here, full_end - 1 - i, False, it, p, acc, m, total
         )
         it += 1
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work,
-                data,
-                shared,
-                scale_log2,
-                zero,
-                b,
-                head,
-                rows,
-                full_first - 1 - i,
-                True,
-                q_tile,
-                it,
-                p,
-                acc,
-                m,
-                total,
+                work, data, shared, scale_log2, zero, here, full_first - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     return p, acc, m, total, it
 
 
 @gluon.jit
-def walk_words(
-    work, data, shared, scale_log2, zero, b, head, rows, q_tile, it, word, count, acc, m, total, ME: gl.constexpr
-):  # fmt: skip
+def walk_words(work, data, shared, scale_log2, zero, here, it, word, count, acc, m, total, ME: gl.constexpr):
     """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
 
     Kv tiles that follow one another without one to skip are a run, and run as the walk of a band does.  The product of
@@ -154,53 +134,23 @@ def walk_words(
             skip(shared, it)
             it += 1
         else:
+            masks = use_of(word, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, shared, scale_log2, zero, b, head, rows, kv_of(word), use_of(word, ME) == PARTIAL, q_tile,
-                it, m, total,
-            )  # fmt: skip
+                work, data, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
+            )
             acc = scaled(acc, shrink)
             word = told(shared, it)
             it += 1
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work,
-                        data,
-                        shared,
-                        scale_log2,
-                        zero,
-                        b,
-                        head,
-                        rows,
-                        kv_of(word),
-                        True,
-                        q_tile,
-                        it,
-                        p,
-                        acc,
-                        m,
-                        total,
+                        work, data, shared, scale_log2, zero, here, kv_of(word), True, it, p, acc, m, total
                     )
                     word = told(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work,
-                        data,
-                        shared,
-                        scale_log2,
-                        zero,
-                        b,
-                        head,
-                        rows,
-                        kv_of(word),
-                        False,
-                        q_tile,
-                        it,
-                        p,
-                        acc,
-                        m,
-                        total,
+                        work, data, shared, scale_log2, zero, here, kv_of(word), False, it, p, acc, m, total
                     )
                     word = told(shared, it)
                     it += 1

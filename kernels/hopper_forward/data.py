@@ -47,5 +47,7 @@ class ForwardData(NamedTuple):
         if len(made) != 2 * has_codes + 2:
             allowed = f"the {len(mask.operands)} operands of {mask}, then {2 * has_codes + 2} tensors made from them"
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
-        codes = made[:2] if has_codes else [None, None]
-        return ForwardData(*codes, *made[-2:], None if mask.dense is None else extras[mask.dense.mask.index])
+        q_codes, kv_codes = made[:2] if has_codes else (None, None)
+        counts, steps = made[-2:]
+        dense = None if mask.dense is None else extras[mask.dense.mask.index]
+        return ForwardData(q_codes, kv_codes, counts, steps, dense)

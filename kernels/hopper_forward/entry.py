@@ -13,7 +13,8 @@ from .work import Work, allocate_shared
 @gluon.jit
 def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-    scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
+    scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q,
+    dense_kv,
     KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,

@@ -73,7 +73,7 @@ def forward(
         band, scale, tuple(order), ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
     )  # fmt: skip
-    described = None if data is None else _Described(*map(_describe, data))
+    described = None if data is None else _Described.of(data)
     if torch.cuda.current_device() != device.index:
         with torch.cuda.device(device):
             return _state(*facts, described).run(query, key, value, data)
@@ -113,10 +113,14 @@ class _Described(NamedTuple):
     steps: _Fact
     dense: _Fact | None
 
+    @staticmethod
+    def of(data: ForwardData) -> _Described:
+        optional = (None if t is None else _describe(t) for t in (data.q_codes, data.kv_codes, data.dense))
+        q_codes, kv_codes, dense = optional
+        return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), dense)
 
-def _describe(tensor: Tensor | None) -> _Fact | None:
-    if tensor is None:
-        return None
+
+def _describe(tensor: Tensor) -> _Fact:
     plain = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
     return _Fact(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
 
@@ -183,9 +187,7 @@ class _State:
         self.prepare = compat.KernelLauncher(built.prepare, 1, (), constant_count(built.prepare))
         self.main = compat.KernelLauncher(built.main, grid, descriptors, constant_count(built.main))
 
-    def run(
-        self, query: Tensor, key: Tensor, value: Tensor, data: ForwardData | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, query: Tensor, key: Tensor, value: Tensor, data: ForwardData | None = None) -> tuple[Tensor, Tensor]:
         out, lse = compat.empty_cuda(*self.out), compat.empty_cuda(*self.lse)
         counter = compat.empty_cuda((1,), (1,), torch.int32)
         stream, draws = torch._C._cuda_getCurrentRawStream(self.device.index), counter.data_ptr()
@@ -241,9 +243,7 @@ def _check_data(
     return (tables, *strides)
 
 
-def _dense_strides(
-    dense: _Fact, sizes: tuple[int, int, int, int], device: torch.device
-) -> tuple[int, int, int, int]:
+def _dense_strides(dense: _Fact, sizes: tuple[int, int, int, int], device: torch.device) -> tuple[int, int, int, int]:
     """Strides of the dense mask as if it were expanded to `sizes`."""
     fits = len(dense.shape) == 4 and all(n in (1, size) for n, size in zip(dense.shape, sizes, strict=True))
     if not fits or dense.dtype != torch.bool or dense.device != device:

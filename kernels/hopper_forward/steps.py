@@ -151,8 +151,13 @@ def skip(shared, it):
 
 
 @gluon.jit
-def first_step(work, data, shared, scale_log2, zero, b, head, rows, kv, masks, q_tile, it, m, total):
-    """(P, m, total, shrink) of the first kv tile of a walk; its V is left to the next step.  masks: whether to test it."""
+def first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, total):
+    """(P, m, total, shrink) of the first kv tile of a walk; its V is left to the next step.
+
+    here: batch element, query head, rows and Q tile of the row block; masks: whether the kv tile needs a mask; shrink:
+    the factor of what was before, for those who had a walk before.
+    """
+    b, head, rows, q_tile = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -165,12 +170,15 @@ def first_step(work, data, shared, scale_log2, zero, b, head, rows, kv, masks, q
 
 
 @gluon.jit
-def next_step(work, data, shared, scale_log2, zero, b, head, rows, kv, masks, q_tile, it, p, acc, m, total):
+def next_step(work, data, shared, scale_log2, zero, here, kv, masks, it, p, acc, m, total):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.
+
+    here, masks: see `first_step`; masks is a constant.
     """
+    b, head, rows, q_tile = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     before = wait_for(shared.v_full, it - 1, shared.STAGES)

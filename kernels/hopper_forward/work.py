@@ -164,8 +164,8 @@ class Shared:
 
     q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
     v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
-    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`; words: a ring of `word_slots`,
-    with LISTED, see Note [Words] in `listed`.
+    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`; words: if LISTED, a ring of
+    `word_slots`, see Note [Words] in `listed`.
 
     `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.
     """

@@ -9,9 +9,7 @@ from torch import Tensor
 ROWS = 64
 
 
-def tables(
-    keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS
-) -> tuple[Tensor, Tensor]:
+def tables(keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     """(counts, steps) for booleans [tables, q_len, kv_len] that say who sees whom.
 
     has_lo: whether the band of the mask has a lower bound, on which the place of a tile's row blocks depends.
@@ -62,9 +60,7 @@ def of_codes(
     q_codes: Tensor, kv_codes: Tensor, band: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS
 ) -> ForwardData:
     """The data of a mask of codes and a band of booleans [q_len, kv_len]."""
-    return ForwardData(
-        q_codes, kv_codes, *tables(seen(q_codes, kv_codes, band), has_lo, consumers, block_kv, rows)
-    )
+    return ForwardData(q_codes, kv_codes, *tables(seen(q_codes, kv_codes, band), has_lo, consumers, block_kv, rows))
 
 
 def of_dense(

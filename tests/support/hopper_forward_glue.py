@@ -304,13 +304,13 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         return s.current
 
     def first(work: Any, data: Any, *rest: Any) -> Any:
-        kv, masks = rest[6:8]
+        kv, masks = rest[4:6]
         can_mask = work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN
         walks[role()].append((kv, bool(masks and can_mask)))
         return first_step(work, data, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
-        walks[role()].append(rest[6:8])
+        walks[role()].append(rest[4:6])
         return next_step(work, data, *rest)
 
     def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
@@ -438,7 +438,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
                 raise Fault("a load outside a tensor")
             return int(elements[offsets])
         wanted = torch.ones_like(offsets, dtype=torch.bool) if mask is None else mask.read().expand(offsets.shape)
-        if not ((0 <= offsets) & (offsets < len(elements)))[wanted].all():
+        if not ((offsets >= 0) & (offsets < len(elements)))[wanted].all():
             raise Fault("a load outside a tensor")
         found = elements[torch.where(wanted, offsets, 0)]
         return Value(torch.where(wanted, found, torch.tensor(other, dtype=found.dtype)))
@@ -496,7 +496,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None), allocate_shared_memory=allocate,
         warp_specialize=specialise, zeros=lambda shape, dtype, _: Value(torch.zeros(shape, dtype=dtype.torch)),
         full=lambda shape, x, dtype, _: Value(torch.full(shape, x, dtype=dtype.torch)),
-        arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store, load=load,
+        arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
+        load=load,
         expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().ticket,
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
