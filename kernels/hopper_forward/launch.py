@@ -22,7 +22,7 @@ from ..hopper.compiling import constant_count
 from ..hopper.launch import LOG2E
 from ..hopper.tensors import DTYPES, SeenRows, describe, readable
 from ..strides import dense_strides
-from .build import Settings, Specialisation, dims_of, kernels
+from .build import DATA_ARGUMENTS, Settings, Specialisation, dims_of, kernels
 from .data import ForwardData
 
 _Strides = tuple[int, ...]
@@ -194,7 +194,7 @@ class _State:
         self.prepare(stream, (), draws)
         starts = (query.data_ptr(), key.data_ptr(), value.data_ptr())
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
-        extra: tuple[int, ...] = ()
+        extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
         if data is not None:
             q_codes, kv_codes, counts, steps, dense = (0 if t is None else t.data_ptr() for t in data)
             extra = (counts, steps, self.data[0], q_codes, kv_codes, dense, *self.data[1:])
