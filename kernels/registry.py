@@ -72,8 +72,8 @@ def _hopper_forward(
 ) -> Results:
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
-    if call.mask.keys is not None:
-        raise ArgumentError("mask", str(call.mask), "a band alone")
+    if call.data:
+        raise ArgumentError("call", str(call), "one with a band alone")
     from .hopper_forward import build, launch
 
     build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
@@ -148,6 +148,16 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
     if plan.forward_tiles is None:
         raise ArgumentError("plan.forward_tiles", None, f"tiles, since the forward is {plan.forward!r}")
     return execution.forward(query, key, value, extras, call, plan.forward_tiles)
+
+
+def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, summed: Sequence[int]) -> Tensor:
+    """The gradient of a call's bias outside of Inductor, by the reference executor: the families that read a bias are
+    lowered from templates, or are that executor.
+    """
+    from . import reference
+
+    _execution("plan.kernel", plan.kernel)
+    return reference.bias_gradient(*tensors, extras, call, plan, summed)
 
 
 def _execution(argument: str, name: str) -> Execution:

@@ -34,7 +34,7 @@ class Forward:
 def choose(site: Site, arch: str) -> Forward:
     """The forward of a site on an architecture with tables of its own."""
     dims = hopper_dims(site.head_dim, site.value_dim)
-    if HOPPER.runs_on(arch, BITS[site.dtype]) and dims is not None and not site.mask.operands:
+    if HOPPER.runs_on(arch, BITS[site.dtype]) and dims is not None and site.call.data <= HOPPER.reads:
         return Forward(HOPPER.name, costs.HOPPER_FORWARD[dims])
     family = REFERENCE if site.device == "cpu" else PORTABLE
     return Forward(family.name, costs.forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim))

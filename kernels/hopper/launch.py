@@ -48,8 +48,8 @@ def backward(
     """
     if plan.kernel != HOPPER.name:
         raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
-    if call.mask.keys is not None:
-        raise ArgumentError("mask", str(call.mask), "a band alone")
+    if call.data:
+        raise ArgumentError("call", str(call), "one with a band alone")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
     facts = (
         call, plan, query.dtype, query.device.index,
