@@ -35,11 +35,13 @@ DYNAMIC = [
     "two_pass,full,64,32,1,float32,0.3,hqk,k:infinite,-",
 ]
 ONE = ["two_pass,full,33,40,1,float32,0.3,bhqk,hqk:random,-", "spt,causal,33,33,2,float32,0.3,qk,bqk:infinite,keys"]
+COMPUTED = ["two_pass,full,33,40,2,float32,0.3,bqk,none,keys", "spt,causal,33,33,1,float32,0.3,qk,hqk:random,-"]
 CASES = [
     *(f"exact,{case}" for case in EXACT),
     *(f"poison,{case}" for case in POISON),
     *(f"dynamic,{case}" for case in DYNAMIC),
     *(f"one,{case}" for case in ONE),
+    *(f"computed,{case}" for case in COMPUTED),
 ]
 # against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
@@ -73,6 +75,12 @@ def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) 
 @pytest.mark.parametrize("case", DYNAMIC)
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"dynamic,{case}"] == "equal"
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+def test_operands_that_the_graph_computes(results: dict[str, str], case: str) -> None:
+    """Also with other strides than rows one after the other."""
+    assert results[f"computed,{case}"] == "equal"
 
 
 @pytest.mark.parametrize("case", ONE)

@@ -24,30 +24,21 @@ import torch  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from dash_inductor import lowering, ops  # noqa: E402
+from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
-from .paired import PairedAttention  # noqa: E402
+from .paired import PairedAttention, step  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
 
 
-def step(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, summed: Any
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """out, dq, dk, dv and, if there is one, the gradient of the bias: to be compiled."""
-    forward, backward = calls
-    out, lse = ops.attention_forward(q, k, v, extras, forward, plan, "test")
-    arguments = (do, q, k, v, out, lse, extras, backward, plan, "test")
-    results: tuple[Tensor, ...] = (out, *ops.attention_backward(*arguments))
-    return results if summed is None else (*results, ops.attention_bias_gradient(*arguments, summed))
-
-
-def run(p: PairedAttention, schedule: str, *, dynamic: bool = False) -> tuple[Tensor, ...]:
+def run(p: PairedAttention, schedule: str, *, dynamic: bool = False, computed: bool = False) -> tuple[Tensor, ...]:
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
     tensors = [t.clone(memory_format=torch.preserve_format) for t in (p.q, p.k, p.v, p.do)]
     extras = [t.clone(memory_format=torch.preserve_format) for t in p.extras]
+    if computed:
+        extras = [~t if t.dtype == torch.bool else -t for t in extras]
     if dynamic:
         for t in tensors:
             torch._dynamo.mark_dynamic(t, 2)
@@ -57,10 +48,19 @@ def run(p: PairedAttention, schedule: str, *, dynamic: bool = False) -> tuple[Te
                     torch._dynamo.maybe_mark_dynamic(t, dim)
     calls = str(p.call(1)), str(p.call(3, gradient=p.bias is not None))
     torch._dynamo.reset()
-    results: tuple[Tensor, ...] = torch.compile(step, dynamic=False)(
+    function = computed_step if computed else step
+    results: tuple[Tensor, ...] = torch.compile(function, dynamic=False)(
         *tensors, extras, calls, plan, None if p.bias is None else p.summed
     )
     return results
+
+
+def computed_step(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], *more: Any
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """As `step`, of operands that the graph computes, of which some are views."""
+    operands = [~t if t.dtype == torch.bool else -t for t in extras]
+    return step(q, k, v, do, [t.mT.contiguous().mT if t.dim() == 4 else t for t in operands], *more)
 
 
 def exact(p: PairedAttention, schedule: str) -> str:
@@ -94,6 +94,11 @@ def dynamic(p: PairedAttention, schedule: str) -> str:
     return "equal"
 
 
+def of_the_graph(p: PairedAttention, schedule: str) -> str:
+    same(run(p, schedule), run(p, schedule, computed=True), "operands that the graph computes")
+    return "equal"
+
+
 def one(p: PairedAttention, schedule: str) -> str:
     """A batch element alone has the bits that it has in a batch; the gradient of a bias is a sum over the batch."""
     results = run(p, schedule)
@@ -110,7 +115,7 @@ def one(p: PairedAttention, schedule: str) -> str:
 
 
 MODES: dict[str, Callable[[PairedAttention, str], str]] = {
-    "exact": exact, "poison": poison, "dynamic": dynamic, "one": one,
+    "exact": exact, "poison": poison, "dynamic": dynamic, "computed": of_the_graph, "one": one,
 }  # fmt: skip
 
 

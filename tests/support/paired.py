@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dash_inductor import ops
 from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Site
 
 from .attention import Attention
@@ -154,3 +155,14 @@ class PairedAttention:
         assert self.bias is not None
         dims = [d for d in range(4) if self.bias.shape[d] == 1 and gradient.shape[d] != 1]
         return gradient.double().sum(dims, keepdim=True) if dims else gradient.double()
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, summed: Any
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """out, dq, dk, dv and, if there is one, the gradient of the bias: to be compiled."""
+    forward, backward = calls
+    out, lse = ops.attention_forward(q, k, v, extras, forward, plan, "test")
+    arguments = (do, q, k, v, out, lse, extras, backward, plan, "test")
+    results: tuple[Tensor, ...] = (out, *ops.attention_backward(*arguments))
+    return results if summed is None else (*results, ops.attention_bias_gradient(*arguments, summed))
