@@ -18,7 +18,7 @@ Importing this module imports torch and defines the operators; Inductor's loweri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -219,7 +219,7 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
     )
 
 
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "attention_forward": _fake_forward,
     "attention_backward": _fake_backward,
     "attention_bias_gradient": _fake_bias_gradient,
