@@ -62,6 +62,7 @@ def _reference_forward(
 def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
     if not tensors[0].is_cuda:
         return _reference(tensors, extras, call, plan)
+    _check_data(call)
     from .hopper import launch
     from .hopper.data import BackwardData
 
@@ -73,6 +74,7 @@ def _hopper_forward(
 ) -> Results:
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
+    _check_data(call)
     from .hopper_forward import build, launch
     from .hopper_forward.data import ForwardData
 
@@ -80,6 +82,12 @@ def _hopper_forward(
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
     return launch.forward(query, key, value, call.mask.band, call.scale, order, ForwardData.of(call.mask, extras))
+
+
+def _check_data(call: Call) -> None:
+    """Raise ArgumentError unless the Hopper kernels read all that a call reads of data."""
+    if not call.data <= families.HOPPER.reads:
+        raise ArgumentError("call", str(call), f"one that reads {sorted(families.HOPPER.reads)} alone")
 
 
 def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
@@ -148,6 +156,16 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
     if plan.forward_tiles is None:
         raise ArgumentError("plan.forward_tiles", None, f"tiles, since the forward is {plan.forward!r}")
     return execution.forward(query, key, value, extras, call, plan.forward_tiles)
+
+
+def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, summed: Sequence[int]) -> Tensor:
+    """The gradient of a call's bias outside of Inductor, by the reference executor: the families that read a bias are
+    lowered from templates, or are that executor.
+    """
+    from . import reference
+
+    _execution("plan.kernel", plan.kernel)
+    return reference.bias_gradient(*tensors, extras, call, plan, summed)
 
 
 def _execution(argument: str, name: str) -> Execution:

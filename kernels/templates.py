@@ -10,11 +10,13 @@ import ast
 import functools
 import math
 import struct
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
-from ..model.mask import Band, Mask
+from ..model.call import Call
+from ..model.mask import Band
 from ..model.plan import Plan, Tiles
 from ..planning.costs import padded
 from ..schedule import codegen, geometry
@@ -43,22 +45,36 @@ _COMMON = (
 """
 )
 
-# KEYS: bool or uint8 [batch, kv_len], an input only of kernels with a vector of keys; elsewhere it is never read.
+# What a mask reads: Note [Data operands] in tiles.py.  A tensor is an input only of kernels that read it.
 _KEYS = """
-    keys = KEYS
-    keys_strides = ({{stride("KEYS")}},)
+    keys = (KEYS, ({{stride("KEYS")}},))
 """
 _NO_KEYS = """
-    keys = LSE
-    keys_strides = (0, 0)
+    keys = (LSE, (0, 0, 0))
 """
-
-# Q_IDS, KV_IDS: integers [batch, q_len] and [batch, kv_len], inputs only of kernels for segments, in the same way.
 _SEGMENTS = """
     ids = (Q_IDS, KV_IDS, ({{stride("Q_IDS")}},), ({{stride("KV_IDS")}},))
 """
 _NO_SEGMENTS = """
     ids = (LSE, LSE, (0, 0), (0, 0))
+"""
+
+_DENSE = """
+    dense = (DENSE, ({{stride("DENSE")}},))
+"""
+_NO_DENSE = """
+    dense = (LSE, (0, 0, 0, 0))
+"""
+
+_BIAS = """
+    bias = (BIAS, ({{stride("BIAS")}},))
+"""
+_NO_BIAS = """
+    bias = (LSE, (0, 0, 0, 0))
+"""
+
+_DATA = """
+    data = (keys, ids, dense, bias)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -75,11 +91,11 @@ _DKDV_TAIL = """
     for part in range(PARTS):
         kv = dash_kv_tile(h, slot, part, walk, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
-            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores, keys, ids,
-            q_strides, k_strides, v_strides, do_strides, lse_strides, keys_strides,
+            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
+            q_strides, k_strides, v_strides, do_strides, lse_strides, data,
             b, h, kv, walk, SCALE,
-            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_Q, EVEN_KV,
-            ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+            EVEN_Q, EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
         idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[:, None]
@@ -125,11 +141,11 @@ _Q_PROGRAM = """
 _DQ_TAIL = """
     out_strides = ({{stride("OUT")}},)
     dq = dq_tile(
-        Q, K, V, OUT, DO, LSE, DELTA, keys, ids,
-        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, keys_strides,
+        Q, K, V, OUT, DO, LSE, DELTA,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data,
         b, hq, q_tile, walk, SCALE,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, EVEN_Q, EVEN_KV,
-        PRECISION, STAGES, INDEX_DTYPE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+        EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -141,25 +157,64 @@ _DQ_TAIL = """
 
 _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
     # Q: [batch, q_heads, q_len, HEAD_DIM]; K: [batch, heads, kv_len, HEAD_DIM]; V: [batch, heads, kv_len, VALUE_DIM]
-    # LSE: [batch, q_heads, q_len] natural log, written here; the output is [batch, q_heads, q_len, VALUE_DIM]
+    # LSE: [batch, q_heads, q_len or, with a bias, 2 * q_len] natural log, written here
+    # the output is [batch, q_heads, q_len, VALUE_DIM]
     # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
 """
 _FORWARD_TAIL = """
-    out, lse = attend_tile(
-        Q, K, V, keys, ids, q_strides, k_strides, v_strides, keys_strides,
-        b, hq, q_tile, walk, SIGN, SLOPE,
+    out, lse, excess = attend_tile(
+        Q, K, V, q_strides, k_strides, v_strides, data,
+        b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        HAS_DENSE, HAS_BIAS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
     tl.store(lse_head + q_rows * lse_strides[2], lse, mask=q_rows < q_len)
+    if HAS_BIAS:
+        tl.store(lse_head + (q_len + q_rows) * lse_strides[2], excess, mask=q_rows < q_len)
     idx_m = q_rows[:, None]
     idx_d = tl.arange(0, BLOCK_DV)[None, :]
     inside = (idx_m < q_len) & (idx_d < VALUE_DIM)
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "out", "inside", val_shape=("BLOCK_Q", "BLOCK_DV"))}}
+"""
+
+_BIAS_GRADIENT = """{{def_kernel("Q", "K", "V", "LSE", "DO", "OUT"%(arguments)s)}}
+    # the output is [batch or 1, q_heads or 1, q_len, kv_len], summed where it has 1; one program per tile of pairs
+"""
+_BIAS_GRADIENT_TAIL = """
+    out_strides = ({{stride("OUT")}},)
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    n_kv = tl.cdiv(kv_len, BLOCK_KV)
+    kv = pid % n_kv
+    q_tile = pid // n_kv % n_q
+    plane = pid // n_kv // n_q
+    b_turns = 1
+    hq_turns = 1
+    own_heads = q_heads
+    if SUMS_BATCH:
+        b_turns = batch
+    if SUMS_HEADS:
+        hq_turns = q_heads
+        own_heads = 1
+    b = plane // own_heads
+    hq = plane % own_heads
+    gradient = bias_gradient_tile(
+        Q, K, V, OUT, DO, LSE,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data,
+        b, hq, b_turns, hq_turns, q_tile, kv, walk, SCALE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+        EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+    )
+    idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+    idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[None, :]
+    inside = (idx_m < q_len) & (idx_n < kv_len)
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m", "idx_n"), "gradient", "inside", val_shape=("BLOCK_Q", "BLOCK_KV"))}}
 """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
@@ -183,6 +238,15 @@ _DELTA = """{{def_kernel("DO", "OUT")}}
 """
 
 
+class Reads(NamedTuple):
+    """Which data operands a kernel reads, see Note [Data operands] in tiles.py."""
+
+    keys: bool = False
+    segments: bool = False
+    dense: bool = False
+    bias: bool = False
+
+
 @functools.cache
 def _functions(module: str) -> str:
     """The `triton.jit` functions of kernels/<module>.py, without its imports and docstring."""
@@ -193,11 +257,11 @@ def _functions(module: str) -> str:
 
 
 @functools.cache
-def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, has_keys: bool = False, has_segments: bool = False) -> str:
+def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, reads: Reads) -> str:
     """Template text of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
     ordered = schedule != "two_pass"
     generated = codegen.triton_source(schedule, _shape_of(has_lo, has_hi))
-    data, operands = _data(has_keys, has_segments)
+    data, operands = _data(reads)
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
     entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
     body = head + entry + _COMMON + data + _DKDV_TAIL
@@ -205,23 +269,33 @@ def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, has_keys: bool = Fa
 
 
 @functools.cache
-def dq_template(has_lo: bool, has_hi: bool, has_keys: bool = False, has_segments: bool = False) -> str:
+def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     """Template text of the dq kernel of the two-pass backward."""
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(has_keys, has_segments)
+    data, operands = _data(reads)
     head = _head(_DQ, *operands)
     body = head + _COMMON + data + _Q_PROGRAM + _DQ_TAIL
     return "\n\n".join((body, generated, _functions("tiles"), _functions("delta"), _functions("dq")))
 
 
 @functools.cache
-def forward_template(has_lo: bool, has_hi: bool, has_keys: bool = False, has_segments: bool = False) -> str:
+def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     """Template text of the forward; LSE is an input that it writes."""
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(has_keys, has_segments)
+    data, operands = _data(reads)
     head = _head(_FORWARD, *operands)
     body = head + _OPERANDS + data + _Q_PROGRAM + _FORWARD_TAIL
     return "\n\n".join((body, generated, _functions("tiles"), _functions("attend")))
+
+
+@functools.cache
+def bias_gradient_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+    """Template text of the kernel of the bias's gradient."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_BIAS_GRADIENT, *operands)
+    body = head + _COMMON + data + _BIAS_GRADIENT_TAIL
+    return "\n\n".join((body, generated, _functions("tiles"), _functions("delta"), _functions("bias_gradient")))
 
 
 @functools.cache
@@ -230,21 +304,30 @@ def delta_template() -> str:
     return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
 
 
-def vectors(mask: Mask, *, sums_keys: bool = True) -> tuple[bool, bool]:
-    """Whether a kernel for this mask reads a vector of keys, and whether it reads the ids of segments.
+def reads(call: Call, *, sums_keys: bool = True) -> Reads:
+    """What a kernel for this call reads.
 
     Args:
         sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
-            so it must not read keys that no row sees; where there are segments, a vector has to say which they are.
+            so it must not read keys that no row sees; where pairs decide that, a vector has to say which they are.
             Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
     """
-    return mask.keys is not None or (sums_keys and mask.segments is not None), mask.segments is not None
+    mask = call.mask
+    of_pairs = mask.segments is not None or mask.dense is not None
+    keys = mask.keys is not None or (sums_keys and of_pairs)
+    return Reads(keys, mask.segments is not None, mask.dense is not None, call.bias is not None)
 
 
-def _data(has_keys: bool, has_segments: bool) -> tuple[str, list[str]]:
-    """The lines about the vectors of a mask, and the vectors that are arguments, in the order of the arguments."""
-    text = (_SEGMENTS if has_segments else _NO_SEGMENTS) + (_KEYS if has_keys else _NO_KEYS)
-    return text, [*(["Q_IDS", "KV_IDS"] if has_segments else []), *(["KEYS"] if has_keys else [])]
+def _data(reads: Reads) -> tuple[str, list[str]]:
+    """The lines about data operands, and those that are arguments, in the order of the arguments."""
+    members = [
+        (reads.segments, _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
+        (reads.keys, _KEYS, _NO_KEYS, ("KEYS",)),
+        (reads.dense, _DENSE, _NO_DENSE, ("DENSE",)),
+        (reads.bias, _BIAS, _NO_BIAS, ("BIAS",)),
+    ]
+    text = "".join(text if read else other for read, text, other, _ in members) + _DATA
+    return text, [name for read, _, _, names in members if read for name in names]
 
 
 def _head(text: str, *arguments: str) -> str:
@@ -269,14 +352,14 @@ def compile_time_values(
     even_q: bool,
     even_kv: bool,
     interpret: bool,
-    vectors: tuple[bool, bool] = (False, False),
+    reads: Reads,
 ) -> dict[str, Any]:
     """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
 
     Args:
         lengths: q_len and kv_len, integers or sympy's.
         even_q, even_kv: no tile reaches past q_len, past kv_len.
-        vectors: which vectors the kernel reads, as `vectors` says.
+        reads: which data operands the kernel reads, as `reads` says.
     """
     every_row, every_key = geometry.all_seen(mask, *lengths)
     return {
@@ -289,8 +372,10 @@ def compile_time_values(
         "SCALE": scale,
         "HAS_LO": mask.lo is not None,
         "HAS_HI": mask.hi is not None,
-        "HAS_KEYS": vectors[0],
-        "HAS_SEGMENTS": vectors[1],
+        "HAS_KEYS": reads.keys,
+        "HAS_SEGMENTS": reads.segments,
+        "HAS_DENSE": reads.dense,
+        "HAS_BIAS": reads.bias,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",
@@ -310,6 +395,15 @@ def forward_constants(scale: float, value_dim: int) -> dict[str, Any]:
     """
     sign, slope = signed_slope(scale)
     return {"VALUE_DIM": value_dim, "BLOCK_DV": padded(value_dim), "SIGN": sign, "SLOPE": slope}
+
+
+def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:
+    """The constexpr values of the bias's gradient that come on top of `compile_time_values`.
+
+    Args:
+        summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
+    """
+    return {"SUMS_BATCH": 0 in summed, "SUMS_HEADS": 1 in summed}
 
 
 def signed_slope(scale: float) -> tuple[float, float]:

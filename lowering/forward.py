@@ -45,11 +45,11 @@ def attention_forward(
         result: Sequence[TensorBox] = fallback_handler(ops.attention_forward, add_to_fallback_set=False)(*args)
         return result
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
-    mask, band = described.mask, described.mask.band
+    band = described.mask.band
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None
-    vectors = templates.vectors(mask)
+    reads = templates.reads(described)
     guard, multiple = V.graph.sizevars.guard_int, V.graph.sizevars.statically_known_multiple_of
     batch, q_heads, q_len, head_dim = query.get_size()
     _, heads, kv_len, value_dim = value.get_size()
@@ -65,16 +65,17 @@ def attention_forward(
         even_q=multiple(q_len, tiles.block_q),
         even_kv=multiple(kv_len, tiles.block_kv),
         interpret=compat.interpreting(),
-        vectors=vectors,
+        reads=reads,
     )
     rows = [batch, q_heads, q_len]
-    logsumexp = empty(rows, (0, 1, 2), torch.float32, device)
+    sums = [batch, q_heads, ops.numbers_per_row(described) * q_len]
+    logsumexp = empty(sums, (0, 1, 2), torch.float32, device)
     size = [*rows, value_dim]
     out = template(
-        f"dash_forward_{kind(mask)}",
-        templates.forward_template(band.lo is not None, band.hi is not None, *vectors),
+        f"dash_forward_{kind(described)}",
+        templates.forward_template(band.lo is not None, band.hi is not None, reads),
         q_grid,
-        [*inputs, logsumexp, *Vectors(mask, extras, (q_len, kv_len)).arguments(sums_keys=True)],
+        [*inputs, logsumexp, *Vectors(described, extras, (*rows, kv_len), heads).arguments(sums_keys=True)],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,

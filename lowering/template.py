@@ -18,7 +18,7 @@ from torch._inductor.select_algorithm import SymbolicGridFn
 
 from .. import compat, toolchain
 from ..kernels.strides import dense_strides
-from ..model.mask import Mask
+from ..model.call import Call
 from ..model.plan import Tiles
 
 
@@ -68,11 +68,11 @@ def q_grid(
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
 
 
-def kind(mask: Mask) -> str:
-    """What tells the text of a mask's kernels from that of others, for their names."""
+def kind(call: Call) -> str:
+    """What tells the text of a call's kernels from that of others, for their names."""
+    mask = call.mask
     bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
-    vectors = [name for name, term in (("segments", mask.segments), ("keys", mask.keys)) if term is not None]
-    return "_".join([*(bounds or ["full"]), *vectors])
+    return "_".join([*(bounds or ["full"]), *sorted(call.data)])
 
 
 def realized(x: TensorBox) -> TensorBox:

@@ -90,7 +90,7 @@ def exact(tensors: list[Tensor], keep: Tensor) -> list[Tensor]:
 
 
 def step(band: str, *, masked: bool = True, dynamic: bool = False) -> Step:
-    """A compiled attention with its backward; without a mask tensor if not `masked`, which only full and causal have."""
+    """A compiled attention with its backward; if not `masked`, full or causal without a mask tensor."""
     torch._dynamo.reset()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, ids: Tensor) -> Tensor:

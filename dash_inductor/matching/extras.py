@@ -1,4 +1,4 @@
-"""The tensors that a mask names by their place in the operators' list `extras`, as nodes of the graph."""
+"""The tensors that a call names by their place in the operators' list `extras`, as nodes of the graph."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """What the call's mask reads, in front of `before`, in the order of `sites.mask_of`.
+    """What the call reads, in front of `before`, in the order of `sites.mask_of`.
 
-    Layers with the same mask share what they can.
+    Layers with the same mask share what they can.  A site with a bias has no mask that is data.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found = []
@@ -34,6 +34,8 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         found.append(graph.expanded(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
     if terms.dense is not None:
         found.append(predicates.compute(terms.dense, PLANE, graph))
+    if match.bias is not None:
+        found.append(graph.of_four_dimensions(match.bias.tensor))
     return found
 
 
@@ -73,6 +75,12 @@ class _Graph:
             if shape_of(tensor)[dim] == symbol:
                 return self._size(tensor, dim)
         raise AssertionError(f"{symbol} is no size of the scores")
+
+    def of_four_dimensions(self, tensor: Node) -> Node:
+        """With dimensions of size 1 in front."""
+        while tensor.meta["val"].dim() < 4:
+            tensor = self.call(aten.unsqueeze.default, tensor, 0)
+        return tensor
 
     def expanded(self, vector: Node, axis: Axis) -> Node:
         """[batch, tokens] of a vector."""

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..ops import attention_backward, attention_forward
+from ..ops import attention_backward, attention_bias_gradient, attention_forward
+from .biases import Bias
 from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
 from .extras import extras
@@ -112,12 +113,24 @@ def _new_backward(
         old.name,
     )
     node = emitter.call(attention_backward, arguments, before=old, like=old)
+    if match.bias is not None and match.bias.gradient is not None:
+        swaps.append((match.bias.gradient, _bias_gradient(emitter, match, match.bias, arguments)))
     repeats = (None, *(match.operands.repeats or (None, None)))
     for index, (gradient, repeat) in enumerate(zip(gradients, repeats, strict=True)):
         used = output(old, index)
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
+
+
+def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, arguments: tuple[Any, ...]) -> Node:
+    """The new gradient of the bias, where the old backward is."""
+    assert bias.gradient is not None
+    node = emitter.call(attention_bias_gradient, (*arguments, list(bias.summed)), before=match.node, like=bias.gradient)
+    if bias.rest:
+        arguments = (node, list(bias.rest), True)
+        node = emitter.call(aten.sum.dim_IntList, arguments, before=match.node, like=bias.gradient)
+    return node
 
 
 def _consumer(

@@ -200,7 +200,7 @@ def _replace_group(graph: Graph, group: list[_Reading]) -> None:
     try:
         matches = [reading.match.refreshed() for reading in group if reading.match is not None]
         cause = cause_to_keep(group[0].forward, matches)
-        if cause and any(match.site.mask.operands for match in matches):
+        if cause and any(match.site.call.operands for match in matches):
             for reading in group:
                 reading.keep(Reason.FORWARD_KEPT, cause)
             return

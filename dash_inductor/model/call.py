@@ -7,10 +7,27 @@ import re
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from .mask import Mask
+from .mask import Mask, Operand
 
 Order = tuple[int, ...]
 """The dimensions of a tensor from the largest stride to the smallest."""
+
+
+@dataclass(frozen=True)
+class Bias:
+    """What is added to the scaled scores: ``bias[b, h, i, j]`` to those of query i of head h and key j.
+
+    Args:
+        operand: a tensor of floats [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along
+            dimensions that do not matter.
+        gradient: whether the graph asks for its gradient.
+    """
+
+    operand: Operand
+    gradient: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operand.index}" + ("+gradient" if self.gradient else "")
 
 
 @dataclass(frozen=True)
@@ -25,11 +42,13 @@ class Call:
         scale: what the scores are multiplied with.
         orders: of the results that have a layout: of the output in a forward, of dq, dk and dv in a backward.  Empty
             where no operator is called yet.
+        bias: what is added to the scores, None for nothing.
     """
 
     mask: Mask
     scale: float
     orders: tuple[Order, ...] = ()
+    bias: Bias | None = None
 
     def __post_init__(self) -> None:
         for order in self.orders:
@@ -41,11 +60,23 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.mask, self.scale, self.orders))
+        return hash((self.mask, self.scale, self.orders, self.bias))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The tensors that the call reads beside query, key and value, each once."""
+        return (*self.mask.operands, *(() if self.bias is None else (self.bias.operand,)))
+
+    @property
+    def data(self) -> frozenset[str]:
+        """The kinds of what it reads of data: terms of the mask ("keys", "segments", "dense") and "bias"."""
+        named = {"keys": self.mask.keys, "segments": self.mask.segments, "dense": self.mask.dense, "bias": self.bias}
+        return frozenset(name for name, member in named.items() if member is not None)
 
     def __str__(self) -> str:
         orders = ",".join("".join(map(str, order)) for order in self.orders)
-        return f"{self.mask}/scale={self.scale!r}" + (f"/orders={orders}" if orders else "")
+        bias = "" if self.bias is None else f"/bias={self.bias}"
+        return f"{self.mask}/scale={self.scale!r}{bias}" + (f"/orders={orders}" if orders else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -55,12 +86,13 @@ class Call:
         Raises:
             ArgumentError: the text was not made by ``str(Call)``.
         """
-        match = re.fullmatch(r"([^/]+)/scale=([^/]+?)(?:/orders=([0-3,]+))?", text)
+        match = re.fullmatch(r"([^/]+)/scale=([^/]+?)(?:/bias=(\d+)(\+gradient)?)?(?:/orders=([0-3,]+))?", text)
         if match is None:
             raise ArgumentError("call", text, "a string made by str(Call)")
         try:
             scale = float(match[2])
         except ValueError as error:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
-        orders = tuple(tuple(map(int, order)) for order in match[3].split(",")) if match[3] else ()
-        return Call(Mask.parse(match[1]), scale, orders)
+        bias = Bias(Operand(int(match[3])), match[4] is not None) if match[3] else None
+        orders = tuple(tuple(map(int, order)) for order in match[5].split(",")) if match[5] else ()
+        return Call(Mask.parse(match[1]), scale, orders, bias)

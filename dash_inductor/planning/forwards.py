@@ -39,7 +39,7 @@ def choose(site: Site, arch: str, kernel: str) -> Forward:
             of the Hopper kernels are made for both.
     """
     dims = hopper_dims(site.head_dim, site.value_dim)
-    able = not site.mask.operands or kernel == HOPPER.name
+    able = site.call.data <= HOPPER.reads and (not site.call.data or kernel == HOPPER.name)
     if HOPPER.runs_on(arch, BITS[site.dtype]) and dims is not None and able:
         return Forward(HOPPER.name, costs.HOPPER_FORWARD[dims])
     family = REFERENCE if site.device == "cpu" else PORTABLE

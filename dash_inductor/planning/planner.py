@@ -60,7 +60,7 @@ def _why_not(site: Site, arch: str) -> Kept:
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
     if any(f.covers_dims(site, arch) for f in FAMILIES):
-        return Kept(Reason.MASK_UNSUPPORTED, f"{site.mask} at {dims}")
+        return Kept(Reason.MASK_UNSUPPORTED, f"{_terms(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
     return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
@@ -119,7 +119,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
     if not any(f.covers(site, known) for f in FAMILIES):
-        raise ArgumentError("mask", str(site.mask), "a mask that kernels for these head dims read")
+        raise ArgumentError("mask", _terms(site), "a mask that kernels for these head dims read")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
@@ -258,9 +258,14 @@ def _numerics_key(
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"heads{site.q_heads}:{site.kv_heads}", arch]
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, _terms(site), f"heads{site.q_heads}:{site.kv_heads}", arch]
     facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
     return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts])
+
+
+def _terms(site: Site) -> str:
+    """The mask, and whether there is a bias."""
+    return str(site.mask) if site.call.bias is None else f"{site.mask} + bias"
 
 
 def _shape(tiles: Tiles) -> str:
