@@ -1,26 +1,34 @@
-"""The operators of the graph, `dash::attention_forward`, `dash::attention_backward` and `dash::dropout_seed`.
+"""The operators of the graph, of attention's forward and backward and of dropout's seed: schemas, fakes, eager kernels.
 
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
+    attention_bias_gradient(grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed) -> dbias
     dropout_seed(like, site) -> seed
 
+The third one stands only in graphs that ask for the gradient of a bias.  It is [batch, q heads, q_len, kv_len], of
+which the dimensions `summed`, 0 or 1, are added up and have size 1.
+
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
-kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm.  `extras` holds the tensors that the
-call names by their place.  Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that
-every graph dump and all generated code shows what was decided.  seed: int64 [1] on the device of `like`, any number,
-drawn from that device's default generator; forward and backward of a site with dropout read one of their own.
+kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
+[batch, q heads, 2 * q_len], see `numbers_per_row`.  `extras` holds the tensors that the call names by their place.
+Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
+Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that every graph dump and all generated
+code shows what was decided.  seed: int64 [1] on the device of `like`, any number, drawn from that device's default
+generator; forward and backwards of a site with dropout read one of their own.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
+from . import table_ops  # noqa: F401  # graphs that hold our operators may hold its operator
 from .errors import ArgumentError, DashError
 from .model.call import Call
 from .model.plan import Plan
@@ -38,8 +46,15 @@ _lib.define(
 )
 _lib.define("dropout_seed(Tensor like, str site) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
+_lib.define(
+    "attention_bias_gradient(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "Tensor[] extras, str call, str plan, str site, int[] summed) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
 attention_forward = torch.ops.dash.attention_forward.default
 attention_backward = torch.ops.dash.attention_backward.default
+attention_bias_gradient = torch.ops.dash.attention_bias_gradient.default
 dropout_seed = torch.ops.dash.dropout_seed.default
 
 
@@ -51,12 +66,21 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
     return like.new_empty([size[d] for d in order]).permute(inverse)
 
 
+def numbers_per_row(call: Call) -> int:
+    """Numbers of a log-sum-exp for each row: with a bias the largest score and a logarithm in base 2, else one.
+
+    Note [Log-sum-exp in two parts] in kernels/tiles.py says why.  The second numbers stand behind all of the first.
+    """
+    return 1 if call.bias is None else 2
+
+
 def _fake_forward(
     query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
     (order,) = _parsed(call, extras, results=1).orders
     out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
-    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
+    batch, heads, q_len, _ = query.shape
+    return out, query.new_empty((batch, heads, numbers_per_row(Call.parse(call)) * q_len), dtype=torch.float32)
 
 
 def _fake_backward(
@@ -77,6 +101,45 @@ def _fake_backward(
         empty_ordered(key.shape, dk, key),
         empty_ordered(value.shape, dv, value),
     )
+
+
+def _fake_bias_gradient(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+    summed: list[int],
+) -> Tensor:
+    bias = _bias(_parsed(call, extras, results=3), extras)
+    return query.new_empty(bias_gradient_size(query.shape, key.shape[2], summed), dtype=bias.dtype)
+
+
+def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
+    """The size of a bias's gradient; sizes are integers or symbols.
+
+    Raises:
+        ArgumentError: `summed` is something else than 0 and 1, each once.
+    """
+    if sorted(set(summed) & {0, 1}) != sorted(summed):
+        raise ArgumentError("summed", list(summed), "0, 1 or both, each once")
+    return [1 if dim in summed else size for dim, size in enumerate((*query[:3], kv_len))]
+
+
+def _bias(call: Call, extras: Sequence[Tensor]) -> Tensor:
+    """The bias of a call.
+
+    Raises:
+        ArgumentError: it has none.
+    """
+    if call.bias is None:
+        raise ArgumentError("call", str(call), "one with a bias")
+    return extras[call.bias.operand.index]
 
 
 def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
@@ -125,6 +188,28 @@ def _backward(
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
 
+def _bias_gradient(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+    summed: list[int],
+) -> Tensor:
+    from .kernels import registry
+
+    parsed = _parsed(call, extras, results=3)
+    _bias(parsed, extras)
+    bias_gradient_size(query.shape, key.shape[2], summed)
+    tensors = grad_out, query, key, value, out, logsumexp
+    return registry.bias_gradient(tensors, extras, parsed, Plan.parse(plan), summed)
+
+
 def _fake_seed(like: Tensor, site: str) -> Tensor:
     return like.new_empty(1, dtype=torch.int64)
 
@@ -149,11 +234,13 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
     )
 
 
-for _name, _fake in (
-    ("attention_forward", _fake_forward),
-    ("attention_backward", _fake_backward),
-    ("dropout_seed", _fake_seed),
-):
+_FAKES: dict[str, Callable[..., Any]] = {
+    "attention_forward": _fake_forward,
+    "attention_backward": _fake_backward,
+    "attention_bias_gradient": _fake_bias_gradient,
+    "dropout_seed": _fake_seed,
+}
+for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"dash::{_name}", _fake, lib=_lib)
     torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
 
@@ -171,6 +258,14 @@ def _backward_flops(
     return int(sdpa_backward_flop_count(grad_out, query, _as_many_heads(query, key), _as_many_heads(query, value)))
 
 
+@register_flop_formula(torch.ops.dash.attention_bias_gradient)
+def _bias_gradient_flops(
+    grad_out: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None
+) -> int:
+    """Scores and dP."""
+    return int(sdpa_flop_count(query, _as_many_heads(query, key), _as_many_heads(query, value)))
+
+
 def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
     return torch.Size((other[0], query[1], *other[2:]))
 
@@ -180,4 +275,5 @@ def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
 for _device in ("CPU", "CUDA"):
     _lib.impl("attention_forward", _forward, _device)
     _lib.impl("attention_backward", _backward, _device)
+    _lib.impl("attention_bias_gradient", _bias_gradient, _device)
     _lib.impl("dropout_seed", _seed, _device)

@@ -45,6 +45,7 @@ TORCH = (
     ("torch._inductor.ops_handler", "OpsHandler.index_expr OpsHandler.le OpsHandler.to_dtype", "lowerings"),
     ("torch._inductor.sizevars", "SizeVarAllocator.guard_int", "lowerings"),
     ("torch._inductor.sizevars", "SizeVarAllocator.statically_known_multiple_of", "lowerings"),
+    ("torch._inductor.sizevars", "SizeVarAllocator.statically_known_equals", "lowerings"),
     ("torch._ops", "OpOverload HigherOrderOperator", "reading graphs"),
     ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),

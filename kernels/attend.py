@@ -23,45 +23,58 @@ import triton.language as tl
 
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_of_keys, load_of_queries, load_tile, load_valid, visible
+from .tiles import head_start, load_bias, load_of_keys, load_of_queries, load_shown, load_tile, load_valid, visible
 
 
 @triton.jit
 def attend_range(
-    state, operands, place, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
-    BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
+    state, operands, place, first, end, MASKED: tl.constexpr, SCALE: tl.constexpr, SIGN: tl.constexpr,
+    SLOPE: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr, DROPS: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, INDEX: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr, HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
 
-    state: per row the unscaled output, the sum of the probabilities, and the largest score in base 2, by which both are
-    divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  The arguments are those of `attend_tile`, and what it has
+    state: per row the unscaled output, the sum of the probabilities, and the largest score, by whose exponential both
+    are divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  Scores are in base 2; with a bias they are natural, or
+    a bias of `finfo.min` would be none that fp32 holds.  The arguments are those of `attend_tile`, and what it has
     made of them.
     """
     out, total, largest = state
     q, k_head, v_head, k_strides, v_strides, data, drop = operands
-    b, hq, q_tile, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi = place
+    b, h, hq, q_tile, q_rows, q_ids, q_end, kv_first, kv_end, kv_len, lo, hi = place
+    log2e = 1.4426950408889634
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if SIGN <= 0:
+        if HAS_BIAS:
+            bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
+            s = tl.math.fma(s, SCALE, bias)
+        elif SIGN <= 0:
             s = s * SIGN
         if MASKED:
+            shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
             keep = visible(
-                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], kv_len, lo, hi,
-                HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
+                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], shown,
+                kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
             )  # fmt: skip
             s = tl.where(keep, s, float("-inf"))
-        larger = tl.maximum(largest, tl.max(s, 1) * SLOPE)
+        top = tl.max(s, 1)
+        if not HAS_BIAS:
+            top = top * SLOPE
+        larger = tl.maximum(largest, top)
         shift = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
-        p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
-        shrink = tl.math.exp2(largest - shift)
+        if HAS_BIAS:
+            p = tl.math.exp2((s - shift[:, None]) * log2e)
+            shrink = tl.math.exp2((largest - shift) * log2e)
+        else:
+            p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
+            shrink = tl.math.exp2(largest - shift)
         total = tl.math.fma(total, shrink, tl.sum(p, 1))
         if DROPS:
             p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, q_rows.shape[0], BLOCK_KV), p, 0.0)
@@ -76,25 +89,26 @@ def attend_range(
 @triton.jit
 def attend_tile(
     Q, K, V, q_strides, k_strides, v_strides, data, drop,
-    b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    b, hq, q_tile, walk, SCALE: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    DROPS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    INDEX: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """(out, log-sum-exp) of q tile `q_tile` of query head `hq` of batch element `b`.
+    """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
 
-    out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  A row that sees no key gives zeros and
-    -inf, whatever q, k and v hold.  walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
+    out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  With a bias, it and the excess are the
+    two parts of Note [Log-sum-exp in two parts].  A row that sees no key gives zeros and -inf, whatever q, k and v
+    hold.  walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
 
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
     band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
-    segments leave without rows, unless they hold finite numbers.  drop (DROPS): (seed, threshold, rescale) of dropout,
-    see `dropout`; the log-sum-exp is that without it.
+    segments or a dense mask leave without rows, unless they hold finite numbers.  drop (DROPS): (seed, threshold,
+    rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
 
-    The scale is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
+    SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
     The softmax is the online one: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
@@ -114,27 +128,31 @@ def attend_tile(
     state = out, total, largest
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
     operands = q, k_head, v_head, k_strides, v_strides, data, drop
-    place = b, hq, q_tile, q_rows, q_ids, kv_first, kv_end, kv_len, lo, hi
+    place = b, h, hq, q_tile, q_rows, q_ids, q_end, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
-    if HAS_KEYS or HAS_SEGMENTS:
+    if HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
         state = attend_range(
-            state, operands, place, first, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV,
-            HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
+            state, operands, place, first, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
+            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV, PRECISION, STAGES,
+            INDEX,
         )  # fmt: skip
     else:
         if HAS_HI:
             state = attend_range(
-                state, operands, place, first, full_first, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
+                state, operands, place, first, full_first, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
+                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
+                PRECISION, STAGES, INDEX,
             )  # fmt: skip
         state = attend_range(
-            state, operands, place, full_first, full_end, False, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
+            state, operands, place, full_first, full_end, False, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
+            VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
+            PRECISION, STAGES, INDEX,
         )  # fmt: skip
         if HAS_LO or HAS_HI or not EVEN_KV:
             state = attend_range(
-                state, operands, place, full_end, end, True, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-                BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_KV, PRECISION, STAGES, INDEX,
+                state, operands, place, full_end, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
+                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
+                PRECISION, STAGES, INDEX,
             )  # fmt: skip
     out, total, largest = state
     sees = total != 0.0
@@ -143,4 +161,8 @@ def attend_tile(
     if DROPS:
         out = out * drop[2]
     ln2 = 0.6931471805599453
-    return out, (largest + tl.math.log2(total)) * ln2
+    excess = tl.math.log2(total)
+    if HAS_BIAS:
+        return out, largest, excess
+    else:
+        return out, (largest + excess) * ln2, excess

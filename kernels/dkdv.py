@@ -15,12 +15,16 @@ from .schedule_functions import (
 )
 from .tiles import (
     head_start,
+    load_bias,
     load_chosen,
     load_of_keys,
     load_of_queries,
     load_rows,
+    load_shown,
+    load_sums,
     load_tile,
     load_valid,
+    probabilities,
     visible,
 )
 
@@ -32,8 +36,9 @@ def dkdv_tile(
     b, h, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    DROPS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
@@ -47,8 +52,8 @@ def dkdv_tile(
     hold anything: they are not read.
 
     data: what the mask reads, see Note [Data operands].  dk and dv of a key whose entry in KEYS is zero are zero.  If
-    ORDERED, KEYS must also be zero for keys that segments leave without rows, unless they hold finite numbers.  With
-    any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
+    ORDERED, KEYS must also be zero for keys that segments or a dense mask leave without rows, unless they hold finite
+    numbers.  With any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
 
     drop (DROPS): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
     """
@@ -57,7 +62,7 @@ def dkdv_tile(
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-    valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+    valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
     k = load_valid(
         k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
     )
@@ -69,7 +74,11 @@ def dkdv_tile(
     _first, full_first, full_end, _end = dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV)
     steps = dash_visits(h, kv, walk, BLOCK_Q, BLOCK_KV)
     n_q = tl.cdiv(q_len, BLOCK_Q)
-    log2e = 1.4426950408889634
+    HAS_DATA: tl.constexpr = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or HAS_BIAS
+    # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
+    ASKS_KEYS: tl.constexpr = HAS_KEYS and ORDERED
+    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or HAS_SEGMENTS or HAS_DENSE or HAS_BIAS
+    MASKED: tl.constexpr = ALWAYS_MASKED or HAS_LO or HAS_HI or not EVEN_KV
     for g in range(GROUP):
         hq = h * GROUP + g
         q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)
@@ -79,28 +88,29 @@ def dkdv_tile(
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
-            if HAS_KEYS or HAS_SEGMENTS:
+            if HAS_DATA:
                 nothing = float("-inf")  # the log-sum-exp of a row that sees no key
                 seeing = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], nothing, EVEN_Q) != nothing
                 q = load_chosen(q_head, q_rows, seeing, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-            lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
+            lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
             # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            if HAS_KEYS or HAS_SEGMENTS:
+            if HAS_DATA:
                 do = load_chosen(do_head, q_rows, seeing, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
             dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-            p = tl.math.exp2(s * (scale * log2e) - lse[None, :])
-            # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
-            masked = (HAS_KEYS and ORDERED) or HAS_SEGMENTS or ((q_tile < full_first) | (q_tile >= full_end))
-            if (HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or HAS_SEGMENTS or not EVEN_KV) and masked:
+            bias = load_bias(data, b, hq, q_rows[None, :], kv_rows[:, None], q_end, kv_end, HAS_BIAS)
+            p = probabilities(s, bias, lse[None, :], excess[None, :], scale, HAS_BIAS)
+            masked = ALWAYS_MASKED or ((q_tile < full_first) | (q_tile >= full_end))
+            if MASKED and masked:
+                shown = load_shown(data, b, hq, q_rows[None, :], kv_rows[:, None], q_end, kv_end, HAS_DENSE)
                 keep = visible(
-                    q_rows[None, :], q_ids[None, :], kv_rows[:, None], kv_ids[:, None], valid[:, None], kv_len, lo, hi,
-                    HAS_LO, HAS_HI, HAS_KEYS and ORDERED, HAS_SEGMENTS,
+                    q_rows[None, :], q_ids[None, :], kv_rows[:, None], kv_ids[:, None], valid[:, None], shown,
+                    kv_len, lo, hi, HAS_LO, HAS_HI, ASKS_KEYS, HAS_SEGMENTS, HAS_DENSE,
                 )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
             if DROPS:
@@ -110,7 +120,7 @@ def dkdv_tile(
             else:
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             ds = p * (dp - delta[None, :])
-            if HAS_LO or HAS_HI or (HAS_KEYS and ORDERED) or HAS_SEGMENTS or not EVEN_KV:
+            if MASKED:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)
             ds = ds.to(q.dtype)

@@ -6,7 +6,18 @@ import triton.language as tl
 from .delta import delta_tile
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_of_keys, load_of_queries, load_rows, load_tile, load_valid, visible
+from .tiles import (
+    head_start,
+    load_bias,
+    load_of_keys,
+    load_of_queries,
+    load_shown,
+    load_sums,
+    load_tile,
+    load_valid,
+    probabilities,
+    visible,
+)
 
 
 @triton.jit
@@ -16,8 +27,8 @@ def dq_tile(
     b, hq, q_tile, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    DROPS: tl.constexpr, EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    INDEX: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
@@ -36,14 +47,13 @@ def dq_tile(
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
     q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
-    log2e = 1.4426950408889634
-    lse = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], float("inf"), EVEN_Q) * log2e
+    lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     for kv in tl.range(first, end, num_stages=STAGES):
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        valid, kv_ids = load_of_keys(data, b, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )
@@ -52,18 +62,22 @@ def dq_tile(
             v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        p = tl.math.exp2(s * (scale * log2e) - lse[:, None])
+        bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
+        p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
         if DROPS:
             dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), dp * drop[2], 0.0)
         ds = p * (dp - delta[:, None])
-        masked = HAS_KEYS or HAS_SEGMENTS or ((kv < full_first) | (kv >= full_end))
-        if (HAS_LO or HAS_HI or HAS_KEYS or HAS_SEGMENTS or not EVEN_KV) and masked:
+        masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
+        if (HAS_LO or HAS_HI or HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or not EVEN_KV) and masked:
+            shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
             keep = visible(
-                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], kv_len, lo, hi,
-                HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
+                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], shown,
+                kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
             )  # fmt: skip
             ds = tl.where(keep, ds, 0.0)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    if HAS_KEYS or HAS_SEGMENTS:
+    if HAS_BIAS:
+        dq = tl.where((lse != float("inf"))[:, None], dq, 0.0)
+    elif HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
         dq = tl.where((lse != float("-inf"))[:, None], dq, 0.0)
     return dq * scale

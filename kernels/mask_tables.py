@@ -1,7 +1,8 @@
-"""The host side of `tables`: checks the vectors of a mask, allocates, and launches the kernels."""
+"""The host side of `tables`: allocates, and launches the kernels that make `MaskTables` of a mask."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,136 +10,194 @@ from torch import Tensor
 
 from .. import compat
 from ..errors import ArgumentError
-from ..schedule.table_walk import TILE_BITS
+from ..model.plan import Plan
+from ..schedule.schedules import define
+from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS
 from ..schedule.walk import Problem
 from . import tables
-from .mask_vectors import BackwardTables, ForwardTables, Vectors
+from .hopper.compiling import schedule_module
+from .mask_data import MaskData, MaskTables
 from .strides import dense_strides
 
-Q_TILES = 32
+ROW_BLOCK = 64
+"""Queries of a row block of the Hopper forward."""
+TOKENS = 128
+"""Tokens that a program of `first_equal` and `seen` looks at together."""
+Q_TILES = 16
 """q tiles that a program of `classify` looks at together."""
-ROWS, COLUMNS, HEADS = 32, 128, 32
-"""kv tiles, q tiles (or rows of a launch) and heads that a program of the other kernels looks at together."""
-CLASSIFY_WARPS, ARRANGE_WARPS, WRITE_WARPS = 4, 8, 4
+ROWS, COLUMNS = 32, 128
+"""kv tiles and q tiles that a program of the other kernels looks at together."""
 
 
-def backward_tables(
-    mask: Vectors, block_q: int, block_kv: int, heads: int, section: int, *, rows: int = ROWS, columns: int = COLUMNS
-) -> BackwardTables:
-    """The tables of `table_walk.Tables` for a mask, computed on its device.
+@dataclass(frozen=True)
+class Shape:
+    """The tables of a mask under a plan: how many there are, and of which size.
 
     Args:
-        block_q, block_kv: tile shape in tokens, powers of two.
-        heads, section: as for `table_walk.Tables`.
-        rows, columns: tiles that a program looks at together, powers of two; they change no result.
+        forward, backward: the mask's band cut into the tiles of the plan's forward, one row block high, and of its
+            backward.
+        consumers: row blocks of a tile of the forward.
+        row_tables, walk_tables: tables of a batch element, of forward and backward.
+    """
+
+    forward: Problem
+    backward: Problem
+    consumers: int
+    row_tables: int
+    walk_tables: int
+
+    @staticmethod
+    def of(data: MaskData, plan: Plan) -> Shape:
+        """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles."""
+        tiles = plan.forward_tiles
+        if tiles is None:
+            raise ArgumentError("plan.forward_tiles", None, "tiles: a mask that is data needs a forward of ours")
+        lengths, many = (data.q_len, data.kv_len), {"batch": data.batch, "heads": data.q_heads}
+        forward = Problem(data.band, *lengths, ROW_BLOCK, tiles.block_kv, **many)
+        backward = Problem(data.band, *lengths, plan.dkdv.block_q, plan.dkdv.block_kv, **many)
+        for name, count, bits in (
+            ("q tiles", backward.n_q, TILE_BITS),
+            ("kv tiles", backward.n_kv, TILE_BITS),
+            ("kv tiles of the forward", forward.n_kv, FORWARD_TILE_BITS),
+        ):
+            if count > 1 << bits:
+                raise ArgumentError(name, count, f"at most {1 << bits}")
+        kinds = define(plan.schedule, data.band).kinds
+        return Shape(
+            forward,
+            backward,
+            tiles.block_q // ROW_BLOCK,
+            data.q_heads if data.by_head else 1,
+            data.q_heads if data.by_head else kinds,
+        )
+
+    @property
+    def q_tiles(self) -> int:
+        """Tiles of a head in the forward."""
+        return -(-self.forward.n_q // self.consumers)
+
+
+def build(data: MaskData, plan: Plan) -> MaskTables:
+    """The tables of a mask for the Hopper kernels of a plan, computed on the mask's device.
 
     Raises:
-        ArgumentError: a tile shape, or numbers of tiles, heads or CTAs that the tables have no room for.
+        ArgumentError: as `Shape.of`.
     """
-    for name, value in (("heads", heads), ("section", section)):
-        if value < 1:
-            raise ArgumentError(name, value, "an integer >= 1")
-    problem = _problem(mask, block_q, block_kv)
-    ctas = mask.batch * heads * problem.n_kv
-    if ctas >= 1 << 29:  # four times as much fits 32 bits
-        raise ArgumentError("batch * heads * kv tiles", ctas, "less than 2**29")
-    kinds = _classified(mask, problem, _Allocator(mask.device))
-    return of_pairs(kinds, heads, section, rows=rows, columns=columns)
+    return _Builder(data, plan).build()
 
 
-def of_pairs(kinds: Tensor, heads: int, section: int, *, rows: int = ROWS, columns: int = COLUMNS) -> BackwardTables:
-    """The tables of tile pairs that are classified already.
+class _Builder:
+    def __init__(self, data: MaskData, plan: Plan) -> None:
+        self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
+        band = self.shape.backward.resolved.band
+        self.bounds = {"HAS_LO": band.lo is not None, "HAS_HI": band.hi is not None}
+        self.lo, self.hi = self.shape.backward.bounds
+        self.kinds_heads = data.q_heads if data.by_head else 1
+        self.flags = {"HAS_CODES": data.has_codes, "HAS_DENSE": data.dense is not None}
 
-    Args:
-        kinds: int8 [batch, kv tiles, q tiles], contiguous, as `classify` writes them.
-        heads, section, rows, columns: as for `backward_tables`.
-    """
-    batch, n_kv, n_q = kinds.shape
-    section = min(section, batch * heads)  # a larger one is the same
-    new = _Allocator(kinds.device)
-    found = BackwardTables(
-        new(batch, n_kv), new(batch, n_kv), new(batch, n_q * n_kv), new(batch, n_q), new(batch * heads * n_kv)
-    )
-    keys, ranks = new(batch, n_kv, dtype=torch.int64), new(batch, n_kv, n_q, dtype=torch.int16)
-    places, order, longest = new(batch, n_kv), new(batch, n_kv), new(batch, n_q)
-    _launch(
-        tables.arrange, (batch,), kinds.device,
-        kinds, found.base, found.visits, found.contributions, keys, places, order, longest, ranks, n_q, n_kv,
-        ROWS=rows, COLUMNS=columns, num_warps=ARRANGE_WARPS, num_stages=1,
-    )  # fmt: skip
-    _launch(
-        tables.write, (batch, n_kv), kinds.device,
-        kinds, found.base, found.visits, keys, places, ranks, found.steps, found.tickets,
-        batch, heads, n_q, n_kv, section, COLUMNS=columns, HEADS=HEADS, num_warps=WRITE_WARPS,
-    )  # fmt: skip
-    return found
+    def build(self) -> MaskTables:
+        q_codes, kv_codes = self._codes()
+        rows_seeing = self._seen(q_codes, kv_codes, of_keys=False)
+        keys_seen = self._seen(q_codes, kv_codes, of_keys=True)
+        if self.data.by_head:  # heads of a group share their keys
+            keys_seen = keys_seen.unflatten(1, (self.data.kv_heads, -1)).any(2)
+        counts, row_steps = self._rows(self._classified(self.shape.forward, q_codes, kv_codes))
+        walks = self._walks(self._classified(self.shape.backward, q_codes, kv_codes))
+        return MaskTables(q_codes, kv_codes, rows_seeing, keys_seen, counts, row_steps, *walks)
 
+    def _codes(self) -> tuple[Tensor, Tensor]:
+        data = self.data
+        if not data.has_codes:
+            return self._new(0), self._new(0)
+        q_codes, kv_codes = self._new(data.batch, data.q_len), self._new(data.batch, data.kv_len)
+        q_ids, kv_ids = data.segments or (q_codes, kv_codes)  # never read without segments
+        valid = kv_codes if data.valid is None else data.valid
+        for codes, ids, of_keys in ((q_codes, q_ids, False), (kv_codes, kv_ids, True)):
+            length = codes.shape[1]
+            self._launch(
+                tables.first_equal, (data.batch, -(-length // TOKENS)),
+                ids, kv_ids, valid, codes, *ids.stride(), *kv_ids.stride(), *valid.stride(), length, data.kv_len,
+                OF_KEYS=of_keys, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None, BLOCK=TOKENS,
+            )  # fmt: skip
+        return q_codes, kv_codes
 
-def forward_tables(
-    mask: Vectors, block_q: int, block_kv: int, *, rows: int = ROWS, columns: int = Q_TILES
-) -> ForwardTables:
-    """The kv tiles that each q tile sees, computed on the mask's device; arguments as for `backward_tables`."""
-    problem = _problem(mask, block_q, block_kv)
-    batch, n_q, n_kv = mask.batch, problem.n_q, problem.n_kv
-    new = _Allocator(mask.device)
-    kinds = _classified(mask, problem, new)
-    found = ForwardTables(new(batch, n_q), new(batch, n_q * n_kv), new(batch, n_q))
-    grid = batch, -(-n_q // columns)
-    _launch(
-        tables.write_rows, grid, mask.device, kinds, found.visits, found.steps, n_q, n_kv,
-        ROWS=rows, COLUMNS=columns, num_warps=WRITE_WARPS,
-    )  # fmt: skip
-    _launch(
-        tables.order_rows, grid, mask.device, found.visits, found.order, n_q, COLUMNS=columns, num_warps=WRITE_WARPS
-    )
-    return found
+    def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
+        """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""
+        dense = self.data.dense
+        if dense is None:
+            return fallback, [0, 0, 0, 0]
+        return dense, [0 if size == 1 else stride for size, stride in zip(dense.shape, dense.stride(), strict=True)]
 
+    def _seen(self, q_codes: Tensor, kv_codes: Tensor, *, of_keys: bool) -> Tensor:
+        """bool [batch, 1 or q_heads, length]: who has a partner."""
+        data, bounds, lo, hi = self.data, self.bounds, self.lo, self.hi
+        codes, others, lengths = (q_codes, kv_codes), (kv_codes, q_codes), (data.q_len, data.kv_len)
+        found = self._new(data.batch, self.kinds_heads, lengths[of_keys], dtype=torch.bool)
+        dense, (b, h, i, j) = self._dense(found)
+        if of_keys:
+            lo, hi, i, j = -hi, -lo, j, i
+            bounds = {"HAS_LO": bounds["HAS_HI"], "HAS_HI": bounds["HAS_LO"]}
+        self._launch(
+            tables.seen, (data.batch * self.kinds_heads, -(-lengths[of_keys] // TOKENS)),
+            codes[of_keys], others[of_keys], dense, found, b, h, i, j, self.kinds_heads, lengths[of_keys],
+            lengths[not of_keys], lo, hi, **bounds, **self.flags, BLOCK=TOKENS,
+        )  # fmt: skip
+        return found
 
-def _problem(mask: Vectors, block_q: int, block_kv: int) -> Problem:
-    problem = Problem(mask.band, mask.q_len, mask.kv_len, block_q, block_kv)
-    for name, block in (("block_q", block_q), ("block_kv", block_kv)):
-        if block & (block - 1):
-            raise ArgumentError(name, block, "a power of two")
-    for name, tiles in (("q tiles", problem.n_q), ("kv tiles", problem.n_kv)):
-        if tiles > 1 << TILE_BITS:
-            raise ArgumentError(name, tiles, f"at most {1 << TILE_BITS}")
-    return problem
+    def _classified(self, problem: Problem, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
+        """int8 [batch and heads that differ, n_kv, n_q]: the kind of every tile pair."""
+        data = self.data
+        kinds = self._new(data.batch * self.kinds_heads, problem.n_kv, problem.n_q, dtype=torch.int8)
+        dense, strides = self._dense(kinds)
+        self._launch(
+            tables.classify, (len(kinds), -(-problem.n_q // Q_TILES), problem.n_kv),
+            kinds, q_codes, kv_codes, dense, *strides, self.kinds_heads, data.q_len, data.kv_len, self.lo, self.hi,
+            problem.n_q, problem.n_kv, **self.bounds, **self.flags,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=Q_TILES,
+        )  # fmt: skip
+        return kinds
 
+    def _rows(self, kinds: Tensor) -> tuple[Tensor, Tensor]:
+        problem, q_tiles = self.shape.forward, self.shape.q_tiles
+        counts, steps = self._new(len(kinds), q_tiles), self._new(len(kinds), q_tiles, problem.n_kv)
+        self._launch(
+            tables.write_rows, (len(kinds), q_tiles), kinds, counts, steps, problem.n_q, problem.n_kv, q_tiles,
+            FROM_THE_END=self.bounds["HAS_LO"], CONSUMERS=self.shape.consumers, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        return counts, steps
 
-class _Allocator:
-    """Uninitialised contiguous tensors on a device."""
+    def _walks(self, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        data, problem, each = self.data, self.shape.backward, self.shape.walk_tables
+        number, n_q, n_kv = data.batch * each, problem.n_q, problem.n_kv
+        visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
+        contributions = self._new(number, n_q)
+        functions = schedule_module(self.plan.schedule, problem.resolved.band)
+        self._launch(
+            tables.write_walks, (number, n_kv),
+            kinds, visits, steps, each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv,
+            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, RANK=functions.dash_rank,
+            GROUP=data.q_heads // data.kv_heads, BY_HEAD=data.by_head,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        self._launch(
+            tables.count_contributions, (number, -(-n_q // COLUMNS)), kinds, contributions, each, n_q, n_kv,
+            BY_HEAD=data.by_head, ROWS=ROWS, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        return visits, steps, contributions
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def __call__(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        if self.device.type != "cuda":
-            return torch.empty(shape, dtype=dtype, device=self.device)
-        with torch.cuda.device(self.device):
+    def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """An uninitialised contiguous tensor on the mask's device."""
+        device = self.data.device
+        if device.type != "cuda":
+            return torch.empty(shape, dtype=dtype, device=device)
+        with torch.cuda.device(device):
             return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
-
-def _classified(mask: Vectors, problem: Problem, new: _Allocator) -> Tensor:
-    """int8 [batch, n_kv, n_q]: the kind of every tile pair."""
-    kinds = new(mask.batch, problem.n_kv, problem.n_q, dtype=torch.int8)
-    q_ids, kv_ids = mask.segments or (kinds, kinds)  # never read without segments
-    valid = kinds if mask.valid is None else mask.valid
-    strides = [stride for vector in (valid, q_ids, kv_ids) for stride in vector.stride()[:2]]
-    band = problem.resolved.band
-    _launch(
-        tables.classify, (mask.batch, -(-problem.n_q // Q_TILES), problem.n_kv), mask.device,
-        kinds, valid, q_ids, kv_ids, *strides, mask.q_len, mask.kv_len, *problem.bounds, problem.n_q, problem.n_kv,
-        HAS_LO=band.lo is not None, HAS_HI=band.hi is not None, HAS_KEYS=mask.valid is not None,
-        HAS_SEGMENTS=mask.segments is not None, BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=Q_TILES,
-        num_warps=CLASSIFY_WARPS,
-    )  # fmt: skip
-    return kinds
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **constants: Any) -> None:
-    """Launch on `device`; Triton itself uses the current one."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            kernel[grid](*arguments, **constants)
-    else:  # Triton's interpreter
-        kernel[grid](*arguments, **constants)
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        """Launch on the mask's device; Triton itself uses the current one."""
+        device = self.data.device
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                kernel[grid](*arguments, **constants, num_warps=4)
+        else:  # Triton's interpreter
+            kernel[grid](*arguments, **constants, num_warps=4)

@@ -11,6 +11,8 @@ how many there are.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,24 +52,60 @@ def backward(
         if plan.dq is not None:
             dq_sums = element.dq_pass(plan.dq)
         dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, drops.rescaled(dv_sums)
-        if not data.is_none:
+        if data.hides:
             dk[b], dv[b] = (torch.where(element.keys[..., None], t, 0.0) for t in (dk[b], dv[b]))
             dq[b] = torch.where(element.rows[..., None], dq[b], 0.0)
     return dq, dk, dv
 
 
+def bias_gradient(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: Sequence[Tensor],
+    call: Call,
+    plan: Plan,
+    summed: Sequence[int],
+) -> Tensor:
+    """The gradient of the bias, contiguous and typed like it: [batch, q heads, q_len, kv_len], of which the `summed`
+    dimensions, of batch elements (0) or heads (1), have size 1.
+
+    dS is added in fp32, one batch element after the other and, within each, one head after the other.
+    """
+    assert call.bias is not None
+    (batch, q_heads, q_len, _), kv_len = query.shape, key.shape[2]
+    size = [1 if dim in summed else length for dim, length in enumerate((batch, q_heads))]
+    sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
+    for b in range(batch):
+        data = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len))
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
+        element = _Element.of(*tensors, call.mask.band, call.scale, data, Drops.of(extras, call, b))
+        problem = element.problem(plan.dkdv, 1)
+        for head in range(q_heads):
+            total = sums[b % size[0], head % size[1]]
+            for q_tile, kv in itertools.product(range(problem.n_q), range(problem.n_kv)):
+                rows, keys = tile_of(q_tile, problem.block_q, q_len), tile_of(kv, problem.block_kv, kv_len)
+                total[rows, keys] += element.exact_pair(head, rows, keys)[1]
+    return sums.to(extras[call.bias.operand.index].dtype)
+
+
 @dataclass(frozen=True)
 class Data:
-    """What the mask of one batch element reads of data.
+    """What mask and scores of one batch element read of data.
 
     valid: booleans [kv_len], False for the keys that it hides from every query; None if it has no term for that.
     segments: integers [q_len] and [kv_len]; a query sees only keys with its number.  None if it has no term for that.
     dense: booleans [q heads, q_len, kv_len], who sees whom.  None if it has no term for that.
+    bias: floats [q heads, q_len, kv_len], added to the scores.  None if there is none.
     """
 
     valid: Tensor | None
     segments: tuple[Tensor, Tensor] | None
     dense: Tensor | None
+    bias: Tensor | None
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Data:
@@ -77,11 +115,18 @@ class Data:
             None if keys is None else extras[keys.valid.index][b] != 0,
             None if segments is None else (extras[segments.q.index][b], extras[segments.kv.index][b]),
             None if dense is None else extras[dense.mask.index].expand(plane)[b],
+            None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b],
         )
 
     @property
-    def is_none(self) -> bool:
-        return self.valid is None and self.segments is None and self.dense is None
+    def hides(self) -> bool:
+        """Whether it may leave a row without keys, by a mask or by a bias of minus infinity."""
+        return not (self.valid is None and self.segments is None and self.dense is None and self.bias is None)
+
+    def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
+        """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
+        found = logits(query, key, scale)
+        return found if self.bias is None else found + self.bias[head, rows, keys].float()
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
         """Which pairs of a query head it lets see each other: something that broadcasts to booleans [rows, keys]."""
@@ -150,9 +195,10 @@ def only(tensor: Tensor, part: Tensor, elsewhere: float = 0.0) -> Tensor:
 class _Element:
     """Operands of one batch element and the mask; gradients by query head and kv head.
 
-    q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, delta: [q heads, q_len]; all fp32 and
-    contiguous.  Rows that see no key and keys that no row sees are zero, whatever the tensors hold there, and the
-    log-sum-exp of such a row is infinite.  rows: who sees a key; keys: who may be seen (see `looked_at`).
+    q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, excess, delta: [q heads, q_len]; all
+    fp32 and contiguous; the log-sum-exp is the sum of the first two.  Rows that see no key and keys that no row sees
+    are zero, whatever the tensors hold there, and the log-sum-exp of such a row is infinite.  rows: who sees a key;
+    keys: who may be seen (see `looked_at`).
     """
 
     q: Tensor
@@ -160,6 +206,7 @@ class _Element:
     v: Tensor
     do: Tensor
     lse: Tensor
+    excess: Tensor
     delta: Tensor
     band: Band
     scale: float
@@ -184,28 +231,40 @@ class _Element:
     ) -> _Element:
         q_len, kv_len = query.shape[1], key.shape[1]
         rows, keys = looked_at(query, key, band, data)
+        excess = torch.zeros_like(lse[:, :q_len])
+        if data.bias is not None:  # the log-sum-exp has two parts
+            rows = rows & (lse[:, :q_len] != float("-inf"))
+            excess = lse[:, q_len : 2 * q_len] * math.log(2)
         q, do, o = (only(t, rows) for t in (query, grad_out, out))
         k, v = (only(t, keys) for t in (key, value))
-        sums = only(lse[:, :q_len], rows, float("inf"))
+        sums, excess = only(lse[:, :q_len], rows, float("inf")), only(excess, rows)
         resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
-        return _Element(q, k, v, do, sums, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data, drops)
+        return _Element(
+            q, k, v, do, sums, excess, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data, drops
+        )
 
     def problem(self, tiles: Tiles, heads: int) -> Problem:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
 
     def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
         """p and ds of one tile pair of a query head, rounded to the input's dtype; what p dropout drops is zero."""
+        p, ds = self.exact_pair(q_head, rows, keys)
+        return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
+
+    def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """p, before dropout, and ds of one tile pair of a query head, fp32."""
         kv_head, device = self.kv_head(q_head), self.q.device
         keep = visible(
             self.band, torch.arange(rows.start, rows.stop, device=device),
             torch.arange(keys.start, keys.stop, device=device),
         )  # fmt: skip
         keep &= self.data.shows(q_head, rows, keys)
-        s = logits(self.q[q_head, rows], self.k[kv_head, keys], self.scale)
-        p = torch.where(keep, torch.exp(s - self.lse[q_head, rows, None]), 0.0)
+        s = self.data.scores(self.q[q_head, rows], self.k[kv_head, keys], self.scale, q_head, rows, keys)
+        sums, excess = self.lse[q_head, rows, None], self.excess[q_head, rows, None]
+        p = torch.where(keep, torch.exp(s - sums - excess), 0.0)
         dp = self.drops.rescaled(self.drops.kept(self.do[q_head, rows] @ self.v[kv_head, keys].T, q_head, rows, keys))
         ds = torch.where(keep, p * (dp - self.delta[q_head, rows, None]), 0.0)
-        return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
+        return p, ds
 
     def kv_head(self, q_head: int) -> int:
         return q_head // (self.q.shape[0] // self.k.shape[0])

@@ -7,6 +7,7 @@ neither keys that no row sees nor rows that see no key.  Every matmul is one of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..model.call import Call
 from ..model.plan import Tiles
 from ..schedule.walk import Problem, functions
-from .reference import Data, logits, looked_at, only, tile_of, visible
+from .reference import Data, looked_at, only, tile_of, visible
 from .reference_dropout import Drops
 
 
@@ -24,7 +25,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
 
-    A row that sees no key gives zeros and -inf.
+    A row that sees no key gives zeros and -inf.  With a bias the log-sum-exp has two parts (`ops.numbers_per_row`).
 
     Args:
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
@@ -33,20 +34,23 @@ def forward(
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)
-    logsumexp = query.new_empty(batch, q_heads, q_len, dtype=torch.float32)
+    numbers = 1 if call.bias is None else 2
+    logsumexp = query.new_empty(batch, q_heads, numbers, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
     for b in range(batch):
         data, drops = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len)), Drops.of(extras, call, b)
-        rows, seen = looked_at(query[b], key[b], band, data)
-        q, k, v = only(query[b], rows), only(key[b], seen), only(value[b], seen)
+        sees, seen = looked_at(query[b], key[b], band, data)
+        q, k, v = only(query[b], sees), only(key[b], seen), only(value[b], seen)
         for head in range(q_heads):
             kv_head = head // (q_heads // kv_heads)
             for tile in range(problem.n_q):
-                place = b, head, tile_of(tile, problem.block_q, q_len)
-                out[place], logsumexp[place] = _attend(
-                    q[place[1:]], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype
+                rows = tile_of(tile, problem.block_q, q_len)
+                out[b, head, rows], largest, excess = _attend(
+                    q[head, rows], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype
                 )
-    return out, logsumexp
+                logsumexp[b, head, 0, rows] = largest if data.bias is not None else largest + excess
+                logsumexp[b, head, 1:, rows] = excess / math.log(2)
+    return out, logsumexp.flatten(2)
 
 
 def _attend(
@@ -60,8 +64,8 @@ def _attend(
     tile: int,
     scale: float,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """(out, log-sum-exp) of one q tile, fp32; q: its rows, k and v: those of the head."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, largest score, log of the sum of what exceeds it) of one q tile, fp32; q: its rows, k and v: the head's."""
     kv_range = functions("two_pass", problem).dash_kv_range
     first, _, _, end = kv_range(tile, *problem.tail())
     rows = tile_of(tile, problem.block_q, problem.q_len)
@@ -72,7 +76,7 @@ def _attend(
         keys = tile_of(kv, problem.block_kv, problem.kv_len)
         keep = visible(problem.resolved.band, q_rows, torch.arange(keys.start, keys.stop, device=q.device))
         keep &= data.shows(head, rows, keys)
-        s = torch.where(keep, logits(q, k[keys], scale), float("-inf"))
+        s = torch.where(keep, data.scores(q, k[keys], scale, head, rows, keys), float("-inf"))
         larger = torch.maximum(largest, s.amax(1))
         shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
         p, shrink = torch.exp(s - shift[:, None]), torch.exp(largest - shift)
@@ -81,4 +85,4 @@ def _attend(
         largest = larger
     sees = total != 0.0
     total = torch.where(sees, total, 1.0)
-    return torch.where(sees[:, None], drops.rescaled(out / total[:, None]), 0.0), largest + torch.log(total)
+    return torch.where(sees[:, None], drops.rescaled(out / total[:, None]), 0.0), largest, torch.log(total)

@@ -1,77 +1,118 @@
-"""The tables of `mask_tables` in plain torch, from `table_walk.Tables`: the CPU's implementation."""
+"""`MaskTables` in plain Python and torch, from their definitions: the CPU's implementation, and the tests' oracle."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
 
-from ..schedule.table_walk import Tables, entry, longest_first
+from ..model.plan import Plan
+from ..schedule.jobs import walked_query_heads
+from ..schedule.schedules import define
+from ..schedule.table_walk import Tables, forward_words
 from ..schedule.visibility import EMPTY, FULL, PARTIAL
 from ..schedule.walk import Problem
-from .mask_vectors import BackwardTables, ForwardTables, Vectors
+from .mask_data import MaskData, MaskTables
+from .mask_tables import Shape
 from .reference import visible
 
 
-def tile_pairs(mask: Vectors, block_q: int, block_kv: int) -> list[list[list[int]]]:
-    """The tile pairs of each batch element, as `visibility.tile_pairs` defines them, kv tile by kv tile."""
-    problem = Problem(mask.band, mask.q_len, mask.kv_len, block_q, block_kv)
-    rows = torch.arange(mask.q_len, device=mask.device)
-    tiles = rows // block_q
-    found = torch.zeros(mask.batch, problem.n_q, problem.n_kv, dtype=torch.int64)
-    for kv in range(problem.n_kv):
-        keys = slice(kv * block_kv, min((kv + 1) * block_kv, mask.kv_len))
-        keep = visible(problem.resolved.band, rows, torch.arange(keys.start, keys.stop, device=mask.device))[None]
-        if mask.valid is not None:
-            keep = keep & (mask.valid[:, None, keys] != 0)
-        if mask.segments is not None:
-            q_ids, kv_ids = mask.segments
-            keep = keep & (q_ids[:, :, None] == kv_ids[:, None, keys])
-        keep = keep.expand(mask.batch, -1, -1)
-        seen, hidden = (_per_tile(hits, tiles, problem.n_q) for hits in (keep.any(2), ~keep.all(2)))
-        whole = FULL if keys.stop - keys.start == block_kv else PARTIAL
-        found[:, :, kv] = torch.where(seen, torch.where(hidden, PARTIAL, whole), EMPTY).cpu()
-    pairs: list[list[list[int]]] = found.tolist()
-    return pairs
+def build(data: MaskData, plan: Plan) -> MaskTables:
+    """As `mask_tables.build`; words that no walk uses are zero.
+
+    Raises:
+        ArgumentError: as `mask_tables.Shape.of`.
+    """
+    shape = Shape.of(data, plan)
+    shown = _shown(data)
+    heads = shown.shape[1]
+    by_group = shown.unflatten(1, (data.kv_heads, -1)).any(2) if heads > 1 else shown
+    counts, row_steps = _rows(shape, shown)
+    return MaskTables(
+        *_codes(data), shown.any(3), by_group.any(2), counts, row_steps, *_walks(data, shape, plan, shown)
+    )  # fmt: skip
 
 
-def _per_tile(hits: Tensor, tiles: Tensor, n_q: int) -> Tensor:
-    """Whether any of a tile's rows is hit: booleans [batch, n_q] from [batch, q_len]."""
-    counts = torch.zeros(len(hits), n_q, dtype=torch.int64, device=hits.device)
-    return counts.index_add_(1, tiles, hits.to(torch.int64)) > 0
+def _shown(data: MaskData) -> Tensor:
+    """Who sees whom: bool [batch, 1 or q_heads, q_len, kv_len]."""
+    band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
+    rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
+    shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
+    if data.valid is not None:
+        shown = shown & (data.valid != 0)[:, None, None, :]
+    if data.segments is not None:
+        shown = shown & (data.segments[0][:, None, :, None] == data.segments[1][:, None, None, :])
+    return shown if data.dense is None else shown & data.dense
 
 
-def backward_tables(mask: Vectors, block_q: int, block_kv: int, heads: int, section: int) -> BackwardTables:
-    """As `mask_tables.backward_tables`; words that no walk uses are zero."""
-    walk = Tables(tile_pairs(mask, block_q, block_kv), heads, section)
-    entries = [[walk.entries(b * heads, kv) for kv in range(walk.n_kv)] for b in range(mask.batch)]
-    visits = torch.tensor([[len(words) for words in element] for element in entries], dtype=torch.int32)
-    steps = torch.zeros(mask.batch, walk.n_q * walk.n_kv, dtype=torch.int32)
-    for b, element in enumerate(entries):
-        words = [word for walked in element for word in walked]
-        steps[b, : len(words)] = torch.tensor(words, dtype=torch.int32)
-    contributions = [[walk.contributions(b * heads, q) for q in range(walk.n_q)] for b in range(mask.batch)]
-    tickets = [(b * heads + head) * walk.n_kv + kv for b, head, kv in walk.order]
-    base = (visits.cumsum(1) - visits).to(torch.int32)
-    found = (
-        base,
-        visits,
-        steps,
-        torch.tensor(contributions, dtype=torch.int32),
-        torch.tensor(tickets, dtype=torch.int32),
-    )
-    return BackwardTables(*(tensor.to(mask.device) for tensor in found))
+def _codes(data: MaskData) -> tuple[Tensor, Tensor]:
+    if not data.has_codes:
+        return tuple(torch.empty(0, dtype=torch.int32, device=data.device) for _ in range(2))  # type: ignore[return-value]
+    found = []
+    for of_keys, length in enumerate((data.q_len, data.kv_len)):
+        codes = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
+        if data.segments is not None:
+            equal = data.segments[of_keys][:, :, None] == data.segments[1][:, None, :]
+            codes = torch.where(equal.any(2), equal.to(torch.int32).argmax(2).to(torch.int32), -2)
+        if of_keys and data.valid is not None:
+            codes = torch.where(data.valid != 0, codes, -1)
+        found.append(codes)
+    return found[0], found[1]
 
 
-def forward_tables(mask: Vectors, block_q: int, block_kv: int) -> ForwardTables:
-    """As `mask_tables.forward_tables`; words that no walk uses are zero."""
-    pairs = tile_pairs(mask, block_q, block_kv)
-    n_q, n_kv = len(pairs[0]), len(pairs[0][0])
-    visits = torch.zeros(mask.batch, n_q, dtype=torch.int32)
-    steps = torch.zeros(mask.batch, n_q * n_kv, dtype=torch.int32)
-    for b, element in enumerate(pairs):
-        for q, row in enumerate(element):
-            words = [entry(kv, 0, kind == PARTIAL) for kv, kind in enumerate(row) if kind != EMPTY]
-            visits[b, q] = len(words)
-            steps[b, q * n_kv : q * n_kv + len(words)] = torch.tensor(words, dtype=torch.int32)
-    order = torch.tensor([longest_first(lengths) for lengths in visits.tolist()], dtype=torch.int32)
-    return ForwardTables(*(tensor.to(mask.device) for tensor in (visits, steps, order)))
+def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int]]]:
+    """The tile pairs of each [q_len, kv_len] of `shown`, as `schedule.visibility` defines them."""
+    kinds = []
+    for element in shown.flatten(0, -3):
+        of_element = []
+        for rows in element.split(block_q):
+            tiles = rows.split(block_kv, dim=1)
+            of_element.append(
+                [
+                    EMPTY if not tile.any() else FULL if tile.all() and tile.shape[1] == block_kv else PARTIAL
+                    for tile in tiles
+                ]
+            )
+        kinds.append(of_element)
+    return kinds
+
+
+def _rows(shape: Shape, shown: Tensor) -> tuple[Tensor, Tensor]:
+    problem, consumers = shape.forward, shape.consumers
+    elements = tile_kinds(shown, problem.block_q, problem.block_kv)
+    counts = torch.zeros(len(elements), shape.q_tiles, dtype=torch.int32)
+    steps = torch.zeros(len(elements), shape.q_tiles, problem.n_kv, dtype=torch.int32)
+    nothing = [EMPTY] * problem.n_kv
+    for (t, element), tile in itertools.product(enumerate(elements), range(shape.q_tiles)):
+        from_the_end = problem.resolved.band.lo is not None
+        first = problem.n_q - (tile + 1) * consumers if from_the_end else tile * consumers
+        blocks = [element[i] if 0 <= i < problem.n_q else nothing for i in range(first, first + consumers)]
+        words = forward_words(blocks, PARTIAL)
+        counts[t, tile] = len(words)
+        steps[t, tile, : len(words)] = torch.tensor(words, dtype=torch.int32)
+    return counts.to(shown.device), steps.to(shown.device)
+
+
+def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    problem = shape.backward
+    elements = tile_kinds(shown, problem.block_q, problem.block_kv)
+    order = [heads[0] for heads in walked_query_heads(True, data.q_heads, data.kv_heads)]
+    if data.by_head:  # by query head, which is not how the schedule counts heads
+        elements = [elements[b * data.q_heads + head] for b in range(data.batch) for head in order]
+        places = [order.index(head) for head in range(data.q_heads)]
+    else:
+        places = [0, data.q_heads - 1][: define(plan.schedule, data.band).kinds]
+    walk = Tables(plan.schedule, problem, elements)
+    number = data.batch * len(places)
+    visits = torch.zeros(number, problem.n_kv, dtype=torch.int32)
+    steps = torch.zeros(number, problem.n_kv, problem.n_q, dtype=torch.int32)
+    contributions = torch.zeros(number, problem.n_q, dtype=torch.int32)
+    for t, (b, place) in enumerate(itertools.product(range(data.batch), places)):
+        head = b * data.q_heads + place
+        for kv in range(problem.n_kv):
+            words = walk.words(head, kv)
+            visits[t, kv] = len(words)
+            steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
+        contributions[t] = torch.tensor([len(walk.visible(head, q)) for q in range(problem.n_q)])
+    return tuple(tensor.to(data.device) for tensor in (visits, steps, contributions))  # type: ignore[return-value]

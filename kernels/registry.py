@@ -62,10 +62,11 @@ def _reference_forward(
 def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
     if not tensors[0].is_cuda:
         return _reference(tensors, extras, call, plan)
-    _check_band_alone(call)
+    _check_data(call)
     from .hopper import launch
+    from .hopper.data import BackwardData
 
-    return launch.backward(*tensors, call, plan)
+    return launch.backward(*tensors, call, plan, BackwardData.of(call, extras))
 
 
 def _hopper_forward(
@@ -73,18 +74,20 @@ def _hopper_forward(
 ) -> Results:
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
-    _check_band_alone(call)
+    _check_data(call)
     from .hopper_forward import build, launch
+    from .hopper_forward.data import ForwardData
 
     build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
-    return launch.forward(query, key, value, call.mask.band, call.scale, order)
+    return launch.forward(query, key, value, call.mask.band, call.scale, order, ForwardData.of(call, extras))
 
 
-def _check_band_alone(call: Call) -> None:
-    if call.operands:
-        raise ArgumentError("call", str(call), "a band without dropout")
+def _check_data(call: Call) -> None:
+    """Raise ArgumentError unless the Hopper kernels read all that a call reads of data."""
+    if not call.data <= families.HOPPER.reads:
+        raise ArgumentError("call", str(call), f"one that reads {sorted(families.HOPPER.reads)} alone")
 
 
 def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
@@ -153,6 +156,16 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
     if plan.forward_tiles is None:
         raise ArgumentError("plan.forward_tiles", None, f"tiles, since the forward is {plan.forward!r}")
     return execution.forward(query, key, value, extras, call, plan.forward_tiles)
+
+
+def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, summed: Sequence[int]) -> Tensor:
+    """The gradient of a call's bias outside of Inductor, by the reference executor: the families that read a bias are
+    lowered from templates, or are that executor.
+    """
+    from . import reference
+
+    _execution("plan.kernel", plan.kernel)
+    return reference.bias_gradient(*tensors, extras, call, plan, summed)
 
 
 def _execution(argument: str, name: str) -> Execution:

@@ -69,7 +69,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous;
-            (batch, token) of KEYS, Q_IDS, KV_IDS.
+            (batch, token) of Q_IDS, KV_IDS; (batch, head, key) of KEYS; (batch, head, row, key) of DENSE, BIAS.
     """
     if plan.kernel != PORTABLE.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -91,7 +91,33 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     text = templates.dkdv_template(plan.schedule, *bounds, templates.reads(site.call, sums_keys=plan.dq is None))
     programs = batch * site.kv_heads * slots
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
+    if site.call.bias is not None and site.call.bias.gradient:
+        kernels.append(render_bias_gradient(plan, site, strides))
     return kernels
+
+
+def render_bias_gradient(
+    plan: Plan,
+    site: Site,
+    strides: dict[str, Sequence[int]] | None = None,
+    *,
+    summed: Sequence[int] = (0,),
+    interpret: bool = False,
+) -> Rendered:
+    """The kernel of the bias's gradient, for static sizes.
+
+    Args:
+        plan, site, strides: as for `render`.
+        summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
+        interpret: the kernel is for Triton's interpreter.
+    """
+    batch, q_len, kv_len = _sizes(site)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    text = templates.bias_gradient_template(*bounds, templates.reads(site.call))
+    planes = (1 if 0 in summed else batch) * (1 if 1 in summed else site.q_heads)
+    programs = planes * -(-q_len // plan.dkdv.block_q) * -(-kv_len // plan.dkdv.block_kv)
+    extra = templates.bias_gradient_constants(summed)
+    return _render(text, plan, plan.dkdv, site, strides or {}, "DBIAS", programs, extra, interpret=interpret)
 
 
 def render_forward(
@@ -106,8 +132,8 @@ def render_forward(
     Args:
         plan: its forward's tiles, section and tf32 count, whatever its backward is.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous; (batch, token) of KEYS,
-            Q_IDS, KV_IDS.
+        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous, and of data as for
+            `render`.
         interpret: the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles
@@ -134,11 +160,13 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     q_shape, kv_shape = (*rows, site.head_dim), (*keys, site.head_dim)
     out_shape, v_shape = (*rows, site.value_dim), (*keys, site.value_dim)
     dtype, fp32 = _TYPES[site.dtype], "*fp32"
+    sums = (*rows[:2], q_len if site.call.bias is None else 2 * q_len)
     return {
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
-        "LSE": (rows, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
+        "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
-        "KEYS": ((batch, kv_len), "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
+        "KEYS": (keys, "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
+        "DENSE": ((*rows, kv_len), "*i1"), "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
         "SEED": ((1,), "*i64"),
     }  # fmt: skip
 

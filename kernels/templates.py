@@ -10,6 +10,7 @@ import ast
 import functools
 import math
 import struct
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ _KEYS = """
     keys = (KEYS, ({{stride("KEYS")}},))
 """
 _NO_KEYS = """
-    keys = (LSE, (0, 0))
+    keys = (LSE, (0, 0, 0))
 """
 _SEGMENTS = """
     ids = (Q_IDS, KV_IDS, ({{stride("Q_IDS")}},), ({{stride("KV_IDS")}},))
@@ -59,8 +60,22 @@ _NO_SEGMENTS = """
     ids = (LSE, LSE, (0, 0), (0, 0))
 """
 
+_DENSE = """
+    dense = (DENSE, ({{stride("DENSE")}},))
+"""
+_NO_DENSE = """
+    dense = (LSE, (0, 0, 0, 0))
+"""
+
+_BIAS = """
+    bias = (BIAS, ({{stride("BIAS")}},))
+"""
+_NO_BIAS = """
+    bias = (LSE, (0, 0, 0, 0))
+"""
+
 _DATA = """
-    data = (keys, ids)
+    data = (keys, ids, dense, bias)
 """
 
 # Of dropout, (seed, threshold, rescale).
@@ -88,8 +103,8 @@ _DKDV_TAIL = """
             Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
             q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
             b, h, kv, walk, SCALE,
-            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_Q,
-            EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+            DROPS, EVEN_Q, EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
         idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[:, None]
@@ -138,8 +153,8 @@ _DQ_TAIL = """
         Q, K, V, OUT, DO, LSE, DELTA,
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
         b, hq, q_tile, walk, SCALE,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, DROPS, EVEN_Q,
-        EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+        DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -151,25 +166,64 @@ _DQ_TAIL = """
 
 _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
     # Q: [batch, q_heads, q_len, HEAD_DIM]; K: [batch, heads, kv_len, HEAD_DIM]; V: [batch, heads, kv_len, VALUE_DIM]
-    # LSE: [batch, q_heads, q_len] natural log, written here; the output is [batch, q_heads, q_len, VALUE_DIM]
+    # LSE: [batch, q_heads, q_len or, with a bias, 2 * q_len] natural log, written here
+    # the output is [batch, q_heads, q_len, VALUE_DIM]
     # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
 """
 _FORWARD_TAIL = """
-    out, lse = attend_tile(
+    out, lse, excess = attend_tile(
         Q, K, V, q_strides, k_strides, v_strides, data, drop,
-        b, hq, q_tile, walk, SIGN, SLOPE,
+        b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        HAS_DENSE, HAS_BIAS, DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
     tl.store(lse_head + q_rows * lse_strides[2], lse, mask=q_rows < q_len)
+    if HAS_BIAS:
+        tl.store(lse_head + (q_len + q_rows) * lse_strides[2], excess, mask=q_rows < q_len)
     idx_m = q_rows[:, None]
     idx_d = tl.arange(0, BLOCK_DV)[None, :]
     inside = (idx_m < q_len) & (idx_d < VALUE_DIM)
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "out", "inside", val_shape=("BLOCK_Q", "BLOCK_DV"))}}
+"""
+
+_BIAS_GRADIENT = """{{def_kernel("Q", "K", "V", "LSE", "DO", "OUT"%(arguments)s)}}
+    # the output is [batch or 1, q_heads or 1, q_len, kv_len], summed where it has 1; one program per tile of pairs
+"""
+_BIAS_GRADIENT_TAIL = """
+    out_strides = ({{stride("OUT")}},)
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    n_kv = tl.cdiv(kv_len, BLOCK_KV)
+    kv = pid % n_kv
+    q_tile = pid // n_kv % n_q
+    plane = pid // n_kv // n_q
+    b_turns = 1
+    hq_turns = 1
+    own_heads = q_heads
+    if SUMS_BATCH:
+        b_turns = batch
+    if SUMS_HEADS:
+        hq_turns = q_heads
+        own_heads = 1
+    b = plane // own_heads
+    hq = plane % own_heads
+    gradient = bias_gradient_tile(
+        Q, K, V, OUT, DO, LSE,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
+        b, hq, b_turns, hq_turns, q_tile, kv, walk, SCALE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+        DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+    )
+    idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+    idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[None, :]
+    inside = (idx_m < q_len) & (idx_n < kv_len)
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m", "idx_n"), "gradient", "inside", val_shape=("BLOCK_Q", "BLOCK_KV"))}}
 """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
@@ -196,11 +250,13 @@ _DELTA = """{{def_kernel("DO", "OUT")}}
 class Reads(NamedTuple):
     """Which tensors a kernel reads beside those of every attention.
 
-    keys, segments: see Note [Data operands] in tiles.py.  seed: that of dropout.
+    seed: that of dropout; the others: see Note [Data operands] in tiles.py.
     """
 
     keys: bool = False
     segments: bool = False
+    dense: bool = False
+    bias: bool = False
     seed: bool = False
 
 
@@ -246,6 +302,16 @@ def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
 
 
 @functools.cache
+def bias_gradient_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+    """Template text of the kernel of the bias's gradient."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_BIAS_GRADIENT, *operands)
+    body = head + _COMMON + data + _BIAS_GRADIENT_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_gradient")))
+
+
+@functools.cache
 def delta_template() -> str:
     """Template text of the delta kernel of the ordered, single-pass backward."""
     return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
@@ -261,19 +327,26 @@ def reads(call: Call, *, sums_keys: bool = True) -> Reads:
 
     Args:
         sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
-            so it must not read keys that no row sees; where there are segments, a vector has to say which they are.
+            so it must not read keys that no row sees; where pairs decide that, a vector has to say which they are.
             Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
     """
     mask = call.mask
-    has_keys = mask.keys is not None or (sums_keys and mask.segments is not None)
-    return Reads(has_keys, mask.segments is not None, call.dropout is not None)
+    segments, dense = mask.segments is not None, mask.dense is not None
+    keys = mask.keys is not None or (sums_keys and (segments or dense))
+    return Reads(keys, segments, dense, call.bias is not None, call.dropout is not None)
 
 
 def _data(reads: Reads) -> tuple[str, list[str]]:
     """The lines about what a kernel reads, and the tensors that are arguments, in the order of the arguments."""
-    text = (_SEGMENTS if reads.segments else _NO_SEGMENTS) + (_KEYS if reads.keys else _NO_KEYS) + _DATA
-    names = [*(["Q_IDS", "KV_IDS"] if reads.segments else []), *(["KEYS"] if reads.keys else [])]
-    return text + (_DROP if reads.seed else _NO_DROP), names + (["SEED"] if reads.seed else [])
+    members = [
+        (reads.segments, _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
+        (reads.keys, _KEYS, _NO_KEYS, ("KEYS",)),
+        (reads.dense, _DENSE, _NO_DENSE, ("DENSE",)),
+        (reads.bias, _BIAS, _NO_BIAS, ("BIAS",)),
+        (reads.seed, _DROP, _NO_DROP, ("SEED",)),
+    ]
+    text = "".join(text if read else other for read, text, other, _ in members) + _DATA
+    return text, [name for read, _, _, names in members if read for name in names]
 
 
 def _head(text: str, *arguments: str) -> str:
@@ -322,6 +395,8 @@ def compile_time_values(
         "HAS_HI": mask.hi is not None,
         "HAS_KEYS": reads.keys,
         "HAS_SEGMENTS": reads.segments,
+        "HAS_DENSE": reads.dense,
+        "HAS_BIAS": reads.bias,
         "DROPS": reads.seed,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
@@ -342,6 +417,15 @@ def forward_constants(scale: float, value_dim: int) -> dict[str, Any]:
     """
     sign, slope = signed_slope(scale)
     return {"VALUE_DIM": value_dim, "BLOCK_DV": padded(value_dim), "SIGN": sign, "SLOPE": slope}
+
+
+def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:
+    """The constexpr values of the bias's gradient that come on top of `compile_time_values`.
+
+    Args:
+        summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
+    """
+    return {"SUMS_BATCH": 0 in summed, "SUMS_HEADS": 1 in summed}
 
 
 def signed_slope(scale: float) -> tuple[float, float]:

@@ -3,14 +3,27 @@
 Only `triton.jit` functions live here: their text is pasted into Inductor's template (see `templates.py`).
 
 Note [Data operands]
-    Kernels take what a mask reads of data as one tuple `data` = (keys, ids).  A member belongs to a kernel that has the
-    constexpr flag behind it; in others it is never read, and may be anything of this form.
+    Kernels take what masks and scores read of data as one tuple `data` = (keys, ids, dense, bias).  A member belongs to
+    a kernel that has the constexpr flag behind it; in others it is never read, and may be anything of this form.
 
-    keys (HAS_KEYS): (KEYS, strides (b, key)).  KEYS: bool or uint8 [batch, kv_len]; no row sees a key whose entry is
-    zero.
+    keys (HAS_KEYS): (KEYS, strides (b, h, key)).  KEYS: bool or uint8 [batch, kv heads, kv_len]; no row sees a key
+    whose entry is zero.
 
     ids (HAS_SEGMENTS): (Q_IDS, KV_IDS, strides (b, token) of the first, of the second), integers [batch, q_len] and
     [batch, kv_len]; a row sees only keys of its own id.
+
+    dense (HAS_DENSE): (DENSE, strides (b, h, row, key)), bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only
+    keys whose entry is not zero.
+
+    bias (HAS_BIAS): (BIAS, strides (b, h, row, key)), floats [batch, q heads, q_len, kv_len], which are added to the
+    scaled scores.  Any values: a score of -inf has the probability zero.  A row all of whose scores are -inf counts as
+    one that sees no key, but a key that only a bias of -inf hides is read.
+
+Note [Log-sum-exp in two parts]
+    A bias may be so large that a log-sum-exp in fp32 keeps nothing of the number of keys: all scores of a row may be
+    `finfo.min`, which is a uniform softmax.  So the forward of a call with a bias writes two numbers per row, the
+    largest score and the logarithm in base 2 of the sum of exp(score - largest), and the backward reads both.  LSE is
+    then [batch, q heads, 2 * q_len]: all rows of the first number, then all of the second.
 """
 
 import triton
@@ -68,13 +81,14 @@ def load_valid(
 
 
 @triton.jit
-def load_keys(ptr, b, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
-    """Which of the keys `kv_rows` of batch element `b` are valid, as booleans; all of them without a vector of keys.
+def load_keys(ptr, b, h, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
+    """Which of the keys `kv_rows` of kv head `h` are valid, as booleans; all of them without a vector of keys.
 
-    ptr: bool or uint8 [batch, kv_len], of which nothing outside first .. end-1 is read: those keys are not valid.
+    ptr: bool or uint8 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those keys are not
+    valid.
     """
     if HAS_KEYS:
-        ptrs = ptr + b.to(tl.int64) * strides[0] + kv_rows * strides[1]
+        ptrs = head_start(ptr, b, h, strides) + kv_rows * strides[2]
         return tl.load(ptrs, mask=(kv_rows >= first) & (kv_rows < end), other=0) != 0
     else:
         return kv_rows >= 0
@@ -99,21 +113,77 @@ def load_ids(ptr, b, rows, first, end, strides, HAS_SEGMENTS: tl.constexpr):
 
 
 @triton.jit
-def load_of_keys(data, b, kv_rows, first, end, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr):
+def load_of_keys(data, b, h, kv_rows, first, end, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr):
     """(which of the keys `kv_rows` are valid, their segment ids), as `load_keys` and `load_ids` give them."""
-    keys, ids = data
+    keys, ids, _dense, _bias = data
     KEYS, keys_strides = keys
     _q_ids, KV_IDS, _q_ids_strides, kv_ids_strides = ids
-    valid = load_keys(KEYS, b, kv_rows, first, end, keys_strides, HAS_KEYS)
+    valid = load_keys(KEYS, b, h, kv_rows, first, end, keys_strides, HAS_KEYS)
     return valid, load_ids(KV_IDS, b, kv_rows, first, end, kv_ids_strides, HAS_SEGMENTS)
 
 
 @triton.jit
 def load_of_queries(data, b, q_rows, first, end, HAS_SEGMENTS: tl.constexpr):
     """The segment ids of the queries `q_rows`, as `load_ids` gives them."""
-    _keys, ids = data
+    _keys, ids, _dense, _bias = data
     Q_IDS, _kv_ids, q_ids_strides, _kv_ids_strides = ids
     return load_ids(Q_IDS, b, q_rows, first, end, q_ids_strides, HAS_SEGMENTS)
+
+
+@triton.jit
+def load_pairs(operand, b, hq, q_rows, kv_rows, q_end, kv_end):
+    """The elements of `operand`, a pointer and its strides (b, h, row, key), of the pairs of a tile.
+
+    `q_rows` broadcast against `kv_rows`; zeros stand for what is past q_end or kv_end, which is not read.
+    """
+    ptr, strides = operand
+    ptrs = head_start(ptr, b, hq, strides) + q_rows * strides[2] + kv_rows * strides[3]
+    return tl.load(ptrs, mask=(q_rows < q_end) & (kv_rows < kv_end), other=0)
+
+
+@triton.jit
+def load_shown(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_DENSE: tl.constexpr):
+    """Which pairs of a tile a dense mask shows, as booleans; all of them without one."""
+    _keys, _ids, dense, _bias = data
+    if HAS_DENSE:
+        return load_pairs(dense, b, hq, q_rows, kv_rows, q_end, kv_end) != 0
+    else:
+        return kv_rows >= 0
+
+
+@triton.jit
+def load_bias(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_BIAS: tl.constexpr):
+    """What is added to the scores of a tile, in fp32; zero without a bias."""
+    _keys, _ids, _dense, bias = data
+    if HAS_BIAS:
+        return load_pairs(bias, b, hq, q_rows, kv_rows, q_end, kv_end).to(tl.float32)
+    else:
+        return 0.0
+
+
+@triton.jit
+def load_sums(lse_head, q_rows, first, end, q_len, stride, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """What `probabilities` needs of each row: its log-sum-exp in base 2, or both parts of it where there is a bias.
+
+    lse_head: the log-sum-exps of a head, see Note [Log-sum-exp in two parts].  Rows outside first .. end-1 are not read
+    and have no probabilities, nor have rows that see no key, where there is a bias.
+    """
+    lse = load_rows(lse_head, q_rows, first, end, stride, float("inf"), EVEN)
+    if HAS_BIAS:
+        lse = tl.where(lse == float("-inf"), float("inf"), lse)
+        return lse, load_rows(lse_head + q_len * stride, q_rows, first, end, stride, 0.0, EVEN)
+    else:
+        return lse * 1.4426950408889634, lse
+
+
+@triton.jit
+def probabilities(s, bias, lse, excess, scale, HAS_BIAS: tl.constexpr):
+    """The probabilities of a tile of products of query and key; lse, excess: as `load_sums` gives them."""
+    log2e = 1.4426950408889634
+    if HAS_BIAS:
+        return tl.math.exp2(tl.math.fma(tl.math.fma(s, scale, bias) - lse, log2e, -excess))
+    else:
+        return tl.math.exp2(s * (scale * log2e) - lse)
 
 
 @triton.jit
@@ -127,13 +197,14 @@ def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
 
 @triton.jit
 def visible(
-    q_rows, q_ids, kv_rows, kv_ids, valid, kv_len, lo, hi,
+    q_rows, q_ids, kv_rows, kv_ids, valid, shown, kv_len, lo, hi,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+    HAS_DENSE: tl.constexpr,
 ):  # fmt: skip
     """Which (query, key) pairs of a tile the mask lets through.
 
     `q_rows` and their `q_ids` broadcast against `kv_rows`, their `kv_ids` (both ids by `load_ids`) and `valid`, which
-    says of each key whether it is valid (`load_keys`).
+    says of each key whether it is valid (`load_keys`); `shown` says it of each pair (`load_shown`).
     """
     keep = (kv_rows < kv_len) & (q_rows >= 0)
     if HAS_LO:
@@ -144,4 +215,6 @@ def visible(
         keep = keep & valid
     if HAS_SEGMENTS:
         keep = keep & (q_ids == kv_ids)
+    if HAS_DENSE:
+        keep = keep & shown
     return keep

@@ -32,6 +32,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 def register() -> None:
     register_lowering(ops.attention_backward, type_promotion_kind=None)(attention_backward)
+    register_lowering(ops.attention_bias_gradient, type_promotion_kind=None)(attention_bias_gradient)
 
 
 def attention_backward(
@@ -57,6 +58,29 @@ def attention_backward(
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, described, *tensors, extras=extras)
     return kernels.two_pass() if parsed.dq else kernels.one_pass()
+
+
+def attention_bias_gradient(
+    grad_out: TensorBox,
+    query: TensorBox,
+    key: TensorBox,
+    value: TensorBox,
+    out: TensorBox,
+    logsumexp: TensorBox,
+    extras: Sequence[TensorBox],
+    call: str,
+    plan: str,
+    site: str,
+    summed: Sequence[int],
+) -> TensorBox:
+    """The gradient of the bias of one site; shapes as in `ops`."""
+    parsed = Plan.parse(plan)
+    if not registry.EXECUTIONS[parsed.kernel].templates:
+        args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed)
+        result: TensorBox = fallback_handler(ops.attention_bias_gradient, add_to_fallback_set=False)(*args)
+        return result
+    tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
+    return _Kernels(parsed, Call.parse(call), *tensors, extras=extras).bias_gradient(summed)
 
 
 class _Kernels:
@@ -89,7 +113,8 @@ class _Kernels:
         guard = V.graph.sizevars.guard_int
         self.head_dim = guard(head_dim)
         self.group = guard(self.q_heads) // guard(self.heads)
-        self.vectors = Vectors(call, extras, (self.q_len, self.kv_len))
+        self.extras = extras
+        self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The dq kernel, which also writes delta, then the dk/dv kernel."""
@@ -126,12 +151,33 @@ class _Kernels:
             constants=self._constants(self.plan.dkdv, sums_keys=False),
         )
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
-        accumulator = lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device)
-        accumulator.realize()
+        zeros = realized(lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device))
+        # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
+        accumulator = _box(ExternKernel.require_exact_strides(zeros, strides(size, (0, 1, 2, 3))))
         dk, dv = self._dkdv(delta, accumulator)
         dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
         wanted = self._layout(self.query, self.dq_order).stride
         return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
+
+    def bias_gradient(self, summed: Sequence[int]) -> TensorBox:
+        """The sum of dS over the dimensions `summed`, in one kernel."""
+        assert self.call.bias is not None
+        tiles, dtype = self.plan.dkdv, self.extras[self.call.bias.operand.index].get_dtype()
+        size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
+        return template(
+            f"dash_dbias_{self.name}",
+            templates.bias_gradient_template(*self.bounds, templates.reads(self.call)),
+            _pairs_grid,
+            [
+                self.query, self.key, self.value, self.logsumexp, self.grad_out, self.out,
+                *self.vectors.arguments(sums_keys=True),
+            ],
+            FixedLayout(self.device, dtype, size, stride=strides(size, (0, 1, 2, 3))),
+            mutated=[],
+            call_sizes=size,
+            tiles=tiles,
+            constants=self._constants(tiles, sums_keys=True) | templates.bias_gradient_constants(summed),
+        )  # fmt: skip
 
     def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> tuple[TensorBox, TensorBox]:
         tiles, ordered = self.plan.dkdv, accumulator is not None
@@ -193,6 +239,13 @@ def _dkdv_grid(
     batch: Any, heads: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
 ) -> tuple[Any, int, int]:
     return batch * heads * cdiv(cdiv(kv_len, meta["BLOCK_KV"]), meta["PARTS"]), 1, 1
+
+
+def _pairs_grid(
+    batch: Any, heads: Any, q_len: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+) -> tuple[Any, int, int]:
+    """One program per tile of pairs."""
+    return batch * heads * cdiv(q_len, meta["BLOCK_Q"]) * cdiv(kv_len, meta["BLOCK_KV"]), 1, 1
 
 
 def _to(x: TensorBox, dtype: torch.dtype) -> TensorBox:

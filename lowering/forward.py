@@ -69,13 +69,14 @@ def attention_forward(
         dropout=described.dropout,
     )
     rows = [batch, q_heads, q_len]
-    logsumexp = empty(rows, (0, 1, 2), torch.float32, device)
+    sums = [batch, q_heads, ops.numbers_per_row(described) * q_len]
+    logsumexp = empty(sums, (0, 1, 2), torch.float32, device)
     size = [*rows, value_dim]
     out = template(
         f"dash_forward_{kind(described)}",
         templates.forward_template(band.lo is not None, band.hi is not None, reads),
         q_grid,
-        [*inputs, logsumexp, *Vectors(described, extras, (q_len, kv_len)).arguments(sums_keys=True)],
+        [*inputs, logsumexp, *Vectors(described, extras, (*rows, kv_len), heads).arguments(sums_keys=True)],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,

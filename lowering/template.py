@@ -72,8 +72,7 @@ def kind(call: Call) -> str:
     """What tells the text of a call's kernels from that of others, for their names."""
     mask = call.mask
     bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
-    vectors = [name for name, term in (("segments", mask.segments), ("keys", mask.keys)) if term is not None]
-    return "_".join([*(bounds or ["full"]), *vectors, *(["dropout"] if call.dropout is not None else [])])
+    return "_".join([*(bounds or ["full"]), *sorted(call.data)])
 
 
 def realized(x: TensorBox) -> TensorBox:

@@ -1,4 +1,4 @@
-"""The tensors that calls read beside query, key and value, as inputs of templates."""
+"""The tensors that a call reads beside query, key and value, as inputs of templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
 from torch._inductor.lowering import lowerings
-from torch._inductor.virtualized import ops
+from torch._inductor.virtualized import V, ops
 
 from ..kernels import templates
 from ..model.call import Call
@@ -21,16 +21,19 @@ class Vectors:
     """The extra tensors of a call for the kernels of one site, of which those that are computed are computed once.
 
     Args:
-        lengths: q_len and kv_len.
+        plane: batch, query heads, q_len and kv_len.
+        heads: of keys.
     """
 
-    def __init__(self, call: Call, extras: Sequence[TensorBox], lengths: tuple[Any, Any]) -> None:
+    def __init__(self, call: Call, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
+        self._call, self._plane, self._heads = call, plane, heads
         mask = call.mask
-        self._call, self._mask, self._lengths = call, mask, lengths
-        self._seed = [] if call.dropout is None else [realized(extras[call.dropout.seed.index])]
         self._valid = None if mask.keys is None else realized(extras[mask.keys.valid.index])
         segments = mask.segments
         self._ids = [] if segments is None else [realized(extras[side.index]) for side in (segments.q, segments.kv)]
+        self._dense = None if mask.dense is None else expanded(extras[mask.dense.mask.index], plane)
+        self._bias = None if call.bias is None else expanded(extras[call.bias.operand.index], plane)
+        self._seed = None if call.dropout is None else realized(extras[call.dropout.seed.index])
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
@@ -39,39 +42,81 @@ class Vectors:
         Ids that are one tensor for queries and keys are two arguments of a template.
         """
         reads = templates.reads(self._call, sums_keys=sums_keys)
-        if not reads.keys:
-            return [*self._ids, *self._seed]
-        keys = self._seen_keys() if reads.segments and sums_keys else self._valid
-        assert keys is not None
-        return [*self._ids, keys, *self._seed]
+        found = list(self._ids)
+        if reads.keys:
+            keys = self._seen_keys() if sums_keys and (reads.segments or reads.dense) else self._valid
+            assert keys is not None
+            found.append(self._of_heads(keys))
+        return [*found, *(other for other in (self._dense, self._bias, self._seed) if other is not None)]
+
+    def _of_heads(self, keys: TensorBox) -> TensorBox:
+        """A vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], as [batch, kv heads, kv_len]."""
+        batch, _, _, kv_len = self._plane
+        return expanded(keys, [batch, self._heads, kv_len], missing=1)
 
     def _seen_keys(self) -> TensorBox:
-        """Which keys a query sees: bool [batch, kv_len].
+        """Which keys a query sees: bool [batch or 1, kv heads or 1, kv_len].
 
-        A kernel of Inductor's own that visits all pairs, once for all heads, and writes none of them.
+        A kernel of Inductor's own that visits all pairs, once for all heads that see the same, and writes none of them.
         """
         if self._seen is not None:
             return self._seen
-        (q_len, kv_len), band = self._lengths, self._mask.band
+        (batch, q_heads, q_len, kv_len), band = self._plane, self._call.mask.band
         offset = kv_len - q_len if band.anchor == "bottom_right" else 0
-        q_of, kv_of = (side.make_loader() for side in self._ids)
+        loaders = [side.make_loader() for side in self._ids]
+        dense = None if self._dense is None else self._dense.make_loader()
+        by_head = self._dense is not None and not _is_broadcast(self._dense, 1)
+        by_element = bool(self._ids) or (self._dense is not None and not _is_broadcast(self._dense, 0))
+        heads, group = (self._heads, V.graph.sizevars.guard_int(q_heads // self._heads)) if by_head else (1, 1)
 
         def pair(index: Sequence[Any]) -> Any:
-            b, j, i = index
-            sees = ops.eq(ops.to_dtype(q_of([b, i]), torch.int64), ops.to_dtype(kv_of([b, j]), torch.int64))
+            b, h, j, g, i = index
             distance = ops.index_expr(i + offset - j, torch.int64)
+            found = []
+            if loaders:
+                q_id, kv_id = (load([b, at]) for load, at in zip(loaders, (i, j), strict=True))
+                found.append(ops.eq(ops.to_dtype(q_id, torch.int64), ops.to_dtype(kv_id, torch.int64)))
+            if dense is not None:
+                found.append(ops.to_dtype(dense([b, h * group + g, i, j]), torch.bool))
             if band.lo is not None:
-                sees = ops.and_(sees, ops.ge(distance, ops.constant(band.lo, torch.int64)))
+                found.append(ops.ge(distance, ops.constant(band.lo, torch.int64)))
             if band.hi is not None:
-                sees = ops.and_(sees, ops.le(distance, ops.constant(band.hi, torch.int64)))
+                found.append(ops.le(distance, ops.constant(band.hi, torch.int64)))
+            sees, *others = found
+            for other in others:
+                sees = ops.and_(sees, other)
             return sees
 
-        device = self._ids[0].get_device()
+        of_pairs = self._ids[0] if self._ids else self._dense
+        assert of_pairs is not None
+        device = of_pairs.get_device()
         assert device is not None
-        batch = self._ids[0].get_size()[0]
-        pairs = Pointwise.create(device=device, dtype=torch.bool, inner_fn=pair, ranges=[batch, kv_len, q_len])
-        seen = lowerings[aten.any](pairs, 2)
+        ranges = [batch if by_element else 1, heads, kv_len, group, q_len]
+        pairs = Pointwise.create(device=device, dtype=torch.bool, inner_fn=pair, ranges=ranges)
+        seen = lowerings[aten.any](pairs, [3, 4])
         if self._valid is not None:
-            seen = lowerings[aten.logical_and](seen, self._valid)
+            seen = lowerings[aten.logical_and](seen, lowerings[aten.unsqueeze](self._valid, 1))
         self._seen = realized(seen)
         return self._seen
+
+
+def expanded(x: TensorBox, size: Sequence[Any], *, missing: int = 0) -> TensorBox:
+    """A view of `x` of this size: dimensions of size 1 are repeated without a copy.
+
+    Args:
+        missing: where the dimension is that `x` may lack.
+    """
+    buffer = realized(x)
+    sizes, strides = list(buffer.get_size()), list(buffer.get_stride())
+    if len(sizes) < len(size):
+        sizes.insert(missing, 1)
+        strides.insert(missing, 0)
+    known = V.graph.sizevars.statically_known_equals
+    strides = [0 if known(extent, 1) else stride for extent, stride in zip(sizes, strides, strict=True)]
+    view: TensorBox = lowerings[aten.as_strided](buffer, list(size), strides, buffer.get_layout().offset)
+    return view
+
+
+def _is_broadcast(x: TensorBox, dim: int) -> bool:
+    """Whether an expanded tensor repeats its elements along a dimension."""
+    return bool(V.graph.sizevars.statically_known_equals(x.get_stride()[dim], 0))

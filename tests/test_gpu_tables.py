@@ -1,70 +1,70 @@
-"""The kernels that build tables from a mask's vectors, on a GPU: the words of `Tables`, every time."""
+"""The kernels that build tables from the data of a mask, on a GPU: the words of their definition, every time."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from dash_inductor.kernels.mask_tables import backward_tables, forward_tables
-from dash_inductor.kernels.mask_vectors import Vectors
+from dash_inductor.kernels import mask_tables, reference_tables
+from dash_inductor.kernels.mask_data import MaskData, MaskTables
 
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule.table_walk import Tables
-from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL
+from dash_inductor.model.plan import Plan, Tiles
 
-from .support.table_words import same_rows, same_tables, vectors
+from .support.table_words import data_of, plan_of, same_tables
 from .support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu
 
+PLAN = Plan("hopper", "fold", "hopper", Tiles(64, 128, 8, 2), forward_tiles=Tiles(128, 128, 8, 2))
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_masks(seed: int) -> None:
-    """Lengths up to 1500 in tiles of 16 x 32, so that kv tiles are folded, and in tiles of the real shapes."""
+
+@pytest.mark.parametrize("dense", [False, True], ids=["vectors", "dense"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_masks(seed: int, dense: bool) -> None:
+    """Lengths up to 600, tiles of any size."""
     rng = random.Random(seed)
-    mask = random_mask(rng, rng.choice((200, 1500)), batch=2)
-    on_device = vectors(mask, rng, "cuda")
-    heads, section = rng.randint(1, 5), rng.choice((1, 2, 5, 1000))
-    for block_q, block_kv in ((16, 32), (64, 128), (128, 64)):
-        walk = Tables(mask.pairs(block_q, block_kv), heads, section)
-        same_tables(backward_tables(on_device, block_q, block_kv, heads, section), walk)
-        same_rows(forward_tables(on_device, block_q, block_kv), walk)
+    mask = random_mask(rng, rng.choice((60, 600)), batch=2)
+    data = data_of(mask, rng, "cuda", dense=dense)
+    for _ in range(2):
+        plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
 
 
-def packed(lengths: list[int]) -> tuple[torch.Tensor, list[list[int]]]:
-    """Segment ids of causal documents of whole kv tiles of 128 keys, and the tile pairs with q tiles of 64."""
-    document = [d for d, length in enumerate(lengths) for _ in range(length // 64)]
-    pairs = [
-        [
-            EMPTY if document[q] != document[2 * kv] or kv > q // 2 else FULL if kv < q // 2 else PARTIAL
-            for kv in range(len(document) // 2)
-        ]
-        for q in range(len(document))
-    ]
-    return torch.tensor(document, dtype=torch.int32, device="cuda").repeat_interleave(64), pairs
+def defined(data: MaskData, plan: Plan) -> MaskTables:
+    """The tables by their definition, computed on the CPU."""
+    valid, dense = (None if t is None else t.cpu() for t in (data.valid, data.dense))
+    segments = None if data.segments is None else (data.segments[0].cpu(), data.segments[1].cpu())
+    found = reference_tables.build(replace(data, valid=valid, segments=segments, dense=dense), plan)
+    return MaskTables(*(t.cuda() for t in found))
+
+
+def packed(length: int, documents: int) -> MaskData:
+    """Causal documents, and a batch element of one giant and many small ones."""
+    generator = torch.Generator().manual_seed(length)
+    cuts = torch.randperm(length, generator=generator)[: documents - 1]
+    starts = torch.zeros(2, length, dtype=torch.int64)
+    starts[0, cuts], starts[1, cuts[cuts > length // 2]] = 1, 1
+    ids = starts.cumsum(1).cuda()
+    return MaskData(Band(0), 2, 4, 2, length, length, segments=(ids, ids))
 
 
 def test_long_packed_documents() -> None:
-    """32768 tokens: walks of hundreds of steps, and every phase of the builder loops over several blocks."""
-    rng = random.Random(0)
-    shapes = [[32768], [16384, *[1024] * 16], [128 * n for n in (100, 1, 1, 30, 60, 2, 62)]]
-    elements = [packed(rng.sample(lengths, len(lengths))) for lengths in shapes]
-    ids = torch.stack([ids for ids, _ in elements])
-    mask = Vectors(Band(0), 32768, 32768, None, (ids, ids))
-    same_tables(backward_tables(mask, 64, 128, 4, 3), Tables([pairs for _, pairs in elements], 4, 3))
+    """4096 tokens: walks of many steps, and every loop of the kernels has several turns."""
+    data = packed(4096, 16)
+    same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_same_words_every_time(deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
-    generator = torch.Generator("cuda").manual_seed(0)
-    ids = torch.randint(0, 40, (8, 4000), generator=generator, device="cuda").sort(1).values
-    valid = torch.rand(8, 4000, generator=generator, device="cuda") < 0.999
-    mask = Vectors(Band(0), 4000, 4000, valid, (ids, ids))
-    first = backward_tables(mask, 64, 128, 16, 8)
-    used = torch.arange(first.steps.shape[1], device="cuda") < first.visits.sum(1, keepdim=True)
-    for _ in range(50):
-        again = backward_tables(mask, 64, 128, 16, 8)
-        for name, a, b in zip(first._fields, first, again, strict=True):
-            assert torch.equal(a[used], b[used]) if name == "steps" else torch.equal(a, b), name
+    data = packed(32768, 16)
+
+    def words() -> MaskTables:
+        return mask_tables.build(data, PLAN)
+
+    first = words()
+    for _ in range(20):
+        same_tables(words(), first)

@@ -324,14 +324,14 @@ CONTROLS = {
     "skipped tiles keep their room": (
         CAUSAL,
         WAITS,
-        "        for _ in range(tile_end - end):\n            skip",
-        "        for _ in range(0):\n            skip",
+        "            for _ in range(count - bounds[3]):\n                skip",
+        "            for _ in range(0):\n                skip",
     ),
     "skipped tiles at the end": (
         replace(WINDOW, columns=(64, 64)),
         f"{WAITS}|{EARLY}|left in the middle",
-        "        for _ in range(first - tile_first):\n            skip",
-        "        for _ in range(0):\n            skip",
+        "            for _ in range(bounds[0] - first):\n                skip",
+        "            for _ in range(0):\n                skip",
     ),
     "a row block before the first": (
         replace(CAUSAL, q_len=100, kv_len=100),
@@ -377,10 +377,15 @@ CONTROLS = {
     "full tiles masked": (
         WINDOW,
         WRONG,
-        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, False",
-        "zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, True",
+        "here, full_end - 1 - i, False,",
+        "here, full_end - 1 - i, True,",
     ),
-    "masked tiles not masked": (WINDOW, WRONG, "if MASKED:", "if False:"),
+    "masked tiles not masked": (
+        WINDOW,
+        WRONG,
+        "    release(shared.k_empty.index(slot))\n    if masks:",
+        "    release(shared.k_empty.index(slot))\n    if False:",
+    ),
 }
 
 

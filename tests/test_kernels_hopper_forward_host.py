@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels.hopper_forward import build, entry, launch
+from dash_inductor.kernels.hopper_forward.data import ForwardData
 from torch import Tensor
 
 from dash_inductor import compat
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band
+from dash_inductor.model import Band, Call, Dropout, Mask, Operand
 from dash_inductor.schedule import Problem
 
-from .support import hopper_forward
+from .support import forward_tables, hopper_forward
 from .support.attention import Attention
 from .support.calls import BSHD
 from .support.hopper_forward import results_of_the_cta
 from .support.hopper_forward_builds import Case
-from .support.hopper_forward_glue import Descriptor, ForwardSimulation, Output, Pointer, constants_of
+from .support.hopper_forward_glue import Descriptor, ForwardSimulation, Input, Output, Pointer, constants_of
 
 SMS = 132
 FULL = Band()
@@ -78,8 +79,17 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
     state = launch._State(
         band, scale, order, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
+        described(how.get("data")),
     )  # fmt: skip
-    return state.run(q, k, v)
+    return state.run(q, k, v, how.get("data"))
+
+
+def described(data: ForwardData | None) -> Any:
+    """The facts of its tensors, which pretend to lie on a GPU too."""
+    if data is None:
+        return None
+    device = torch.device("cuda", 0)
+    return launch._Described(*(f and f._replace(device=device) for f in launch._Described.of(data)))
 
 
 BANDS = [Band(), Band(0), Band(0, 9), Band(30, 40), Band(None, -20), Band(0, None, "bottom_right"), Band(500, 600)]
@@ -141,6 +151,104 @@ def test_a_call_computes_attention(
     assert (lse.writes == 1).all()
     monkeypatch.setattr(hopper_forward, "cudnn", lambda p: None)
     hopper_forward.check(p, (out.tensor, lse.tensor))
+
+
+def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense: Tensor | None) -> ForwardData:
+    """Codes of two documents and a padded end for two batch elements, and a dense mask."""
+    q_codes = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
+    kv_codes = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
+    kv_codes[1, -5:] = -1
+    band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
+    settings = build.SETTINGS[build.dims_of(*dims)]
+    has_lo, tiles = band.lo is not None, (settings.consumers, settings.block_kv)
+    if dense is None:
+        return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
+    sizes = 2, 4, q_len, kv_len
+    return forward_tables.of_dense(dense, sizes, band_keep, has_lo, *tiles, (q_codes, kv_codes))
+
+
+@pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
+@pytest.mark.parametrize("by_head", [None, False, True])
+def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_head: bool | None) -> None:
+    """As above; the dense mask is one for all heads, or one for each whose rows are not next to one another."""
+    q_len, kv_len, dims = 100, 140, (64, 64)
+    q, k, v = tensors(q_len, kv_len, dims)
+    dense = None
+    if by_head is not None:
+        dense = (torch.rand(2, 4 if by_head else 1, kv_len, q_len) < 0.5).mT
+    data = some_data(q_len, kv_len, dims, band, dense)
+    got = run(q, k, v, band, data=data)
+    assert launches.problems[0].has_codes
+    assert launches.problems[0].has_dense == (by_head is not None)
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in data if t is not None}
+    out, lse = map(Output, got)
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    named = {
+        name: memory.get(value) if name in build.DATA_ARGUMENTS and name.endswith("_ptr") else value
+        for name, value in zip(names, values, strict=True)
+    }
+    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
+    assert data.q_codes is not None
+    assert data.kv_codes is not None
+    keep = forward_tables.seen(data.q_codes, data.kv_codes, Attention(q, k, v, v, band, 0.1).keep())[:, None]
+    keep = keep if dense is None else keep & dense
+    expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
+    torch.testing.assert_close(out.tensor, expected, rtol=2e-2, atol=2e-2)
+
+
+def in_memory(t: Tensor) -> Tensor:
+    """The elements as they lie in memory."""
+    return t.as_strided((t.untyped_storage().nbytes() // t.element_size() - t.storage_offset(),), (1,))
+
+
+def test_wrong_data_is_refused(launches: Launches) -> None:
+    q, k, v = tensors()
+    dense = torch.ones(2, 4, 100, 90).bool()
+    good = some_data(100, 90, (64, 64), FULL, dense)
+    run(q, k, v, data=good)
+    assert good.q_codes is not None
+    wrong: dict[str, dict[str, Any]] = {
+        "data=": {"q_codes": None},
+        r"data\.q_codes": {"q_codes": good.q_codes.long()},
+        r"data\.kv_codes": {"kv_codes": good.q_codes},
+        r"data\.counts": {"counts": good.counts[:1]},
+        r"data\.steps": {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]},
+        r"data\.dense": {"dense": dense[:, :3]},
+    }
+    for name, fields in wrong.items():
+        with pytest.raises(ArgumentError, match=name):
+            run(q, k, v, data=good._replace(**fields))
+    with pytest.raises(ArgumentError, match="data="):
+        run(q, k, v, data=ForwardData(None, None, good.counts, good.steps))
+
+
+def test_data_from_the_operators_extras() -> None:
+    """Operands of the call first, then what was made from those of the mask."""
+    t = [torch.tensor(i) for i in range(8)]
+
+    def of(mask: str, count: int, seed: int | None = None) -> ForwardData | None:
+        dropout = None if seed is None else Dropout(0.1, Operand(seed))
+        return ForwardData.of(Call(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
+
+    assert of("causal", 0) is None
+    assert of("causal", 1, seed=0) is None
+    assert of("keys(0)", 5) == (*t[1:5], None)
+    assert of("keys(0)", 6, seed=1) == (*t[2:6], None)
+    assert of("segments(0,1) & keys(2)", 7) == (*t[3:7], None)
+    assert of("segments(0,1) & keys(2)", 8, seed=3) == (*t[4:8], None)
+    assert of("causal & dense(0)", 3) == (None, None, t[1], t[2], t[0])
+    assert of("causal & dense(0)", 4, seed=1) == (None, None, t[2], t[3], t[0])
+    assert of("keys(1) & dense(0)", 6) == (*t[2:6], t[0])
+    cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 4, None), ("dense(0)", 5, None)]
+    for mask, count, seed in (*cases, ("keys(0)", 5, 1), ("dense(0)", 3, 1)):
+        with pytest.raises(ArgumentError, match="extras"):
+            of(mask, count, seed)
 
 
 @pytest.mark.parametrize(("kv_len", "even"), [(128, True), (384, True), (90, False), (1, False)])

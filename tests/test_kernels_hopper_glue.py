@@ -77,6 +77,10 @@ class Launch:
             _ = build.Kernels(self.specialisation()).main
         return found[0]
 
+    def data_arguments(self) -> dict[str, Any]:
+        """Those about a mask that is data."""
+        return {}
+
     def run(
         self, schedule: SimpleNamespace | None = None, constants: dict[str, Any] | None = None, **how: Any
     ) -> Simulation:
@@ -89,7 +93,7 @@ class Launch:
         arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         arguments |= {"ticket_ptr": Pointer("ticket"), "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
         arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
-        arguments |= {"scale": 1.0, "scale_log2": 1.0}
+        arguments |= {"scale": 1.0, "scale_log2": 1.0} | self.data_arguments()
         for name, text in types.items():
             match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text)
             if match:
@@ -186,9 +190,9 @@ def walks_of(launch: Launch) -> Walks:
     }
 
 
-def check(launch: Launch, simulation: Simulation, walks: Walks) -> None:
+def check(launch: Launch, simulation: Simulation, walks: Walks, expected: Expected | None = None) -> None:
     """Everything that went to global memory is what the walks say, by the CTAs and in the order that they say."""
-    expected = Expected(launch)
+    expected = expected or Expected(launch)
     check_dq(simulation, expected, walks)
     check_dk_dv(launch, simulation, expected, walks)
 
@@ -307,7 +311,7 @@ CONTROLS = {
     ),
     "dS overwritten too early": (FLAGSHIP, IN_USE, "dk = warpgroup_mma_wait(1, deps=(dk,))", "pass"),
     "dS without a fence": (FLAGSHIP, "before a fence", "ds.store(ds)\n    fence_async_shared()", "ds.store(ds)"),
-    "rank of another tile": (FLAGSHIP, WAITS, "rank = work.rank(q, kv)", "rank = work.rank(q, kv) + 1"),
+    "rank of another tile": (FLAGSHIP, WAITS, "rank = walk.rank(word, kv)", "rank = walk.rank(word, kv) + 1"),
     "row of the tensor": (
         replace(FLAGSHIP, mask=Band(30)), WRONG, "q * work.BLOCK_Q - work.first_row()", "q * work.BLOCK_Q",
     ),

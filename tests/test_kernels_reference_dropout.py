@@ -104,7 +104,7 @@ def test_neighbours_are_independent() -> None:
 
 
 def call_of(mask: Mask, dropout: Dropout | None, results: int, scale: float = 0.3) -> Call:
-    return Call(mask, scale, (BSHD,) * results, dropout)
+    return Call(mask, scale, (BSHD,) * results, dropout=dropout)
 
 
 PLANS = [

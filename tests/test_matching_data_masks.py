@@ -169,6 +169,11 @@ def documents_with_padding(q, k, s):
     return additive(documents(q, k, s) & per_key(s > 0))
 
 
+def padding_before_documents(q, k, s):
+    """The same, with the condition of the keys in front."""
+    return per_key(s % 7 != 3) & documents(q, k, s)
+
+
 def documents_by_difference(q, k, s):
     small = s.to(torch.int16).long()
     return window(q, k) & ((small[:, None, :, None] - small[:, None, None, :]) == 0)
@@ -210,6 +215,7 @@ SEGMENTED = [
     (documents, "causal & segments"),
     (restarting_positions, "causal & segments"),
     (documents_with_padding, "causal & segments & keys"),
+    (padding_before_documents, "causal & segments & keys"),
     (documents_by_difference, "band(0,4) & segments"),
     (documents_of_two_vectors, "segments"),
     (small_numbers, "segments"),
@@ -719,7 +725,7 @@ def test_queries_and_keys_with_the_same_numbers_have_one_operand(make, mask) -> 
 def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch, read: bool) -> None:
     """The portable kernels read them; without them such a site is kept, and the record says what the mask is."""
     if not read:
-        blind = tuple(dataclasses.replace(family, reads_segments=False) for family in planner.FAMILIES)
+        blind = tuple(dataclasses.replace(family, reads=family.reads - {"segments"}) for family in planner.FAMILIES)
         monkeypatch.setattr(planner, "FAMILIES", blind)
 
     def bias() -> Tensor:

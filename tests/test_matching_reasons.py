@@ -56,6 +56,10 @@ def dilated_bias() -> Tensor:
     return torch.where((position.unsqueeze(0) - position.unsqueeze(1)) % 2 == 0, zero, low)
 
 
+LARGE = {"head_dim": 256, "value_dim": 256}
+"""Head dimensions of which no kernel reads masks that are data, or a bias."""
+
+
 @pytest.mark.parametrize(
     ("reason", "maker", "shape", "options"),
     [
@@ -70,9 +74,9 @@ def dilated_bias() -> Tensor:
         (Reason.SHAPE, flash_backward, {"kv_heads": 3}, {}),
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
         (Reason.LAYOUT, flash_backward, {}, {"lse": (8, 256)}),
-        (Reason.BIAS_GRADIENT, efficient, {}, {"bias": lambda: causal_bias(128), "bias_grad": True}),
-        (Reason.MASK_UNSUPPORTED, efficient, {"head_dim": 256, "value_dim": 256}, {"bias": segment_bias}),
-        (Reason.MASK_NOT_A_BAND, efficient, {}, {"bias": dilated_bias}),
+        (Reason.BIAS_GRADIENT, efficient, LARGE, {"bias": lambda: causal_bias(128), "bias_grad": True}),
+        (Reason.MASK_UNSUPPORTED, efficient, LARGE, {"bias": segment_bias}),
+        (Reason.MASK_NOT_A_BAND, efficient, LARGE, {"bias": dilated_bias}),
         (Reason.VARLEN, varlen, {}, {}),
     ],
 )
@@ -89,7 +93,7 @@ def test_mask_from_an_input() -> None:
         return efficient(q, k, v, do, bias=lambda: mask)
 
     def inputs() -> list[Tensor]:
-        return [*cuda_inputs(Shape()), torch.empty(2, 8, 128, 128, dtype=torch.bfloat16, device="cuda")]
+        return [*cuda_inputs(Shape(**LARGE)), torch.empty(2, 8, 128, 128, dtype=torch.bfloat16, device="cuda")]
 
     _, record = rewritten(trace(with_input, inputs))
     assert record.reason is Reason.MASK_DEPENDS_ON_INPUT

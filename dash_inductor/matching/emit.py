@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # What describes a node's own result; all else (checkpoint tags, sequence number, source, partition) is inherited.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
@@ -49,7 +49,7 @@ class Emitter:
         """A node in front of `before` that is ``target(*args, **kwargs)`` already; else a new one, directly behind its
         arguments, where all later nodes can share it.
         """
-        sources = [arg for arg in args if isinstance(arg, Node)]
+        sources = [arg for arg in tree_leaves(args) if isinstance(arg, Node)]
         for user in sources[0].users:
             if (user.target, user.args, user.kwargs) == (target, args, kwargs) and user < before:
                 return user

@@ -22,9 +22,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """What the call reads, in front of `before`: the mask's tensors, in the order of `sites.mask_of`, then the seed.
+    """What the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; the bias; the seed.
 
-    Layers with the same mask share what they can, but never a seed.
+    Layers with the same mask share what they can, but never a seed.  A site with a bias has no mask that is data.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found = []
@@ -36,6 +36,8 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         found.append(graph.expanded(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
     if terms.dense is not None:
         found.append(predicates.compute(terms.dense, PLANE, graph))
+    if match.bias is not None:
+        found.append(graph.of_four_dimensions(match.bias.tensor))
     if match.site.dropout is not None:
         found.append(_seed(emitter, match, before))
     return found
@@ -89,6 +91,12 @@ class _Graph:
             if shape_of(tensor)[dim] == symbol:
                 return self._size(tensor, dim)
         raise AssertionError(f"{symbol} is no size of the scores")
+
+    def of_four_dimensions(self, tensor: Node) -> Node:
+        """With dimensions of size 1 in front."""
+        while tensor.meta["val"].dim() < 4:
+            tensor = self.call(aten.unsqueeze.default, tensor, 0)
+        return tensor
 
     def expanded(self, vector: Node, axis: Axis) -> Node:
         """[batch, tokens] of a vector."""

@@ -72,7 +72,8 @@ def out_order(forward: Node) -> Order | None:
 
 
 def _call(match: Match) -> tuple[object, ...]:
-    return (str(match.site.call), str(match.plan), match.operands.repeats, match.terms)
+    bias = None if match.bias is None else match.bias.tensor
+    return (str(match.site.call), str(match.plan), match.operands.repeats, match.terms, bias)
 
 
 def _only_used_by(node: Node, allowed: set[Node]) -> bool:

@@ -133,7 +133,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
     if len(equal) > 1:
         raise NotRecognised("depends_on_input", f"{len(equal)} equalities of numbers of queries and of keys")
     for symbol in equal:
-        if assume(tree, symbol - 1, False) is not False:
+        if any(leaves(assume(tree, symbol - 1, False))):
             raise NotRecognised("depends_on_input", f"{_named(scores, symbol, loads)}: they decide more than segments")
         tree = assume(tree, symbol - 1, True)
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..ops import attention_backward, attention_forward
+from ..ops import attention_backward, attention_bias_gradient, attention_forward
+from .biases import Bias
+from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
 from .extras import extras
 from .forwards import out_order
@@ -66,7 +68,8 @@ def _new_forward(
     order = out_order(forward)
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
-    arguments: tuple[Any, ...] = (*inputs.operands, inputs.extras, str(call), str(match.plan), match.node.name)
+    extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(forward))
+    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), match.node.name)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward)
     logsumexp = None
     for user in forward.users:
@@ -95,23 +98,39 @@ def _new_backward(
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
     call = dataclasses.replace(match.site.call, orders=orders)
+    grad_out, extras = args[match.backend.grad_out], inputs.extras
+    assert isinstance(grad_out, Node)
+    if inputs.data is not None:
+        grad_out, extras = inputs.data.of_queries(grad_out, old), extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
-        args[match.backend.grad_out],
+        grad_out,
         *inputs.operands,
         args["out"],
         logsumexp,
-        inputs.extras,
+        extras,
         str(call),
         str(match.plan),
         old.name,
     )
     node = emitter.call(attention_backward, arguments, before=old, like=old)
+    if match.bias is not None and match.bias.gradient is not None:
+        swaps.append((match.bias.gradient, _bias_gradient(emitter, match, match.bias, arguments)))
     repeats = (None, *(match.operands.repeats or (None, None)))
     for index, (gradient, repeat) in enumerate(zip(gradients, repeats, strict=True)):
         used = output(old, index)
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
+
+
+def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, arguments: tuple[Any, ...]) -> Node:
+    """The new gradient of the bias, where the old backward is."""
+    assert bias.gradient is not None
+    node = emitter.call(attention_bias_gradient, (*arguments, list(bias.summed)), before=match.node, like=bias.gradient)
+    if bias.rest:
+        arguments = (node, list(bias.rest), True)
+        node = emitter.call(aten.sum.dim_IntList, arguments, before=match.node, like=bias.gradient)
+    return node
 
 
 def _consumer(
@@ -134,10 +153,15 @@ def _consumer(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What forward and backward read: query, key and value, and the tensors that the call names by their place."""
+    """What forward and backward read.
+
+    operands: query, key and value; extras: the tensors that the call names by their place; data: the tables of the
+    mask, where the kernels walk by tables.
+    """
 
     operands: tuple[Node, Node, Node]
     extras: list[Node]
+    data: DataMask | None
 
 
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
@@ -146,7 +170,12 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     key, value = operands.key, operands.value
     if operands.repeats is not None:
         key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
-    return _Inputs((operands.query, key, value), extras(emitter, match, before))
+    query, of_mask = operands.query, extras(emitter, match, before)
+    if not needs_tables(match):
+        return _Inputs((query, key, value), of_mask, None)
+    data = DataMask.build(emitter, match, of_mask, before)
+    clean = data.of_queries(query, before), data.of_keys(key, before), data.of_keys(value, before)
+    return _Inputs(clean, of_mask, data)
 
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from .. import toolchain
 from ..config import config
+from ..model.call import Bias as CallBias
 from ..model.call import Call
 from ..model.dropout import Dropout
 from ..model.mask import Band, Dense, Keys, Mask, Operand, Segments
@@ -21,6 +22,7 @@ from ..model.site import DType, Site
 from ..planning import decide
 from . import arch, layout
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
+from .biases import Bias, find_bias
 from .masks import recognise
 from .normal_form import Terms
 from .operands import Operands, find_operands, output
@@ -51,6 +53,8 @@ class Match:
         site, plan: what the planner was given and what it answered.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
+        bias: what is added to the scores, beside the mask; None for nothing.
+        note: why it is a bias and no mask.
     """
 
     node: Node
@@ -60,6 +64,8 @@ class Match:
     plan: Plan
     operands: Operands
     terms: Terms
+    bias: Bias | None = None
+    note: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -70,12 +76,15 @@ class Match:
     def detail(self) -> str:
         """What the record says of how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
-        return "; ".join(filter(None, (dropout, self.operands.detail, self.plan.schedule_note)))
+        return "; ".join(filter(None, (dropout, self.operands.detail, self.note, self.plan.schedule_note)))
 
     def refreshed(self) -> Match:
         """The same match after other sites were replaced: their new nodes may be this site's arguments."""
         args = bind(self.node)
-        return replace(self, args=args, operands=find_operands(self.node, args))
+        bias = self.bias
+        if bias is not None:
+            bias = _bias(self.node, self.backend, args)
+        return replace(self, args=args, operands=find_operands(self.node, args), bias=bias)
 
 
 @dataclass
@@ -104,16 +113,14 @@ def analyse(node: Node, facts: Facts) -> Match:
     _check_sizes(query, key, value)
     _check_dtypes(backend, args)
     _check_logsumexp(args["logsumexp"].meta["val"], query)
-    if args.get("grad_input_mask", (False,) * 4)[3] or output(node, 3):
-        raise NotReadable(Reason.BIAS_GRADIENT)
-    terms = _terms(backend, args)
+    terms, bias, cause = _terms(node, backend, args)
     mask = mask_of(terms)
-    facts.mask = str(mask)
+    facts.mask = str(mask) if bias is None else f"{mask} + bias"
     # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
     q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
-    scale, dropout = _scale(args["scale"], head_dim), _dropout(args["dropout_p"], mask)
+    call = _call(mask, bias, args, head_dim)
     operands = find_operands(node, args)
     dtype = DTYPES[query.dtype]
     facts.site = site = Site(
@@ -126,7 +133,7 @@ def analyse(node: Node, facts: Facts) -> Match:
         kv_len=layout.static(key.shape[2]),
         head_dim=head_dim,
         value_dim=value_dim,
-        call=Call(mask, scale, dropout=dropout),
+        call=call,
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
     )
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
@@ -134,8 +141,13 @@ def analyse(node: Node, facts: Facts) -> Match:
             raise NotReadable(Reason.LAYOUT, f"{name} is not dense")
     decision = decide(site, arch.arch_of(device), config.schedule, compiler=toolchain.settings())
     if isinstance(decision, Kept):
+        if decision.reason is Reason.MASK_UNSUPPORTED and cause is not None:
+            raise NotReadable(cause.reason, cause.detail)
         raise NotReadable(decision.reason, decision.detail)
-    return Match(node, backend, args, site, decision, operands, terms)
+    note = ""
+    if cause is not None:
+        note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
+    return Match(node, backend, args, site, decision, operands, terms, bias, note)
 
 
 def _device(node: Node) -> torch.device:
@@ -154,6 +166,14 @@ def _known(x: layout.Dim) -> int:
     return int(value)
 
 
+def _call(mask: Mask, bias: Bias | None, args: dict[str, Any], head_dim: int) -> Call:
+    """The call; its operands are counted in the order in which `extras` makes them."""
+    call = Call(mask, _scale(args["scale"], head_dim))
+    if bias is not None:
+        call = replace(call, bias=CallBias(Operand(len(call.operands)), bias.gradient is not None))
+    return replace(call, dropout=_dropout(args["dropout_p"], Operand(len(call.operands))))
+
+
 def _scale(scale: object, head_dim: int) -> float:
     if scale is None:
         return float(head_dim**-0.5)
@@ -163,8 +183,7 @@ def _scale(scale: object, head_dim: int) -> float:
     return value
 
 
-def _dropout(p: object, mask: Mask) -> Dropout | None:
-    """The seed is the last of the call's operands (see `extras`)."""
+def _dropout(p: object, seed: Operand) -> Dropout | None:
     value = _number(p)
     if value == 0.0:
         return None
@@ -172,7 +191,7 @@ def _dropout(p: object, mask: Mask) -> Dropout | None:
         raise NotReadable(Reason.DROPOUT, f"dropout_p={p}")
     if functorch_config.activation_memory_budget == 0:  # saves inputs alone, whatever a node says of itself
         raise NotReadable(Reason.DROPOUT, "activation_memory_budget=0 has random numbers drawn again in the backward")
-    return Dropout(value, Operand(len(mask.operands)))
+    return Dropout(value, seed)
 
 
 def _number(argument: object) -> float | None:
@@ -211,7 +230,8 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
         raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _terms(backend: Backend, args: dict[str, Any]) -> Terms:
+def _terms(node: Node, backend: Backend, args: dict[str, Any]) -> tuple[Terms, Bias | None, Kept | None]:
+    """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     found = []
@@ -221,13 +241,33 @@ def _terms(backend: Backend, args: dict[str, Any]) -> Terms:
             raise NotReadable(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
         found.append(Terms(Band(0, None)))
     mask = args[backend.mask] if backend.mask else None
-    if mask is not None:
+    bias = cause = None
+    if mask is not None and _bias_gradient(node, args) is not None:
+        cause = Kept(Reason.BIAS_GRADIENT)
+    elif mask is not None:
         result = recognise(mask, query=query, key=key)
         if result.terms is None:
-            raise NotReadable(Reason(f"mask_{result.reason}"), result.detail)
-        found.append(result.terms)
+            cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
+        else:
+            found.append(result.terms)
+    if cause is not None:
+        bias = _bias(node, backend, args)
+        if bias is None:
+            raise NotReadable(cause.reason, cause.detail)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
-    return replace(found[-1], band=band) if found else Terms(band)
+    return replace(found[-1], band=band) if found else Terms(band), bias, cause
+
+
+def _bias_gradient(node: Node, args: dict[str, Any]) -> Node | None:
+    """The gradient of what is added to the scores, if something uses it."""
+    return output(node, 3) if args.get("grad_input_mask", (False,) * 4)[3] else None
+
+
+def _bias(node: Node, backend: Backend, args: dict[str, Any]) -> Bias | None:
+    """What is added to the scores, as it is."""
+    assert backend.mask is not None
+    query, key = (args[name].meta["val"].shape for name in ("query", "key"))
+    return find_bias(args[backend.mask], _bias_gradient(node, args), [*query[:3], key[2]])
 
 
 def mask_of(terms: Terms) -> Mask:

@@ -4,7 +4,7 @@ Matching writes a `Site`, whose `Call` says what is computed; planning makes the
 `Call` and `Plan`.
 """
 
-from .call import Call, Order
+from .call import Bias, Call, Order
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Segments
 from .plan import Decision, Kept, Plan, Tiles
@@ -15,6 +15,7 @@ __all__ = [
     "MAX_LENGTH",
     "Anchor",
     "Band",
+    "Bias",
     "Call",
     "DType",
     "Decision",

@@ -13,6 +13,25 @@ from .mask import Mask, Operand
 Order = tuple[int, ...]
 """The dimensions of a tensor from the largest stride to the smallest."""
 
+_TEXT = re.compile(r"([^/]+)/scale=([^/]+?)(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?(?:/orders=([0-3,]+))?")
+
+
+@dataclass(frozen=True)
+class Bias:
+    """What is added to the scaled scores: ``bias[b, h, i, j]`` to those of query i of head h and key j.
+
+    Args:
+        operand: a tensor of floats [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along
+            dimensions that do not matter.
+        gradient: whether the graph asks for its gradient.
+    """
+
+    operand: Operand
+    gradient: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operand.index}" + ("+gradient" if self.gradient else "")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -26,12 +45,14 @@ class Call:
         scale: what the scores are multiplied with.
         orders: of the results that have a layout: of the output in a forward, of dq, dk and dv in a backward.  Empty
             where no operator is called yet.
+        bias: what is added to the scores, None for nothing.
         dropout: what drops probabilities at random; None where nothing does.
     """
 
     mask: Mask
     scale: float
     orders: tuple[Order, ...] = ()
+    bias: Bias | None = None
     dropout: Dropout | None = None
 
     def __post_init__(self) -> None:
@@ -44,17 +65,32 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.mask, self.scale, self.orders, self.dropout))
+        return hash((self.mask, self.scale, self.orders, self.bias, self.dropout))
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors of the operator's list `extras` that are read, each once."""
-        return self.mask.operands if self.dropout is None else (*self.mask.operands, self.dropout.seed)
+        """The tensors that the call reads beside query, key and value, each once: of mask, bias and dropout, in this
+        order.
+        """
+        bias = () if self.bias is None else (self.bias.operand,)
+        seed = () if self.dropout is None else (self.dropout.seed,)
+        return (*self.mask.operands, *bias, *seed)
+
+    @property
+    def data(self) -> frozenset[str]:
+        """The kinds of what it reads of data: terms of the mask ("keys", "segments", "dense"), "bias" and "dropout"."""
+        mask = self.mask
+        named = {
+            "keys": mask.keys, "segments": mask.segments, "dense": mask.dense, "bias": self.bias,
+            "dropout": self.dropout,
+        }  # fmt: skip
+        return frozenset(name for name, member in named.items() if member is not None)
 
     def __str__(self) -> str:
         orders = ",".join("".join(map(str, order)) for order in self.orders)
+        bias = "" if self.bias is None else f"/bias={self.bias}"
         dropout = "" if self.dropout is None else f"/dropout={self.dropout}"
-        return f"{self.mask}/scale={self.scale!r}{dropout}" + (f"/orders={orders}" if orders else "")
+        return f"{self.mask}/scale={self.scale!r}{bias}{dropout}" + (f"/orders={orders}" if orders else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -64,12 +100,14 @@ class Call:
         Raises:
             ArgumentError: the text was not made by ``str(Call)``.
         """
-        match = re.fullmatch(r"([^/]+)/scale=([^/]+?)(?:/dropout=([^/]+))?(?:/orders=([0-3,]+))?", text)
+        match = _TEXT.fullmatch(text)
         if match is None:
             raise ArgumentError("call", text, "a string made by str(Call)")
         try:
             scale = float(match[2])
         except ValueError as error:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
-        orders = tuple(tuple(map(int, order)) for order in match[4].split(",")) if match[4] else ()
-        return Call(Mask.parse(match[1]), scale, orders, Dropout.parse(match[3]) if match[3] else None)
+        bias = Bias(Operand(int(match[3])), match[4] is not None) if match[3] else None
+        dropout = Dropout.parse(match[5]) if match[5] else None
+        orders = tuple(tuple(map(int, order)) for order in match[6].split(",")) if match[6] else ()
+        return Call(Mask.parse(match[1]), scale, orders, bias, dropout)

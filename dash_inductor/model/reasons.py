@@ -45,7 +45,10 @@ class Reason(Enum):
         "Heads, head dimension or scale depend on data or were marked as dynamic: no guard can fix them.",
     )
     CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
-    BIAS_GRADIENT = "bias_gradient", "The attention bias needs a gradient."
+    BIAS_GRADIENT = (
+        "bias_gradient",
+        "The attention bias needs a gradient, which no kernel for this device and head dimension gives.",
+    )
     MASK_DEPENDS_ON_INPUT = (
         "mask_depends_on_input",
         "Model inputs decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",

@@ -25,10 +25,9 @@ class KernelFamily:
         runs_on: whether there are kernels for an architecture and dtype (its width in bits).
         head_dims: the head dims that are covered, in words.
         has_head_dims: whether it covers the head dims of q and k, and of v, both multiples of 8.
-        reads_keys, reads_segments, reads_dense: whether it reads masks with a `Keys` term, with a `Segments` term, and
-            with a `Dense` term.
-        drops: whether it has dropout.
+        reads: the kinds of data that it reads, of those of `Call.data`.
         cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
+        walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         candidates: the tiles to choose from at a site that is covered.
     """
 
@@ -36,11 +35,9 @@ class KernelFamily:
     runs_on: Callable[[str, int], bool]
     head_dims: str
     has_head_dims: Callable[[int, int], bool]
-    reads_keys: bool
-    reads_segments: bool
-    reads_dense: bool
-    drops: bool
+    reads: frozenset[str]
     cta_per_query_head: bool
+    walks_by_tables: bool
     candidates: Callable[[Site, str], Sequence[Candidate]]
 
     def covers_dims(self, site: Site, arch: str) -> bool:
@@ -54,14 +51,11 @@ class KernelFamily:
 
     def covers(self, site: Site, arch: str) -> bool:
         """Whether it can run `site` on `arch`, an architecture with tables of its own."""
-        mask = site.mask
-        reads_mask = (
-            (self.reads_keys or mask.keys is None)
-            and (self.reads_segments or mask.segments is None)
-            and (self.reads_dense or mask.dense is None)
-        )
-        return self.covers_dims(site, arch) and reads_mask and (self.drops or site.dropout is None)
+        return self.covers_dims(site, arch) and site.call.data <= self.reads
 
+
+EVERYTHING = frozenset({"keys", "segments", "dense", "bias", "dropout"})
+"""All kinds of data."""
 
 PORTABLE_LIMIT = 128
 """Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""
@@ -96,16 +90,17 @@ def _of_table(table: dict[costs.Key, tuple[Candidate, ...]]) -> Callable[[Site, 
 
 REFERENCE = KernelFamily(
     "reference", lambda arch, bits: arch == "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, True, True, True, False, _of_table(costs.REFERENCE),
+    EVERYTHING, False, False, _of_table(costs.REFERENCE),
 )  # fmt: skip
 PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    True, True, False, True, False, _of_table(costs.PORTABLE),
+    EVERYTHING, False, False, _of_table(costs.PORTABLE),
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
     "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has,
-    False, False, False, False, True, _hopper_candidates,
+    frozenset({"keys", "segments", "dense"}), True, True,
+    _hopper_candidates,
 )  # fmt: skip
 
 FAMILIES = (REFERENCE, PORTABLE, HOPPER)

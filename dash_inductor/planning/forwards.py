@@ -31,10 +31,16 @@ class Forward:
     tiles: Tiles
 
 
-def choose(site: Site, arch: str) -> Forward:
-    """The forward of a site on an architecture with tables of its own."""
+def choose(site: Site, arch: str, kernel: str) -> Forward:
+    """The forward of a site on an architecture with tables of its own.
+
+    Args:
+        kernel: the family of the backward.  A mask that is data has the forward of the same family, because the tables
+            of the Hopper kernels are made for both.
+    """
     dims = hopper_dims(site.head_dim, site.value_dim)
-    if HOPPER.runs_on(arch, BITS[site.dtype]) and dims is not None and not site.call.operands:
+    able = site.call.data <= HOPPER.reads and (not site.call.data or kernel == HOPPER.name)
+    if HOPPER.runs_on(arch, BITS[site.dtype]) and dims is not None and able:
         return Forward(HOPPER.name, costs.HOPPER_FORWARD[dims])
     family = REFERENCE if site.device == "cpu" else PORTABLE
     return Forward(family.name, costs.forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim))

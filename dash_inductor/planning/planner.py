@@ -62,7 +62,7 @@ def _why_not(site: Site, arch: str) -> Kept:
     if any(f.covers(_without_dropout(site), arch) for f in FAMILIES):
         return Kept(Reason.DROPOUT, f"no kernel for {dims} has it")
     if any(f.covers_dims(site, arch) for f in FAMILIES):
-        return Kept(Reason.MASK_UNSUPPORTED, f"{site.mask} at {dims}")
+        return Kept(Reason.MASK_UNSUPPORTED, f"{_terms(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
     return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
@@ -87,9 +87,9 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     known = _known(arch)
     _check(site, arch, schedule)
     candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
-    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule)
+    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule, bool(site.mask.operands))
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    forward = forwards.choose(site, known)
+    forward = forwards.choose(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
     key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
@@ -125,7 +125,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
     if not any(f.covers(_without_dropout(site), known) for f in FAMILIES):
-        raise ArgumentError("mask", str(site.mask), "a mask that kernels for these head dims read")
+        raise ArgumentError("mask", _terms(site), "a mask that kernels for these head dims read")
     if not any(f.covers(site, known) for f in FAMILIES):
         raise ArgumentError("dropout", str(site.dropout), "None: no kernel for these head dims has it")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
@@ -142,9 +142,13 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
 
 @lru_cache(maxsize=256)
 def _choose(
-    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None
+    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None, data: bool
 ) -> tuple[str, str, Candidate, float]:
-    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem."""
+    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem.
+
+    Args:
+        data: the mask has other terms than its band `mask`.
+    """
     best: tuple[str, str, Candidate, float] | None = None
     for kernel, candidate in candidates:
         for name in NAMES if schedule is None else (schedule,):
@@ -152,13 +156,18 @@ def _choose(
                 continue
             if schedule is None and _only_if_named(name, mask):
                 continue
+            if data and family(kernel).walks_by_tables and define(name, mask).resident is not None:
+                continue  # restricted to what is seen, its CTAs could wait for one another
             if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[3]:
                 continue  # cannot be shorter
             length = critical_path(name, candidate, mask, arch)
             if best is None or length < best[3]:
                 best = name, kernel, candidate, length
     if best is None:
-        raise ArgumentError("schedule", schedule, "one of a single pass: these head dims have no kernels of two passes")
+        allowed = "one of a single pass: these head dims have no kernels of two passes"
+        if data and schedule != "two_pass":
+            allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
+        raise ArgumentError("schedule", schedule, allowed)
     return best
 
 
@@ -257,10 +266,15 @@ def _numerics_key(
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, str(site.mask), f"heads{site.q_heads}:{site.kv_heads}", arch]
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, _terms(site), f"heads{site.q_heads}:{site.kv_heads}", arch]
     facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
     facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
     return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts])
+
+
+def _terms(site: Site) -> str:
+    """The mask, and whether there is a bias."""
+    return str(site.mask) if site.call.bias is None else f"{site.mask} + bias"
 
 
 def _shape(tiles: Tiles) -> str:

@@ -12,8 +12,8 @@ by member of all groups.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
-for causal masks.  Fold is SPT with some heads mirrored.  The bent fold is the rule of `table_walk` for masks that are
-data, in closed form for the bands that have one.
+for causal masks.  Fold is SPT with some heads mirrored.  The bent fold is a rule for any tile pairs, here in closed
+form for bands without upper bound.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from .symbols import (
     at_least_zero,
     ceil_div,
 )
-from .table_walk import LATER, LEAST
 
 
 def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
@@ -120,6 +119,11 @@ class Schedule:
     shared_accumulator: bool = True
     resident: Expr | None = None
 
+    @property
+    def kinds(self) -> int:
+        """Kinds of heads, each with walks and ranks of its own: 2 where heads are mirrored, see `first_mirrored`."""
+        return 2 if HEAD in self.rank.free_symbols else 1
+
 
 LAST_FIRST = N_KV - 1 - SLOT
 _LAUNCH = _grouped(TICKET, N_KV, BATCH * HEADS)
@@ -191,8 +195,21 @@ def _fold(c: Visible) -> Schedule:
     )
 
 
+LEAST = 32
+"""Walks shorter than this are not bent: it would gain nothing, and launch them too early."""
+
+LATER = 4
+"""Sections of the second phase of a bent fold are so many times as large as those of the first."""
+
+
 def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
-    """Bands without upper bound: Note [Bent fold] in `table_walk`, with counts in closed form.
+    """Bands without upper bound: the same walks for every head, without a head that ends alone.
+
+    A kv tile is *long* if its walk is more than half of the longest walk, `top`, with which it shares a q tile, and
+    ``top >= LEAST``.  In phase 0 the long ones are launched, the shortest first; in phase 1 the others, longest first:
+    the last tickets are the shortest.  A kv tile walks up through the q tiles where its rank still changes, and then
+    down through the stretch in which it is constant: it reaches the rectangle that all long ones share when the one
+    before it has left, even if all start together.
 
     Tile 0 has the longest walk and shares a q tile with every other, so it is everybody's `top`.  The walks grow
     shorter with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a

@@ -84,5 +84,5 @@ def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> lis
 def check_tables(walk: Tables, jobs: Sequence[Job] | None = None) -> list[str]:
     """Every fault of the walk of a mask that is data, as `check`."""
     jobs = jobs_of(walk) if jobs is None else jobs
-    heads = len(walk.pairs) * walk.heads
-    return coverage_faults(walk, heads, walk.n_q, walk.n_kv, jobs) + progress_faults(walk, jobs)
+    p = walk.problem
+    return coverage_faults(walk, p.batch * p.heads, p.n_q, p.n_kv, jobs) + progress_faults(walk, jobs)

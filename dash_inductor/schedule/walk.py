@@ -139,6 +139,7 @@ class ClosedForm:
     """The walk of a schedule over a band.
 
     Attributes:
+        kinds, first_mirrored: kinds of heads; heads of the second kind begin here in a batch element, if anywhere.
         seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; in an empty
             interval ``end <= first``.
 
@@ -156,7 +157,9 @@ class ClosedForm:
         self.resident = int(self._f.dash_resident(problem.batch, *self._tail, problem.section))
         self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
         self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
-        self._mirrored = int(first_mirrored(sympy.Integer(problem.heads)))
+        self.kinds = schedule.kinds
+        mirrored = first_mirrored(sympy.Integer(problem.heads))
+        self.first_mirrored = int(mirrored) if self.kinds > 1 else problem.heads
 
     def launch(self, ticket: int) -> tuple[int, int]:
         p = self.problem
@@ -185,4 +188,4 @@ class ClosedForm:
         return not full_first <= kv < full_end
 
     def kind(self, head: int) -> int:
-        return int(head % self.problem.heads >= self._mirrored)
+        return int(head % self.problem.heads >= self.first_mirrored)

@@ -15,11 +15,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ...errors import ArgumentError
-from ...model.mask import Band
+from ...model.mask import Band, Mask
 from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
+from . import data
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
@@ -88,7 +89,9 @@ class Specialisation:
     Args:
         head_dim, value_dim: of q and k, of v.
         group: query heads per kv head.
-        even_kv: kv_len is a multiple of the kv tile.
+        even_kv: kv_len is a multiple of the kv tile; not asked where the mask is data.
+        has_codes: the mask has keys or segments.
+        has_dense: the mask has a dense mask.
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -100,6 +103,8 @@ class Specialisation:
     has_hi: bool
     even_kv: bool
     tiles: Tiles
+    has_codes: bool = False
+    has_dense: bool = False
 
     def __post_init__(self) -> None:
         ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
@@ -109,7 +114,7 @@ class Specialisation:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
     @staticmethod
-    def of(band: Band, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int) -> Specialisation:
+    def of(mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int) -> Specialisation:
         """What the kernels of a plan are compiled for.
 
         Args:
@@ -121,9 +126,9 @@ class Specialisation:
         """
         if dtype == "float32":
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
-        even = kv_len % plan.dkdv.block_kv == 0
-        bounds = band.lo is not None, band.hi is not None
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv)
+        even = kv_len % plan.dkdv.block_kv == 0 and not mask.operands
+        bounds = mask.band.lo is not None, mask.band.hi is not None
+        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *data.kinds(mask))
 
     @staticmethod
     def of_site(site: Site, plan: Plan) -> Specialisation:
@@ -137,7 +142,12 @@ class Specialisation:
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = site.head_dim, site.value_dim
-        return Specialisation.of(site.band, plan, site.dtype, dims, site.group, site.kv_len)
+        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len)
+
+    @property
+    def has_data(self) -> bool:
+        """The mask is data: walks come from tables."""
+        return self.has_codes or self.has_dense
 
     @property
     def band(self) -> Band:
@@ -170,6 +180,7 @@ class Kernels:
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, **self._absent(data.MAIN),
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
@@ -179,16 +190,21 @@ class Kernels:
             "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
-            "scale": "fp32", "scale_log2": "fp32",
+            "scale": "fp32", "scale_log2": "fp32", **data.TYPES,
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
-        return compile_kernel(hopper_backward, GluonASTSource, constants, types, {}, options)
+        return compile_kernel(hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS, options)
 
     @cached_property
     def prepare(self) -> Any:
         p = self.of
-        constants = {"BLOCK_Q": p.tiles.block_q, "DIM": p.value_dim, "BLOCK_DV": self.value_columns}
+        constants = {
+            "BLOCK_Q": p.tiles.block_q,
+            "DIM": p.value_dim,
+            "BLOCK_DV": self.value_columns,
+            "HAS_DATA": p.has_data,
+        }
         dtype = TYPES[p.dtype]
         types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
                  "delta_ptr": "*fp32", "counters_ptr": "*i32",
@@ -200,11 +216,17 @@ class Kernels:
         p = self.of
         constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
                      "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
-                     "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS}  # fmt: skip
+                     "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS, "HAS_DATA": p.has_data,
+                     **self._absent(data.FINISH)}  # fmt: skip
         types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
-                 **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
+                 **data.TYPES, **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
         options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
-        return compile_kernel(finish, ASTSource, constants, types, dict.fromkeys(_DQ_STRIDES, 8), options)
+        multiples = dict.fromkeys(_DQ_STRIDES, 8) | data.ANY_ADDRESS
+        return compile_kernel(finish, ASTSource, constants, types, multiples, options)
+
+    def _absent(self, arguments: tuple[str, ...]) -> dict[str, None]:
+        """Arguments about data as constants, where there are no data."""
+        return {} if self.of.has_data else dict.fromkeys(arguments)
 
 
 _OUT_STRIDES = ("out_b", "out_h", "out_row", "do_b", "do_h", "do_row")

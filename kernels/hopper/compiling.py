@@ -40,7 +40,12 @@ def compile_kernel(
     multiples: dict[str, int],
     options: dict[str, Any],
 ) -> Any:
-    """Triton's compiled kernel.  Arguments without a type are int32; pointers are 16-byte aligned."""
+    """Triton's compiled kernel.
+
+    Args:
+        types: of the arguments that are neither constants nor int32.
+        multiples: what is known to divide an argument; 16 bytes for a pointer that is not in it.
+    """
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -49,7 +54,7 @@ def compile_kernel(
             signature[name], constexprs[(i,)] = "constexpr", constants[name]
             continue
         signature[name] = types.get(name, "i32")
-        multiple = 16 if signature[name].startswith("*") else multiples.get(name, 1)
+        multiple = multiples.get(name, 16 if signature[name].startswith("*") else 1)
         if multiple > 1:
             attributes[(i,)] = [["tt.divisibility", multiple]]
     return triton.compile(

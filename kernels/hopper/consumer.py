@@ -12,7 +12,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .group import add_to_group
 from .operations import role_barrier, store_rows, wait_until_read
 from .steps import (
-    Mask,
     accumulator_layout,
     halved_step,
     left_operand,
@@ -26,15 +25,15 @@ from .steps import (
 
 @gluon.jit
 def consume(
-    work, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
-    HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, WARPS: gl.constexpr, STEP: gl.constexpr,
-    AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
+    walk, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+    WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
 
     STEP: the form of a step, see `steps`. AHEAD: a step ends with (a half of) the S of the next, so that a walk begins
     with one of its own. LEFT_IN_REGISTERS: K and V are left operands in registers for the whole walk.
     """
+    work = walk.work
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
     BLOCK_D: gl.constexpr = shared.k.shape[1]
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
@@ -46,10 +45,8 @@ def consume(
     walks = 0  # with steps: K and V are loaded for those only
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
-        steps = work.steps(kv)
-        full_first, full_end = work.unmasked(kv)
-        rows = kv * BLOCK_KV + gl.arange(0, BLOCK_KV, gl.SliceLayout(1, layout_s))
-        mask = Mask(work, rows, full_first, full_end, HAS_LO, HAS_HI, EVEN_KV)
+        steps = walk.steps(kv)
+        mask = walk.mask(kv, layout_s)
         dk = zeros(BLOCK_KV, BLOCK_D, WARPS)
         dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
         dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)
@@ -74,18 +71,18 @@ def consume(
             if LEFT_IN_REGISTERS:
                 v = shared.v.load(left_operand(layout_s))
         for step in range(steps):
-            q_tile = work.q_tile(step, kv)
+            word = walk.word(step, kv)
             q_it = first_q_it + step
             if STEP == "overlapped":
                 s, dk, dv = overlapped_step(
-                    shared, mask, scale_log2, q_tile, q_it, done + step, first_q_it, s, dk, dv, zero, WARPS
+                    shared, mask, scale_log2, word, q_it, done + step, first_q_it, s, dk, dv, zero, WARPS
                 )
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
-                    shared, mask, scale_log2, q_tile, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
+                    shared, mask, scale_log2, word, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
                 )
             else:
-                dk, dv = shared_step(shared, mask, scale_log2, q_tile, q_it, done + step, dk, dv, zero, WARPS)
+                dk, dv = shared_step(shared, mask, scale_log2, word, q_it, done + step, dk, dv, zero, WARPS)
         first_q_it += steps
         walks += gl.where(steps > 0, 1, 0)
         if AHEAD:

@@ -10,15 +10,17 @@ from ..ordering import wait_for_turn
 @triton.jit(do_not_specialize=["q_heads", "q_len", "kv_len", "lo", "hi", "n_q"])
 def finish(
     accumulator, semaphores, dq_ptr, dq_b, dq_h, dq_row, q_heads, q_len, kv_len, lo, hi, n_q, scale,
+    contributions, table_b, table_h,
     KV_RANGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    TAIL_D: tl.constexpr, ROWS: tl.constexpr,
+    TAIL_D: tl.constexpr, ROWS: tl.constexpr, HAS_DATA: tl.constexpr,
 ):  # fmt: skip
     """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile.
 
     accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D)], per q tile first the BLOCK_D columns, then
     the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
     tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
-    tile that sees no keys: its dq is zero.
+    tile that sees no keys: its dq is zero.  contributions: with HAS_DATA, int32 [tables, n_q], how many kv tiles add to
+    a q tile; tables as in `table_walk`, where heads that are mirrored have the same counts as the others.
     """
     PER_TILE: tl.constexpr = BLOCK_Q // ROWS
     pid = tl.program_id(0)
@@ -28,11 +30,17 @@ def finish(
     b = (head // q_heads).to(tl.int64)
     h = (head % q_heads).to(tl.int64)
     local = pid % PER_TILE * ROWS
-    walk = q_heads, q_len, kv_len, lo, hi
-    first, _full_first, _full_end, end = KV_RANGE(q, walk, BLOCK_Q, BLOCK_KV)
-    seen = first < end
+    if HAS_DATA:
+        table = head // q_heads * table_b + head % q_heads * table_h
+        count = tl.load(contributions + table.to(tl.int64) * n_q + q)
+        seen = count > 0
+    else:
+        walk = q_heads, q_len, kv_len, lo, hi
+        first, _full_first, _full_end, end = KV_RANGE(q, walk, BLOCK_Q, BLOCK_KV)
+        count = end - first
+        seen = first < end
     if seen:
-        wait_for_turn(semaphores + tile, end - first, False)
+        wait_for_turn(semaphores + tile, count, False)
     source = accumulator + tile.to(tl.int64) * (BLOCK_Q * (BLOCK_D + TAIL_D))
     rows = q * BLOCK_Q + local + tl.arange(0, ROWS)
     target = dq_ptr + b * dq_b + h * dq_h + rows.to(tl.int64)[:, None] * dq_row

@@ -22,6 +22,7 @@ from ...schedule.walk import ClosedForm, Problem
 from ..strides import dense_strides
 from .build import FINISH_ROWS, Specialisation, kernels
 from .compiling import constant_count
+from .data import NOTHING, Arguments, BackwardData, Facts
 from .tensors import DTYPES, SeenRows, describe, readable
 
 _Strides = tuple[int, ...]
@@ -31,7 +32,7 @@ _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan,
+    call: Call, plan: Plan, data: BackwardData | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv of attention, bitwise reproducible.
 
@@ -41,25 +42,28 @@ def backward(
         logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
         call: with the orders of dq, dk and dv; one whose last dimension is not the fourth is given the default order.
         plan: a plan of the Hopper kernel.
+        data: what a mask of more than a band reads; None for a band alone.  Positions of q, k, v and grad_out that the
+            mask leaves without a partner, though the band does not, hold finite values there, and the log-sum-exp of
+            such a query is -inf.
 
     Raises:
-        ArgumentError: a plan of another kernel; a mask of more than a band; a schedule that needs more co-resident CTAs
-            than the GPU has SMs.
+        ArgumentError: a plan of another kernel; data that are not those of the mask; a schedule that needs more
+            co-resident CTAs than the GPU has SMs.
     """
     if plan.kernel != HOPPER.name:
         raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
-    if call.mask.keys is not None:
-        raise ArgumentError("mask", str(call.mask), "a band alone")
+    if (data is None) != (not call.mask.operands):
+        raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
     facts = (
         call, plan, query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
-        out.stride(), logsumexp.stride(),
+        out.stride(), logsumexp.stride(), None if data is None else data.facts(),
     )  # fmt: skip
     if torch.cuda.current_device() != query.device.index:
         with torch.cuda.device(query.device):
-            return _state(*facts).run(query, key, value, grad_out, out, logsumexp)
-    return _state(*facts).run(query, key, value, grad_out, out, logsumexp)
+            return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data)
+    return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -73,13 +77,14 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
+        data: Facts | None,
     ) -> None:  # fmt: skip
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
         band, scale, tiles = call.mask.band, call.scale, plan.dkdv
         orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
         group = self.q_heads // self.kv_heads
-        of = Specialisation.of(band, plan, DTYPES[dtype], (head_dim, value_dim), group, self.kv_len)
+        of = Specialisation.of(call.mask, plan, DTYPES[dtype], (head_dim, value_dim), group, self.kv_len)
         self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
@@ -116,6 +121,7 @@ class _State:
         self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, first_row, end_row, work.n_q)
         self.main_sizes = (self.batch, *sizes, plan.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
+        self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
         ctas = self._checked(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), constant_count(built.prepare))
@@ -143,7 +149,14 @@ class _State:
         return ctas
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grad_out: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        data: BackwardData | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (compat.empty_cuda(*facts) for facts in self.outputs)
         workspace = compat.empty_cuda((self.workspace_bytes,), (1,), torch.uint8)
@@ -156,6 +169,9 @@ class _State:
         starts = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do)
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
         tiles = (*operands, dk.data_ptr(), dv.data_ptr(), accumulator, lse2, delta)
-        self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes)
-        self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes)
+        main_data, finish_data = (
+            NOTHING if data is None or self.about_data is None else self.about_data.of_call(data)
+        )  # fmt: skip
+        self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data)
+        self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes, *finish_data)
         return dq, dk, dv

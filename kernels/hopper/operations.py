@@ -106,6 +106,13 @@ def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
 
 
 @gluon.jit
+def here(number):
+    """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and
+    keep it in registers that the walk does not have."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def wait_for_turn(semaphore, rank):
     """Block the warp until `semaphore` (int32) is `rank`."""
     gl.inline_asm_elementwise(

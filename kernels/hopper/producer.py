@@ -14,11 +14,12 @@ def wait_for_room(shared, it):
 
 
 @gluon.jit
-def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD: gl.constexpr):
+def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD: gl.constexpr):
     """Fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
     With AHEAD the consumers wait for one Q tile past the last; it is announced without data.
     """
+    work = walk.work
     TAIL: gl.constexpr = shared.TAIL_D > 0
     HALVES: gl.constexpr = shared.HALVES
     ROWS: gl.constexpr = work.BLOCK_Q // HALVES
@@ -36,7 +37,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         kv_row = kv * work.BLOCK_KV - work.first_key()
-        steps = work.steps(kv)
+        steps = walk.steps(kv)
         if steps > 0:
             # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
             gl.static_assert(part < 2)  # of three, the parity would not tell none from two
@@ -47,7 +48,7 @@ def produce(work, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             if TAIL:
                 load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
         for step in range(steps):
-            q = work.q_tile(step, kv)
+            q = walk.q_tile(walk.word(step, kv))
             q_row = q * work.BLOCK_Q - work.first_row()
             row = work.tile_index(q) * work.BLOCK_Q
             it = done + step

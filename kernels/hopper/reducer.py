@@ -8,22 +8,23 @@ from .operations import as_blocks, async_reduce_add, begin_store, pass_turn_on, 
 
 
 @gluon.jit
-def reduce(work, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
+def reduce(walk, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
     """Steps WARP, WARP + WARPS, ... of the walk; see Note [Ordered accumulation on Hopper].
 
     While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
     the semaphores hold it.
     """
+    work = walk.work
     ROWS: gl.constexpr = shared.dq.shape[1]
     TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
     done = 0
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
-        steps = work.steps(kv)
+        steps = walk.steps(kv)
         for it in range(done + (WARP + WARPS - done % WARPS) % WARPS, done + steps, WARPS):
-            q = work.q_tile(it - done, kv)
-            rank = work.rank(q, kv)
-            tile = work.tile_index(q)
+            word = walk.word(it - done, kv)
+            rank = walk.rank(word, kv)
+            tile = work.tile_index(walk.q_tile(word))
             slot = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_for_turn(semaphores + tile, rank)

@@ -18,10 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 
 from .operations import role_barrier
-from .work import Work
 
 
 @gluon.constexpr_function
@@ -38,48 +36,12 @@ def left_operand(layout):
     return gl.DotOperandLayout(0, layout, 2)
 
 
-@aggregate
-class Mask:
-    """Which scores of a kv tile count: ``lo <= q - kv <= hi`` and ``kv < kv_len``.
-
-    rows: the keys of the tile; q tiles first .. end-1 need no mask.
-    """
-
-    work: Work
-    rows: gl.tensor
-    first: gl.tensor
-    end: gl.tensor
-    HAS_LO: gl.constexpr
-    HAS_HI: gl.constexpr
-    EVEN_KV: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, work, rows, first, end, HAS_LO, HAS_HI, EVEN_KV):
-        self.work = work
-        self.rows = rows
-        self.first = first
-        self.end = end
-        self.HAS_LO = gl.constexpr(HAS_LO)
-        self.HAS_HI = gl.constexpr(HAS_HI)
-        self.EVEN_KV = gl.constexpr(EVEN_KV)
-
-    @gluon.jit
-    def probabilities(self, s, scale_log2, lse, q_tile, PIECE: gl.constexpr):
-        """P of a piece of the queries of `q_tile`, from their scores."""
-        columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-        p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
-        if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
-            if (q_tile < self.first) | (q_tile >= self.end):
-                q_row = q_tile * self.work.BLOCK_Q + PIECE * s.shape[1]
-                q_rows = gl.expand_dims(q_row + gl.arange(0, s.shape[1], columns), 0)
-                rows = gl.expand_dims(self.rows, 1)
-                keep = (rows < self.work.kv_len) & (q_rows >= 0)
-                if self.HAS_LO:
-                    keep = keep & (q_rows - rows >= self.work.lo)
-                if self.HAS_HI:
-                    keep = keep & (q_rows - rows <= self.work.hi)
-                p = gl.where(keep, p, 0.0)
-        return p
+@gluon.jit
+def probabilities(mask, s, scale_log2, lse, word, PIECE: gl.constexpr):
+    """P of a piece of the queries of a step, from their scores."""
+    columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
+    return mask.applied(p, word, PIECE)
 
 
 @gluon.jit
@@ -183,7 +145,7 @@ def hand_over(shared, it, dq, dq_tail):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, scale_log2, q_tile, q_it, it, first_q_it, s, dk, dv, zero, WARPS: gl.constexpr):
+def overlapped_step(shared, mask, scale_log2, word, q_it, it, first_q_it, s, dk, dv, zero, WARPS: gl.constexpr):
     """A step that begins with its S and ends with that of the next.
 
         queued                              meanwhile
@@ -199,7 +161,7 @@ def overlapped_step(shared, mask, scale_log2, q_tile, q_it, it, first_q_it, s, d
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     before = gl.maximum(q_it - 1, first_q_it) % shared.Q_STAGES
     dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
-    p = mask.probabilities(s, scale_log2, shared.lse.index(slot), q_tile, 0)
+    p = probabilities(mask, s, scale_log2, shared.lse.index(slot), word, 0)
     dv = add_product(p, do, dv, WARPS)
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = gradient_of_scores(shared, p, dp, do_slot)
@@ -215,7 +177,7 @@ def overlapped_step(shared, mask, scale_log2, q_tile, q_it, it, first_q_it, s, d
 
 @gluon.jit
 def halved_step(
-    shared, mask, scale_log2, q_tile, q_it, it, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, scale_log2, word, q_it, it, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
@@ -238,7 +200,7 @@ def halved_step(
         s0 = scores(k, shared, tile, zero)
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s0 = warpgroup_mma_wait(1, deps=(s0,))
-    p = mask.probabilities(s0, scale_log2, shared.lse.index(tile), q_tile, 0)
+    p = probabilities(mask, s0, scale_log2, shared.lse.index(tile), word, 0)
     dv = add_product(p, do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
     ds0 = gradient_of_scores(shared, p, dp0, do_tile)
@@ -250,7 +212,7 @@ def halved_step(
         s1 = scores(k, shared, tile + 1, zero)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
-    p = mask.probabilities(s1, scale_log2, shared.lse.index(tile + 1), q_tile, 1)
+    p = probabilities(mask, s1, scale_log2, shared.lse.index(tile + 1), word, 1)
     dv = add_product(p, do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
     ds1 = gradient_of_scores(shared, p, dp1, do_tile + 1)
@@ -272,7 +234,7 @@ def halved_step(
 
 
 @gluon.jit
-def shared_step(shared, mask, scale_log2, q_tile, q_it, it, dk, dv, zero, WARPS: gl.constexpr):
+def shared_step(shared, mask, scale_log2, word, q_it, it, dk, dv, zero, WARPS: gl.constexpr):
     """A step whose P and dS are left operands in shared memory."""
     slot = wait_for_q(shared, q_it)
     s = scores(shared.k, shared, slot, zero)
@@ -280,7 +242,7 @@ def shared_step(shared, mask, scale_log2, q_tile, q_it, it, dk, dv, zero, WARPS:
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
-    p = mask.probabilities(s, scale_log2, shared.lse.index(slot), q_tile, 0)
+    p = probabilities(mask, s, scale_log2, shared.lse.index(slot), word, 0)
     shared.p.store(p.to(shared.k.dtype))
     fence_async_shared()
     role_barrier()

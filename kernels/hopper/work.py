@@ -8,11 +8,11 @@ from triton.language.core import _aggregate as aggregate
 
 @aggregate
 class Work:
-    """The kv tiles of one CTA and the walk over their q tiles; the schedule's generated functions decide both.
+    """The place of one CTA and its kv tiles, which the schedule's generated functions decide.
 
-    ``lo <= q - kv <= hi`` is the mask, anchored top left.  Every query head has its own CTAs: `head` is the kv head,
-    `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads are the
-    heads, member by member of all groups, so that a member of a group is launched after those before it.
+    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own CTAs: `head` is the
+    kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads
+    are the heads, member by member of all groups, so that a member of a group is launched after those before it.
     """
 
     batch: gl.tensor
@@ -26,10 +26,6 @@ class Work:
     hi: gl.tensor
     n_q: gl.tensor
     KV_TILE: gl.constexpr
-    VISITS: gl.constexpr
-    Q_TILE: gl.constexpr
-    RANK: gl.constexpr
-    Q_RANGE: gl.constexpr
     SEEN_ROWS: gl.constexpr
     SEEN_KEYS: gl.constexpr
     PARTS: gl.constexpr
@@ -40,7 +36,7 @@ class Work:
     @gluon.constexpr_function
     def __init__(
         self, batch, head, member, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, VISITS, Q_TILE, RANK, Q_RANGE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
+        KV_TILE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     ):  # fmt: skip
         self.batch = batch
         self.head = head
@@ -53,10 +49,6 @@ class Work:
         self.hi = hi
         self.n_q = n_q
         self.KV_TILE = gl.constexpr(KV_TILE)
-        self.VISITS = gl.constexpr(VISITS)
-        self.Q_TILE = gl.constexpr(Q_TILE)
-        self.RANK = gl.constexpr(RANK)
-        self.Q_RANGE = gl.constexpr(Q_RANGE)
         self.SEEN_ROWS = gl.constexpr(SEEN_ROWS)
         self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
         self.PARTS = gl.constexpr(PARTS)
@@ -67,47 +59,27 @@ class Work:
     @gluon.jit
     def kv_tile(self, part):
         """The part-th kv tile of this CTA, or a number past the last one."""
-        return self.KV_TILE(self._place(), self.slot, part, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
-
-    @gluon.jit
-    def steps(self, kv):
-        """Steps of the walk of kv tile `kv`."""
-        steps = self.VISITS(self._place(), kv, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
-        return gl.where(kv * self.BLOCK_KV < self.kv_len, steps, 0)
-
-    @gluon.jit
-    def q_tile(self, step, kv):
-        return self.Q_TILE(self._place(), kv, step, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
-
-    @gluon.jit
-    def rank(self, q, kv):
-        return self.RANK(self._place(), q, kv, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
-
-    @gluon.jit
-    def unmasked(self, kv):
-        """(first, end) of the q tiles in which every query sees every key of kv tile `kv`."""
-        _first, full_first, full_end, _end = self.Q_RANGE(kv, self._facts(), self.BLOCK_Q, self.BLOCK_KV)
-        return full_first, full_end
+        return self.KV_TILE(self.place(), self.slot, part, self.facts(), self.BLOCK_Q, self.BLOCK_KV)
 
     @gluon.jit
     def first_row(self):
-        """The first query that sees a key: row 0 of the descriptors of Q and dO."""
-        first, _end = self.SEEN_ROWS(self._facts(), self.BLOCK_Q, self.BLOCK_KV)
+        """The first query that sees a key of the band: row 0 of the descriptors of Q and dO."""
+        first, _end = self.SEEN_ROWS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def first_key(self):
-        """The first key that a query sees: row 0 of the descriptors of K and V."""
-        first, _end = self.SEEN_KEYS(self._facts(), self.BLOCK_Q, self.BLOCK_KV)
+        """The first key of the band that a query sees: row 0 of the descriptors of K and V."""
+        first, _end = self.SEEN_KEYS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
-    def _facts(self):
+    def facts(self):
         """The tuple `walk` of the schedule's functions."""
         return self.q_heads, self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
-    def _place(self):
+    def place(self):
         """The head as the schedule counts heads."""
         return self.member * (self.q_heads // self.GROUP) + self.head
 

@@ -25,6 +25,13 @@ from .work import ROWS
 
 CONSUMER_WARPS = 4
 
+DATA_ARGUMENTS = {
+    **dict.fromkeys(("counts_ptr", "steps_ptr"), "*i32"), "tables": "i32",
+    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr"), "*i32"), "dense_ptr": "*i8",
+    **dict.fromkeys(("dense_b", "dense_h", "dense_q", "dense_kv"), "i64"),
+}  # fmt: skip
+"""Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -99,6 +106,7 @@ class Specialisation:
         head_dim, value_dim: of q and k, of v.
         has_lo, has_hi: which bounds the mask has.
         even_kv: kv_len is a multiple of the kv tile.
+        has_codes, has_dense: what the mask has beside a band, see `data.ForwardData`.
     """
 
     dtype: DType
@@ -107,6 +115,8 @@ class Specialisation:
     has_lo: bool
     has_hi: bool
     even_kv: bool
+    has_codes: bool = False
+    has_dense: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
@@ -124,7 +134,9 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = dims_of(site.head_dim, site.value_dim)
         even = site.kv_len % SETTINGS[dims].block_kv == 0
-        return Specialisation(site.dtype, *dims, site.band.lo is not None, site.band.hi is not None, even)
+        has_codes = site.mask.keys is not None or site.mask.segments is not None
+        has_bounds = site.band.lo is not None, site.band.hi is not None
+        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, site.mask.dense is not None)
 
     @property
     def settings(self) -> Settings:
@@ -154,15 +166,18 @@ class Kernels:
             "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense,
         }  # fmt: skip
+        if not (p.has_codes or p.has_dense):
+            constants |= dict.fromkeys(DATA_ARGUMENTS)
         rows = int(ROWS.value)
         types = {
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, rows)),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
-            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32",
+            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {}, options)
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1}, options)
 
     @cached_property
     def prepare(self) -> Any:

@@ -6,7 +6,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..hopper.operations import role_barrier, store_rows, wait_until_read
 from ..hopper.steps import accumulator_layout
-from .steps import LOWEST, first_step, last_product, log2, next_step, release, skip, wait_for
+from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
+from .steps import LOWEST, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .work import ROWS, fact_slots, facts
 
 
@@ -19,10 +20,10 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
+def consume(work, data, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
-    The kv tiles of the CTA's tile that this row block does not walk, before and after its own, are given back unread.
+    The kv tiles of the CTA's tile that this row block does not walk are given back unread.
     """
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
     BLOCK_DV: gl.constexpr = shared.v.shape[2]
@@ -32,66 +33,131 @@ def consume(work, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
     it = 0  # steps of the CTA so far
     tiles = 0
     q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
-    tile_end = announced(work, shared, tiles, 4)
-    while tile_end > 0:
+    count = announced(work, shared, tiles, 4)
+    while count > 0:
         b = announced(work, shared, tiles, 0)
         head = announced(work, shared, tiles, 1)
         block = announced(work, shared, tiles, 2) + ME
-        tile_first = announced(work, shared, tiles, 3)
+        first = announced(work, shared, tiles, 3)
         q_tile = q_slot * work.CONSUMERS + ME
-        first = announced(work, shared, tiles, 5 + 4 * ME)
-        full_first = announced(work, shared, tiles, 6 + 4 * ME)
-        full_end = announced(work, shared, tiles, 7 + 4 * ME)
-        end = announced(work, shared, tiles, 8 + 4 * ME)
-        for _ in range(tile_end - end):
-            skip(shared, it)
-            it += 1
+        if not data.GIVEN:
+            bounds = walk_of(work, shared, tiles, ME)
+            for _ in range(count - bounds[3]):
+                skip(shared, it)
+                it += 1
         rows = block * ROWS + gl.arange(0, ROWS, row_layout)
         m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
         total = gl.zeros([ROWS], gl.float32, row_layout)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
-        kv = end - 1
-        masks = (kv < full_first) | (kv >= full_end)
-        p, m, total = first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total)
-        it += 1
-        full_end = gl.minimum(full_end, kv)
-        full_first = gl.minimum(full_first, full_end)
-        if work.HAS_LO:
-            for i in range(kv - full_end):
-                p, acc, m, total = next_step(
-                    work, shared, scale_log2, zero, rows, kv - 1 - i, q_tile, it, p, acc, m, total, True
-                )
-                it += 1
-        for i in range(full_end - full_first):
-            p, acc, m, total = next_step(
-                work, shared, scale_log2, zero, rows, full_end - 1 - i, q_tile, it, p, acc, m, total, False
-            )
-            it += 1
-        if work.HAS_HI:
-            for i in range(full_first - first):
-                p, acc, m, total = next_step(
-                    work, shared, scale_log2, zero, rows, full_first - 1 - i, q_tile, it, p, acc, m, total, True
-                )
-                it += 1
+        here = (b, head, rows, q_tile)
+        if data.GIVEN:
+            acc, m, total = walk_words(work, data, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME)
+            it += count
+        else:
+            p, acc, m, total, it = walk_band(work, data, shared, scale_log2, zero, here, it, bounds, acc, m, total)
         if not shared.OUT_IN_Q:
             release(shared.q_empty.index(q_slot))
-        slot, acc = last_product(shared, it - 1, p, acc)
+        if not data.GIVEN:
+            slot, acc = last_product(shared, it - 1, p, acc)
         store_logsumexp(work, lse_ptr, b, head, rows, m, total)
         share = gl.where(total == 0, 0.0, 1.0 / total)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        release(shared.v_empty.index(slot))
-        for _ in range(first - tile_first):
-            skip(shared, it)
-            it += 1
+        if not data.GIVEN:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            release(shared.v_empty.index(slot))
+            for _ in range(bounds[0] - first):
+                skip(shared, it)
+                it += 1
         share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
         acc = acc * share
-        if work.HAS_LO or work.HAS_HI:  # a row without keys has zero times values that others see, which may be NaN
+        if work.HAS_LO or work.HAS_HI or data.GIVEN:
+            # a row without keys has zero times values that others see, which may be NaN
             acc = gl.where(share == 0.0, 0.0, acc)
         store_out(shared, out_desc, b, head, block * ROWS, acc, ME)
         tiles += 1
         q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
-        tile_end = announced(work, shared, tiles, 4)
+        count = announced(work, shared, tiles, 4)
     wait_until_read()
+
+
+@gluon.jit
+def walk_of(work, shared, tiles, ME: gl.constexpr):
+    """The four bounds of `Work.walk` for a consumer's row block of the CTA's tiles-th tile."""
+    first = announced(work, shared, tiles, 5 + 4 * ME)
+    full_first = announced(work, shared, tiles, 6 + 4 * ME)
+    full_end = announced(work, shared, tiles, 7 + 4 * ME)
+    end = announced(work, shared, tiles, 8 + 4 * ME)
+    return first, full_first, full_end, end
+
+
+@gluon.jit
+def walk_band(work, data, shared, scale_log2, zero, here, it, bounds, acc, m, total):
+    """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
+    first, full_first, full_end, end = bounds
+    kv = end - 1
+    masks = (kv < full_first) | (kv >= full_end)
+    p, m, total, _ = first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    it += 1
+    full_end = gl.minimum(full_end, kv)
+    full_first = gl.minimum(full_first, full_end)
+    if work.HAS_LO:
+        for i in range(kv - full_end):
+            p, acc, m, total = next_step(
+                work, data, shared, scale_log2, zero, here, kv - 1 - i, True, it, p, acc, m, total
+            )
+            it += 1
+    for i in range(full_end - full_first):
+        p, acc, m, total = next_step(
+            work, data, shared, scale_log2, zero, here, full_end - 1 - i, False, it, p, acc, m, total
+        )
+        it += 1
+    if work.HAS_HI:
+        for i in range(full_first - first):
+            p, acc, m, total = next_step(
+                work, data, shared, scale_log2, zero, here, full_first - 1 - i, True, it, p, acc, m, total
+            )
+            it += 1
+    return p, acc, m, total, it
+
+
+@gluon.jit
+def walk_words(work, data, shared, scale_log2, zero, here, it, word, count, acc, m, total, ME: gl.constexpr):
+    """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
+
+    Kv tiles that follow one another without one to skip are a run, and run as the walk of a band does.  The product of
+    P and V of the last one of a run is not left to a next step, because V must be given back before later ones come.
+    """
+    end = it + count
+    while it < end:
+        if use_of(word, ME) == SKIP:
+            wait_for(shared.k_full, it, shared.STAGES)
+            word = told(shared, it)
+            skip(shared, it)
+            it += 1
+        else:
+            masks = use_of(word, ME) == PARTIAL
+            p, m, total, shrink = first_step(
+                work, data, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
+            )
+            acc = scaled(acc, shrink)
+            word = told(shared, it)
+            it += 1
+            while use_of(word, ME) != SKIP:
+                while use_of(word, ME) == PARTIAL:
+                    p, acc, m, total = next_step(
+                        work, data, shared, scale_log2, zero, here, kv_of(word), True, it, p, acc, m, total
+                    )
+                    word = told(shared, it)
+                    it += 1
+                while use_of(word, ME) == FULL:
+                    p, acc, m, total = next_step(
+                        work, data, shared, scale_log2, zero, here, kv_of(word), False, it, p, acc, m, total
+                    )
+                    word = told(shared, it)
+                    it += 1
+            slot, acc = last_product(shared, it - 1, p, acc)
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            release(shared.v_empty.index(slot))
+    return acc, m, total
 
 
 @gluon.jit

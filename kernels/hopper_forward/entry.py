@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from .consumer import consume
+from .listed import Data
 from .producer import produce
 from .work import Work, allocate_shared
 
@@ -12,10 +13,13 @@ from .work import Work, allocate_shared
 @gluon.jit
 def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-    scale_log2, KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
+    scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q,
+    dense_kv,
+    KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -24,21 +28,28 @@ def hopper_forward(
     v; D is up to BLOCK_D + TAIL_D.  The descriptor of q holds only the rows that see a key, those of k and v only the
     keys that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows
     that see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.  scale_log2: of the
-    scores, with log2(e), above zero.
+    scores, with log2(e), above zero.  What follows describes a mask that is data, see `listed.Data`; None where the
+    mask is a band.
     """
     work = Work(
         batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
         KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, EVEN_KV, BLOCK_KV, CONSUMERS,
     )  # fmt: skip
-    shared = allocate_shared(q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q)
+    data = Data(
+        counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
+        HAS_CODES, HAS_DENSE,
+    )  # fmt: skip
+    shared = allocate_shared(
+        q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q, data.GIVEN
+    )
     fence_async_shared()
     # Gluon wants both lists literal: names for their entries would turn constants into values.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, shared, out_desc, lse_ptr, scale_log2, 0)),
-                (consume, (work, shared, out_desc, lse_ptr, scale_log2, 1)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, counter_ptr)),
+                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 0)),
+                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 1)),
+                (produce, (work, data, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
             [REGISTERS, PRODUCER_REGISTERS],
@@ -47,10 +58,10 @@ def hopper_forward(
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, shared, out_desc, lse_ptr, scale_log2, 0)),
-                (consume, (work, shared, out_desc, lse_ptr, scale_log2, 1)),
-                (consume, (work, shared, out_desc, lse_ptr, scale_log2, 2)),
-                (produce, (work, shared, q_desc, k_desc, v_desc, counter_ptr)),
+                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 0)),
+                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 1)),
+                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 2)),
+                (produce, (work, data, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, PRODUCER_REGISTERS],

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from ..hopper.compiling import constant_count
 from ..hopper.launch import LOG2E
 from ..hopper.tensors import DTYPES, SeenRows, describe, readable
 from ..strides import dense_strides
-from .build import Specialisation, dims_of, kernels
+from .build import DATA_ARGUMENTS, Settings, Specialisation, dims_of, kernels
+from .data import ForwardData
 
 _Strides = tuple[int, ...]
 
@@ -33,8 +34,8 @@ _LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int], *,
-    ctas: int | None = None,
+    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int],
+    data: ForwardData | None = None, *, ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
 
@@ -49,6 +50,7 @@ def forward(
         band: the mask, anchored at either corner.
         scale: of the scores; any number whose product with log2(e) is finite in fp32.
         order: the dimensions of out from the largest stride to the smallest; the last must be 3.
+        data: what the mask has beside the band.
         ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
 
     Returns:
@@ -71,10 +73,11 @@ def forward(
         band, scale, tuple(order), ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
     )  # fmt: skip
+    described = None if data is None else _Described.of(data)
     if torch.cuda.current_device() != device.index:
         with torch.cuda.device(device):
-            return _state(*facts).run(query, key, value)
-    return _state(*facts).run(query, key, value)
+            return _state(*facts, described).run(query, key, value, data)
+    return _state(*facts, described).run(query, key, value, data)
 
 
 def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -89,6 +92,37 @@ def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
     if scale < -_LEAST:
         return -query, -scale
     return torch.zeros_like(query), 1.0
+
+
+class _Fact(NamedTuple):
+    """What a state needs to know of a tensor."""
+
+    shape: torch.Size
+    strides: _Strides
+    dtype: torch.dtype
+    device: torch.device
+    plain: bool  # contiguous and aligned
+
+
+class _Described(NamedTuple):
+    """The facts of a `ForwardData`."""
+
+    q_codes: _Fact | None
+    kv_codes: _Fact | None
+    counts: _Fact
+    steps: _Fact
+    dense: _Fact | None
+
+    @staticmethod
+    def of(data: ForwardData) -> _Described:
+        optional = (None if t is None else _describe(t) for t in (data.q_codes, data.kv_codes, data.dense))
+        q_codes, kv_codes, dense = optional
+        return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), dense)
+
+
+def _describe(tensor: Tensor) -> _Fact:
+    plain = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+    return _Fact(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
 
 
 _SCALES = f"a number whose product with log2(e) is at most {_LARGEST:.8g} in magnitude"
@@ -107,6 +141,7 @@ class _State:
         q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
         q_device: torch.device, k_device: torch.device, v_device: torch.device,
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
+        data: _Described | None = None,
     ) -> None:  # fmt: skip
         _check_shapes(q_shape, k_shape, v_shape)
         _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
@@ -120,6 +155,10 @@ class _State:
         of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
         settings = of.settings
         of = replace(of, even_kv=kv_len % settings.block_kv == 0)
+        self.data: tuple[int, ...] = ()
+        if data is not None:
+            of = replace(of, has_codes=data.q_codes is not None, has_dense=data.dense is not None)
+            self.data = _check_data(data, q_shape, kv_len, settings, q_device)
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
@@ -148,14 +187,18 @@ class _State:
         self.prepare = compat.KernelLauncher(built.prepare, 1, (), constant_count(built.prepare))
         self.main = compat.KernelLauncher(built.main, grid, descriptors, constant_count(built.main))
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, query: Tensor, key: Tensor, value: Tensor, data: ForwardData | None = None) -> tuple[Tensor, Tensor]:
         out, lse = compat.empty_cuda(*self.out), compat.empty_cuda(*self.lse)
         counter = compat.empty_cuda((1,), (1,), torch.int32)
         stream, draws = torch._C._cuda_getCurrentRawStream(self.device.index), counter.data_ptr()
         self.prepare(stream, (), draws)
         starts = (query.data_ptr(), key.data_ptr(), value.data_ptr())
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
-        self.main(stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes)
+        extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
+        if data is not None:
+            q_codes, kv_codes, counts, steps, dense = (0 if t is None else t.data_ptr() for t in data)
+            extra = (counts, steps, self.data[0], q_codes, kv_codes, dense, *self.data[1:])
+        self.main(stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes, *extra)
         return out, lse
 
 
@@ -173,6 +216,49 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("dtypes of query, key, value", tuple(dtypes), "float16 or bfloat16, the same for all")
     if len({*devices}) > 1:
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
+
+
+def _check_data(
+    data: _Described, q_shape: torch.Size, kv_len: int, settings: Settings, device: torch.device
+) -> tuple[int, ...]:
+    """The main kernel's arguments about the tables and the dense mask: tables of a batch element, and strides."""
+    batch, q_heads, q_len, _ = q_shape
+    if (data.q_codes is None) != (data.kv_codes is None) or (data.q_codes is None and data.dense is None):
+        given = [name for name, fact in data._asdict().items() if fact is not None]
+        raise ArgumentError("data", given, "both or neither of q_codes and kv_codes, and these or dense")
+    by_head = data.dense is not None and data.counts.shape[:1] == (batch * q_heads,)
+    tables, strides = q_heads if by_head else 1, (0, 0, 0, 0)
+    if data.dense is not None:
+        strides = _dense_strides(data.dense, (batch, q_heads, q_len, kv_len), device)
+        if strides[1] and not by_head:
+            raise ArgumentError("data.counts", tuple(data.counts.shape), f"{batch * q_heads} tables, one for each head")
+    kv_tiles = -(-kv_len // settings.block_kv)
+    if kv_tiles > 1 << 16:
+        raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
+    rows = batch * tables, -(-q_len // settings.rows)
+    _check_int32("q_codes", data.q_codes, (batch, q_len), device)
+    _check_int32("kv_codes", data.kv_codes, (batch, kv_len), device)
+    _check_int32("counts", data.counts, rows, device)
+    _check_int32("steps", data.steps, (*rows, kv_tiles), device)
+    return (tables, *strides)
+
+
+def _dense_strides(dense: _Fact, sizes: tuple[int, int, int, int], device: torch.device) -> tuple[int, int, int, int]:
+    """Strides of the dense mask as if it were expanded to `sizes`."""
+    fits = len(dense.shape) == 4 and all(n in (1, size) for n, size in zip(dense.shape, sizes, strict=True))
+    if not fits or dense.dtype != torch.bool or dense.device != device:
+        allowed = f"bool, of shape {sizes} or 1 along some dimensions, on {device}"
+        raise ArgumentError("data.dense", (dense.dtype, tuple(dense.shape), str(dense.device)), allowed)
+    b, h, row, key = (0 if n == 1 else stride for n, stride in zip(dense.shape, dense.strides, strict=True))
+    return b, h, row, key
+
+
+def _check_int32(name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device) -> None:
+    if fact is None:
+        return
+    if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (torch.int32, shape, device):
+        allowed = f"int32, contiguous and aligned, of shape {shape} on {device}"
+        raise ArgumentError(f"data.{name}", (fact.dtype, tuple(fact.shape), fact.strides, str(fact.device)), allowed)
 
 
 def _section(work: Problem, columns: int, group: int) -> int:

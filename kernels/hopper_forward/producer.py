@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
 from ..hopper.operations import load_rows, role_barrier
+from .listed import kv_of, tell
 from .work import ROWS, fact_slots, facts
 
 
@@ -30,12 +31,13 @@ def draw(counter_ptr):
 
 
 @gluon.jit
-def announce(work, shared, tiles, b, head, first_block, first, end):
+def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
 
-    b, head: batch element and query head; first_block: its first row block; first, end: its kv tiles, with ``end = 0``
-    after the last tile; then for every consumer the four bounds of its walk.  The producer has the time that these
-    take to compute, before there is room for q.
+    b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
+    mask is data the first word; count: one more than its last kv tile, or how many words there are, 0 after the last
+    tile.  With a band there follow the four bounds of every consumer's walk.  The producer has the time that these take
+    to compute, before there is room for q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     word = gl.full([1], 0, gl.int32, layout)
@@ -44,11 +46,12 @@ def announce(work, shared, tiles, b, head, first_block, first, end):
     shared.facts.index(place + 1).store(word + head)
     shared.facts.index(place + 2).store(word + first_block)
     shared.facts.index(place + 3).store(word + first)
-    shared.facts.index(place + 4).store(word + end)
-    for i in gl.static_range(work.CONSUMERS):
-        walk = work.walk(first_block + i, end)
-        for j in gl.static_range(4):
-            shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
+    shared.facts.index(place + 4).store(word + count)
+    if not data.GIVEN:
+        for i in gl.static_range(work.CONSUMERS):
+            walk = work.walk(first_block + i, count)
+            for j in gl.static_range(4):
+                shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
     role_barrier()
 
 
@@ -90,7 +93,7 @@ def load_queries(work, shared, desc, b, head, row, slot, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
+def produce(work, data, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Fill the rings in the order of use: K of the next step before V of this one.
 
     Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
@@ -105,23 +108,55 @@ def produce(work, shared, q_desc, k_desc, v_desc, counter_ptr):
     tiles = 0
     place = gl.program_id(0)
     while place < work.count():
-        b, head, first_block = work.tile(place)
+        b, head, q_tile, first_block = work.tile(place)
         kv_head = head // work.group
-        first, end = work.kv_tiles(first_block)
-        last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is walked first
-        steps = end - first
-        load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
-        place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
-        announce(work, shared, tiles, b, head, first_block, first, end)
+        if data.GIVEN:
+            words_ptr, steps = data.words_of(work, b, head, q_tile)
+            word = gl.load(words_ptr)
+            ahead = word_at(words_ptr, 1, steps)
+            tell(shared, done, ahead)
+            load_keys(shared, k_desc, b, kv_head, first_row_of(work, word), done, K_BYTES)
+            place = draw(counter_ptr)
+            announce(work, data, shared, tiles, b, head, first_block, word, steps)
+        else:
+            first, end = work.kv_tiles(first_block)
+            last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is walked first
+            steps = end - first
+            load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
+            place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
+            announce(work, data, shared, tiles, b, head, first_block, first, end)
         slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
         load_queries(work, shared, q_desc, b, head, first_block * ROWS - work.first_row(), slot, Q_BYTES)
-        for step in range(1, steps):
-            k_row = last_row - step * work.BLOCK_KV
-            load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
-            load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
-        done += steps
-        load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
+        if data.GIVEN:
+            for step in range(1, steps):
+                v_row = first_row_of(work, word)
+                word = ahead
+                ahead = word_at(words_ptr, step + 1, steps)
+                tell(shared, done + step, ahead)
+                load_keys(shared, k_desc, b, kv_head, first_row_of(work, word), done + step, K_BYTES)
+                load_values(shared, v_desc, b, kv_head, v_row, done + step - 1, V_BYTES)
+            done += steps
+            load_values(shared, v_desc, b, kv_head, first_row_of(work, word), done - 1, V_BYTES)
+        else:
+            for step in range(1, steps):
+                k_row = last_row - step * work.BLOCK_KV
+                load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
+                load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
+            done += steps
+            load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
         tiles += 1
-    announce(work, shared, tiles, 0, 0, 0, 0, 0)
+    announce(work, data, shared, tiles, 0, 0, 0, 0, 0)
     slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
     mbarrier.arrive(shared.q_full.index(slot), count=1)
+
+
+@gluon.jit
+def word_at(words_ptr, step, steps):
+    """A word of a tile; 0 where there is none."""
+    return gl.load(words_ptr + step, mask=step < steps, other=0)
+
+
+@gluon.jit
+def first_row_of(work, word):
+    """The first row of a word's kv tile, in the descriptors of K and V."""
+    return kv_of(word) * work.BLOCK_KV - work.first_key()

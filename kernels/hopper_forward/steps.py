@@ -66,8 +66,17 @@ def softmax(s, m, total, scale_log2):
 
 
 @gluon.jit
-def masked(work, s, rows, kv):
+def masked(work, data, s, b, head, rows, kv):
     """Scores of kv tile `kv`, -inf where a row does not see the key."""
+    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
+        s = _in_band(work, s, rows, kv)
+    if data.GIVEN:
+        s = data.hide(work, s, b, head, rows, kv)
+    return s
+
+
+@gluon.jit
+def _in_band(work, s, rows, kv):
     keys = gl.expand_dims(kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout)), 0)
     end = gl.full([ROWS], 0, gl.int32, rows.type.layout) + work.kv_len
     if work.HAS_LO:
@@ -142,40 +151,55 @@ def skip(shared, it):
 
 
 @gluon.jit
-def first_step(work, shared, scale_log2, zero, rows, kv, masks, q_tile, it, m, total):
-    """(P, m, total) of the first kv tile of a walk; its V is left to the next step.  masks: whether it needs a mask."""
+def first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, total):
+    """(P, m, total, shrink) of the first kv tile of a walk; its V is left to the next step.
+
+    here: batch element, query head, rows and Q tile of the row block; masks: whether the kv tile needs a mask; shrink:
+    the factor of what was before, for those who had a walk before.
+    """
+    b, head, rows, q_tile = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
-    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
+    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
         if masks:
-            s = masked(work, s, rows, kv)
-    p, m, total, _ = softmax(s, m, total, scale_log2)
-    return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total
+            s = masked(work, data, s, b, head, rows, kv)
+    p, m, total, shrink = softmax(s, m, total, scale_log2)
+    return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total, shrink
 
 
 @gluon.jit
-def next_step(work, shared, scale_log2, zero, rows, kv, q_tile, it, p, acc, m, total, MASKED: gl.constexpr):
+def next_step(work, data, shared, scale_log2, zero, here, kv, masks, it, p, acc, m, total):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.
+
+    here, masks: see `first_step`; masks is a constant.
     """
+    b, head, rows, q_tile = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
-    if MASKED:
-        s = masked(work, s, rows, kv)
+    if masks:
+        if data.GIVEN:  # the registers of P have to hold codes
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+        s = masked(work, data, s, b, head, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
     release(shared.v_empty.index(before))
-    acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
-    return p, acc, m, total
+    return p, scaled(acc, shrink), m, total
+
+
+@gluon.jit
+def scaled(acc, factor):
+    """Rows of acc times their factors."""
+    return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout)), 1)
 
 
 @gluon.jit

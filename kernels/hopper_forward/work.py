@@ -5,6 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
+from .listed import word_slots
+
 ROWS = gl.constexpr(64)
 """Query rows of a consumer, the M of a warpgroup's matmul."""
 
@@ -78,7 +80,7 @@ class Work:
 
     @gluon.jit
     def tile(self, place):
-        """(batch element, query head, first row block) of a tile of the list.
+        """(batch element, query head, place among the tiles of the head, first row block) of a tile of the list.
 
         Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose walk is
         the shortest: with a lower bound the first, whose first row block is then negative.
@@ -92,7 +94,7 @@ class Work:
         first_block = q_tile * self.CONSUMERS
         if self.HAS_LO:
             first_block = self.row_blocks() - (q_tile + 1) * self.CONSUMERS
-        return head // self.q_heads, head % self.q_heads, first_block
+        return head // self.q_heads, head % self.q_heads, q_tile, first_block
 
     @gluon.jit
     def kv_tiles(self, first_block):
@@ -162,7 +164,8 @@ class Shared:
 
     q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
     v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
-    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`.
+    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`; words: if LISTED, a ring of
+    `word_slots`, see Note [Words] in `listed`.
 
     `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.
     """
@@ -174,6 +177,7 @@ class Shared:
     v: gl.shared_memory_descriptor
     out: gl.shared_memory_descriptor
     facts: gl.shared_memory_descriptor
+    words: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
@@ -187,7 +191,7 @@ class Shared:
 
     @gluon.constexpr_function
     def __init__(
-        self, q, q_tail, k, k_tail, v, out, facts, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        self, q, q_tail, k, k_tail, v, out, facts, words, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         Q_STAGES, STAGES, TAIL_D, OUT_IN_Q,
     ):  # fmt: skip
         self.q = q
@@ -197,6 +201,7 @@ class Shared:
         self.v = v
         self.out = out
         self.facts = facts
+        self.words = words
         self.q_full = q_full
         self.q_empty = q_empty
         self.k_full = k_full
@@ -233,9 +238,16 @@ def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH
 
 
 @gluon.jit
+def _words(COUNT: gl.constexpr):
+    """COUNT words of int32."""
+    return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr,
     Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    LISTED: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     q = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, BLOCK_D)
@@ -251,6 +263,10 @@ def allocate_shared(
         gl.static_assert(Q_STAGES == 1)
     else:
         out = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_DV)
+    told_facts = _words(fact_slots(Q_STAGES) * facts(CONSUMERS))
+    words = told_facts
+    if LISTED:
+        words = _words(word_slots(STAGES))
     return Shared(
         q,
         q_tail,
@@ -258,9 +274,8 @@ def allocate_shared(
         k_tail,
         _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
         out,
-        gl.allocate_shared_memory(
-            gl.int32, [fact_slots(Q_STAGES) * facts(CONSUMERS), 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
-        ),
+        told_facts,
+        words,
         _barriers(Q_STAGES, 1),
         _barriers(Q_STAGES, CONSUMERS),
         _barriers(STAGES, 1),

@@ -107,3 +107,25 @@ def vision_language_model(family: str) -> torch.nn.Module:
 def token_ids(batch: int, length: int) -> torch.Tensor:
     """Reproducible input, int64, [batch, length]."""
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def t5(*, layers: int = 1, head_dim: int = 16) -> torch.nn.Module:
+    """A T5 of 4 heads per layer without dropout, in training mode: its bias of relative positions is learned."""
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=64,
+        d_kv=head_dim,
+        d_ff=32,
+        num_layers=layers,
+        num_heads=4,
+        dropout_rate=0.0,
+        attn_implementation="sdpa",
+        use_cache=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model: torch.nn.Module = transformers.T5ForConditionalGeneration(config)
+    return model.train()

@@ -25,7 +25,8 @@ TILES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A variant: head dims of q, k and of v, mask, schedule, dtype, query heads per kv head, no ragged kv tile."""
+    """A variant: head dims of q, k and of v, band, schedule, dtype, query heads per kv head, no ragged kv tile, and
+    which data the mask has."""
 
     dims: tuple[int, int]
     mask: Band
@@ -33,15 +34,20 @@ class Case:
     dtype: Any = "bfloat16"
     group: int = 1
     even_kv: bool = True
+    codes: bool = False
+    dense: bool = False
 
     def __str__(self) -> str:
         ragged = "" if self.even_kv else " ragged"
-        return f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}"
+        data = " codes" * self.codes + " dense" * self.dense
+        return (
+            f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}{data}"
+        )
 
     def specialisation(self) -> build.Specialisation:
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
-            self.even_kv, TILES[self.dims],
+            self.even_kv and not self.codes and not self.dense, TILES[self.dims], self.codes, self.dense,
         )  # fmt: skip
 
 

@@ -17,20 +17,27 @@ from . import sass
 
 @dataclass(frozen=True)
 class Case:
-    """Head dims of q and k and of v, mask, dtype, no ragged kv tile."""
+    """Head dims of q and k and of v, mask, dtype, no ragged kv tile, and what of the mask is data."""
 
     dims: tuple[int, int]
     mask: Band
     dtype: Any = "bfloat16"
     even_kv: bool = True
+    codes: bool = False
+    dense: bool = False
+
+    @property
+    def data(self) -> bool:
+        return self.codes or self.dense
 
     def __str__(self) -> str:
-        ragged = "" if self.even_kv else " ragged"
-        return f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.dtype}{ragged}"
+        others = zip((not self.even_kv, self.codes, self.dense), ("ragged", "codes", "dense"), strict=True)
+        words = [f"{self.dims[0]}/{self.dims[1]}", str(self.mask), self.dtype, *(name for has, name in others if has)]
+        return " ".join(words)
 
     def problem(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
-        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv)
+        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, self.codes, self.dense)
 
 
 @dataclass(frozen=True)
@@ -70,26 +77,36 @@ def built(case: Case) -> Built:
 
 
 def steps(text: str) -> tuple[Step, ...]:
-    """The loops with matrix instructions inside the loop over tiles.
+    """The innermost loops with matrix instructions inside the loop over tiles.
 
     Every tile takes the logarithm of its sums: without those blocks, what is left of the loops over tiles are the loops
-    inside them.
+    inside them.  Without the blocks at which a loop is entered, what is left of it are the loops inside it.
     """
     graph = sass.blocks(text)
     per_tile = [start for start, block in graph.items() if any("MUFU.LG2" in line for line in block.lines)]
     assert per_tile
     inner = {start: block for start, block in graph.items() if start not in per_tile}
-    after = {start: sass._reach(inner, start) for start in inner}
-    loops = {
-        frozenset(b for b in after[start] if start in after[b])
-        for start, block in inner.items()
-        if start in after[start] and any("HGMMA" in line for line in block.lines)
-    }
     found = []
-    for loop in sorted(loops, key=min):
+    for loop in sorted(_innermost(inner, set(inner)), key=min):
         lines = [line for start in loop for line in inner[start].lines]
         found.append(Step(len(lines), Counter(map(_operation, lines))))
     return tuple(found)
+
+
+def _innermost(graph: dict[int, sass.Block], within: set[int]) -> set[frozenset[int]]:
+    """The loops among some blocks that have matrix instructions, and no such loop inside."""
+    part = {start: graph[start] for start in within}
+    after = {start: sass._reach(part, start) for start in part}
+    loops = {
+        frozenset(b for b in after[start] if start in after[b])
+        for start, block in part.items()
+        if start in after[start] and any("HGMMA" in line for line in block.lines)
+    }
+    found: set[frozenset[int]] = set()
+    for loop in loops:
+        entries = {b for start in set(graph) - loop for b in graph[start].next if b in loop}
+        found |= _innermost(graph, set(loop - entries)) or {loop}
+    return found
 
 
 def _operation(line: str) -> str:

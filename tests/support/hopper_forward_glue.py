@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper_forward import build, consumer, entry, producer, steps, work
+from dash_inductor.kernels.hopper_forward import build, consumer, entry, listed, producer, steps, work
 from torch import Tensor
 
 from dash_inductor.schedule.codegen import python_functions
@@ -203,9 +203,16 @@ class Output:
         return DType(self.tensor.dtype)
 
 
+@dataclass(frozen=True)
+class Input:
+    """A tensor that is read by pointers."""
+
+    tensor: Tensor
+
+
 @dataclass
 class Pointer:
-    output: Output
+    output: Output | Input
     offsets: Tensor | int = 0
 
     def __add__(self, other: Any) -> Pointer:
@@ -263,7 +270,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (work, producer, steps, consumer, entry)
+_MODULES = (listed, work, producer, steps, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -296,20 +303,21 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         assert s.current is not None
         return s.current
 
-    def first(work: Any, shared: Any, scale: Any, zero: Any, rows: Any, kv: int, masks: bool, *rest: Any) -> Any:
-        can_mask = work.HAS_LO or work.HAS_HI or not work.EVEN_KV
-        walks[role()] = [(kv, bool(masks and can_mask))]
-        return first_step(work, shared, scale, zero, rows, kv, masks, *rest)
+    def first(work: Any, data: Any, *rest: Any) -> Any:
+        kv, masks = rest[4:6]
+        can_mask = work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN
+        walks[role()].append((kv, bool(masks and can_mask)))
+        return first_step(work, data, *rest)
 
-    def later(work: Any, shared: Any, scale: Any, zero: Any, rows: Any, kv: int, *rest: Any) -> Any:
-        walks[role()].append((kv, rest[-1]))
-        return next_step(work, shared, scale, zero, rows, kv, *rest)
+    def later(work: Any, data: Any, *rest: Any) -> Any:
+        walks[role()].append(rest[4:6])
+        return next_step(work, data, *rest)
 
     def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
         place = b, head, row // namespace["ROWS"]
         if place in s.walks:
             raise Fault(f"{place} is computed twice")
-        s.walks[place] = walks[role()]
+        s.walks[place] = walks.pop(role())
         store_out(shared, desc, b, head, row, *rest)
 
     namespace.update(first_step=first, next_step=later, store_out=store)
@@ -420,6 +428,21 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         pointer.output.tensor.view(-1)[places] = value.read()[mask.read()]
         pointer.output.writes.view(-1)[places] += 1
 
+    def load(pointer: Pointer, mask: Value | None = None, other: int = 0) -> Any:
+        """A number, or a tensor where the pointers are one."""
+        elements, offsets = pointer.output.tensor.reshape(-1), pointer.offsets
+        if not isinstance(offsets, Tensor):
+            if mask is not None and not mask:
+                return other
+            if not 0 <= offsets < len(elements):
+                raise Fault("a load outside a tensor")
+            return int(elements[offsets])
+        wanted = torch.ones_like(offsets, dtype=torch.bool) if mask is None else mask.read().expand(offsets.shape)
+        if not ((offsets >= 0) & (offsets < len(elements)))[wanted].all():
+            raise Fault("a load outside a tensor")
+        found = elements[torch.where(wanted, offsets, 0)]
+        return Value(torch.where(wanted, found, torch.tensor(other, dtype=found.dtype)))
+
     def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:
         assert len(partitions) - 1 == len(warps) == len(registers)
         s.specialise(partitions)
@@ -458,6 +481,12 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def keep_below(s: Value, keys: Value, end: Value) -> Value:
         return Value(torch.where(keys.read() < end.read(), s.read(), -math.inf))
 
+    def keep_equal(s: Value, a: Value, b: Value) -> Value:
+        return Value(torch.where(a.read() == b.read(), s.read(), -math.inf))
+
+    def keep_set(s: Value, a: Value) -> Value:
+        return Value(torch.where(a.read() != 0, s.read(), -math.inf))
+
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
         int32=DType(torch.int32), int64=DType(torch.int64), float32=DType(torch.float32), where=where,
@@ -468,6 +497,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         warp_specialize=specialise, zeros=lambda shape, dtype, _: Value(torch.zeros(shape, dtype=dtype.torch)),
         full=lambda shape, x, dtype, _: Value(torch.full(shape, x, dtype=dtype.torch)),
         arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
+        load=load,
         expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().ticket,
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
@@ -481,5 +511,5 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "role_barrier": meet, "load_rows": load_rows, "store_rows": store_rows, "wait_until_read": wait_until_read,
         "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
-        "_keep_below": keep_below, "_keep_between": keep_between,
+        "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
     }  # fmt: skip

@@ -16,12 +16,25 @@ import math
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from dash_inductor.kernels.hopper import consumer, entry, group, operations, producer, reducer, steps, work
+from dash_inductor.kernels.hopper import (
+    closed_form,
+    consumer,
+    entry,
+    group,
+    operations,
+    producer,
+    reducer,
+    steps,
+    table_walk,
+    work,
+)
+
+from dash_inductor.schedule.table_walk import TILE_BITS
 
 
 class Fault(AssertionError):
@@ -37,10 +50,13 @@ class Value:
 
     parts: of an element-wise result the parts of its operands; of a sum of matmuls one (left, right) pair per matmul,
     in their order.
+    first: of consecutive numbers the first one.
     """
 
-    def __init__(self, shape: Sequence[int], parts: tuple[Any, ...] = (), matmul: Matmul | None = None) -> None:
-        self.shape, self.parts, self.matmul = list(shape), parts, matmul
+    def __init__(
+        self, shape: Sequence[int], parts: tuple[Any, ...] = (), matmul: Matmul | None = None, first: int | None = None
+    ) -> None:
+        self.shape, self.parts, self.matmul, self.first = list(shape), parts, matmul, first
         self.type = SimpleNamespace(layout=None)
         self.dtype = None
 
@@ -56,7 +72,13 @@ class Value:
             shape = shape if math.prod(shape) >= math.prod(other.shape) else other.shape
         return Value(shape, parts)
 
-    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __and__ = __lt__ = __ge__ = __le__ = __eq__ = _with  # type: ignore[assignment]  # all alike
+    def __add__(self, other: Any) -> Value:
+        found = self._with(other)
+        found.first = self.first + other if self.first is not None and isinstance(other, int) else None
+        return found
+
+    __radd__ = __add__
+    __mul__ = __rmul__ = __sub__ = __and__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _with  # type: ignore[assignment]  # all alike
     __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
 
     def to(self, _: Any) -> Value:
@@ -161,7 +183,8 @@ class Pointer:
     offset: int = 0
 
     def __add__(self, other: Any) -> Pointer:
-        return Pointer(self.name, self.offset + other) if isinstance(other, int) else self
+        offset = other if isinstance(other, int) else other.first or 0
+        return Pointer(self.name, self.offset + offset)
 
 
 @dataclass(frozen=True)
@@ -215,6 +238,7 @@ class Simulation:
         constants: the kernel's compile-time constants, schedule functions as Python.
         arguments: its other arguments by name.
         ctas: how many there are.
+        memory: the numbers behind pointers, by their names; any others are loaded as values that are called so.
         resident: how many may run at the same time.
         seed: of the order in which roles and copies take turns.
         late: copies arrive when nothing else can happen; otherwise at any time.
@@ -226,10 +250,10 @@ class Simulation:
 
     def __init__(
         self, constants: dict[str, Any], arguments: dict[str, Any], ctas: int, *, resident: int, seed: int = 0,
-        late: bool = False, edits: tuple[tuple[str, str], ...] = (),
+        memory: Mapping[str, Sequence[int]] | None = None, late: bool = False, edits: tuple[tuple[str, str], ...] = (),
     ) -> None:  # fmt: skip
         self.constants, self.arguments, self.ctas, self.resident = constants, arguments, ctas, resident
-        self.late, self.random = late, random.Random(seed)
+        self.late, self.random, self.memory = late, random.Random(seed), memory or {}
         self.stores: list[Store] = []
         self.sums: dict[Pointer, Value] = {}
         self.semaphores: dict[Pointer, int] = defaultdict(int)
@@ -320,7 +344,7 @@ class Simulation:
         return self.random.choice(ready)
 
 
-_MODULES = (operations, work, steps, group, producer, consumer, reducer, entry)
+_MODULES = (operations, work, closed_form, table_walk, steps, group, producer, consumer, reducer, entry)
 
 
 def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -447,7 +471,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         s.sums[pointer] = Value(what.shape, load(pointer, ".cg").parts + what.read())
         return None
 
-    def load(pointer: Pointer, cache_modifier: str) -> Value:
+    def load(pointer: Pointer, cache_modifier: str = "", mask: Any = None, other: int | None = None) -> Any:
+        if pointer.name in s.memory:
+            return s.memory[pointer.name][pointer.offset]
+        if mask is not None:  # an operand of the mask
+            return Value(mask.shape, ((pointer.name, pointer.offset, other), *mask.parts))
         assert cache_modifier == ".cg"  # the first cache is not coherent
         if pointer not in s.sums:
             raise Fault(f"{pointer} is read before it is written")
@@ -473,10 +501,10 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
-        int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max, where=where,
+        int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max, minimum=min, where=where,
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
         NVMMASharedLayout=_SharedLayout, allocate_shared_memory=allocate, warp_specialize=specialise,
-        zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first]), exp2=same,
+        zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first], first=first), exp2=same,
         expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts), atomic_add=add,
         store=store, load=load,
     )  # fmt: skip
@@ -493,6 +521,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
+        "TILE_BITS": TILE_BITS, "here": same,
         "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip
 

@@ -1,62 +1,77 @@
-"""Masks that are data as tensors, and what is built from them against `Tables`, word by word."""
+"""Masks that are data as tensors, and tables against tables, word by word."""
 
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import torch
-from dash_inductor.kernels.mask_vectors import BackwardTables, ForwardTables, Vectors
+from dash_inductor.kernels.mask_data import MaskData, MaskTables
+from torch import Tensor
 
-from dash_inductor.schedule.table_walk import Tables, entry
-from dash_inductor.schedule.visibility import PARTIAL
+from dash_inductor.model.mask import Band
+from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.schedule.schedules import define, supports
 
 from .tile_pairs import DataMask
 
+SCHEDULES = ("ascending", "descending", "spt", "fold", "bent_fold")
+"""Those whose CTAs only wait for earlier ones."""
 
-def vectors(mask: DataMask, rng: random.Random, device: str = "cpu") -> Vectors:
-    """The mask's vectors as tensors, of any dtype that holds them and any strides."""
 
-    def tensor(rows: list[list[int]] | list[list[bool]], dtypes: list[torch.dtype]) -> torch.Tensor:
-        dense = torch.tensor(rows, dtype=rng.choice(dtypes), device=device)
+def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: bool = False) -> MaskData:
+    """The mask's data as tensors, of any dtype that holds them and any strides; and any numbers of heads.
+
+    dense: with a dense mask beside the vectors, or, one time in three, in their place.
+    """
+
+    def strided(tensor: Tensor) -> Tensor:
         how = rng.randrange(3)
         if how == 1:
-            return dense.T.contiguous().T
+            return tensor.mT.contiguous().mT
         if how == 2:
-            wide = torch.ones(len(rows), 2 * dense.shape[1] + 3, dtype=dense.dtype, device=device)
-            wide[:, 1 : 2 * dense.shape[1] : 2] = dense
-            return wide[:, 1 : 2 * dense.shape[1] : 2]
-        return dense
+            wide = tensor.new_ones(*tensor.shape[:-1], 2 * tensor.shape[-1] + 3)
+            wide[..., 1 : 2 * tensor.shape[-1] : 2] = tensor
+            return wide[..., 1 : 2 * tensor.shape[-1] : 2]
+        return tensor
 
+    def tensor(rows: list[list[int]] | list[list[bool]], dtypes: list[torch.dtype]) -> Tensor:
+        return strided(torch.tensor(rows, dtype=rng.choice(dtypes), device=device))
+
+    kv_heads, group = rng.choice((1, 2)), rng.choice((1, 2, 3))
     valid = None if mask.valid is None else tensor(mask.valid, [torch.bool, torch.uint8])
-    ids = [torch.int32, torch.int64]
+    fits = mask.segments is None or all(-(2**31) <= i < 2**31 for side in mask.segments for row in side for i in row)
+    ids = [torch.int32, torch.int64] if fits else [torch.int64]
     segments = None if mask.segments is None else (tensor(mask.segments[0], ids), tensor(mask.segments[1], ids))
-    return Vectors(mask.band, mask.q_len, mask.kv_len, valid, segments)
+    shown = None
+    if dense:
+        sizes = (mask.batch, kv_heads * group, mask.q_len, mask.kv_len)
+        shape = [rng.choice((1, size)) if d < 2 else size for d, size in enumerate(sizes)]
+        if rng.random() < 0.2:
+            shape[rng.choice((2, 3))] = 1
+        shown = strided(
+            torch.tensor([rng.random() < 0.7 for _ in range(torch.Size(shape).numel())], device=device).view(shape)
+        )
+        if rng.random() < 1 / 3:
+            valid = segments = None
+    return MaskData(mask.band, mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len, valid, segments, shown)
 
 
-def same_tables(found: BackwardTables, walk: Tables) -> None:
+def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:
+    """A plan of the Hopper kernels with any tiles and, unless one is given, any schedule that a mask of data may have."""
+    able = [name for name in SCHEDULES if supports(name, band) is None]
+    schedule = schedule or rng.choice(able)
+    assert define(schedule, band).resident is None
+    tiles = Tiles(rng.choice((1, 4, 8)), rng.choice((2, 4, 16)), 8, 2)
+    forward = Tiles(row_block * rng.choice((2, 3)), rng.choice((4, 8)), 8, 2)
+    return Plan("hopper", schedule, "hopper", tiles, forward_tiles=forward)
+
+
+def same_tables(found: MaskTables, expected: MaskTables) -> None:
     """Every word that a kernel may read."""
-    tickets = [(b * walk.heads + head) * walk.n_kv + kv for b, head, kv in walk.order]
-    assert found.tickets.tolist() == tickets, "tickets"
-    for b in range(len(walk.pairs)):
-        head = b * walk.heads
-        entries = [walk.entries(head, kv) for kv in range(walk.n_kv)]
-        assert found.visits[b].tolist() == [len(words) for words in entries], "visits"
-        assert found.base[b].tolist() == [sum(map(len, entries[:kv])) for kv in range(walk.n_kv)], "base"
-        words = [word for walked in entries for word in walked]
-        assert found.steps[b, : len(words)].tolist() == words, "steps"
-        counts = [walk.contributions(head, q) for q in range(walk.n_q)]
-        assert found.contributions[b].tolist() == counts, "contributions"
-
-
-def same_rows(found: ForwardTables, walk: Tables) -> None:
-    """Every word that a kernel may read; `walk` has one head."""
-    for b, pairs in enumerate(walk.pairs):
-        order = found.order[b].tolist()
-        assert sorted(order) == list(range(walk.n_q)), "order"
-        counts = [walk.contributions(b, q) for q in order]
-        assert all(m > n or (m == n and q < p) for (m, q), (n, p) in pairwise(zip(counts, order, strict=True))), "order"
-        for q in range(walk.n_q):
-            words = [entry(kv, 0, pairs[q][kv] == PARTIAL) for kv in walk.visible(b, q)]
-            assert found.visits[b, q] == len(words), "visits"
-            assert found.steps[b, q * walk.n_kv :][: len(words)].tolist() == words, "steps"
+    for name in ("q_codes", "kv_codes", "rows_seeing", "keys_seen", "counts", "visits", "contributions"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    for name, lengths in (("row_steps", found.counts), ("steps", found.visits)):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert ours.shape == theirs.shape, name
+        used = torch.arange(ours.shape[2], device=ours.device) < lengths[:, :, None]
+        assert torch.equal(ours[used], theirs[used]), name

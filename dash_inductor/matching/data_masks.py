@@ -1,0 +1,96 @@
+"""What the Hopper kernels need of a mask that is data, as nodes of the graph: its tables, and cleaned operands.
+
+The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
+compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
+to them are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..planning.families import HOPPER
+from ..table_ops import mask_tables
+from . import layout
+from .emit import Emitter
+from .sites import Match
+
+aten = torch.ops.aten
+
+Q_CODES, KV_CODES, ROWS_SEEING, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CONTRIBUTIONS = range(9)
+"""The results of `dash::mask_tables`."""
+
+
+def needs_tables(match: Match) -> bool:
+    """Whether the kernels of a match walk by tables."""
+    return match.plan.kernel == HOPPER.name and bool(match.site.mask.operands)
+
+
+@dataclass(frozen=True)
+class DataMask:
+    """The tables of a site's mask, and what is made with them; see `build`."""
+
+    emitter: Emitter
+    tables: Node
+    has_codes: bool
+
+    @staticmethod
+    def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> DataMask:
+        """The tables of the mask of `match`, in front of `before`, or those that another layer has built already.
+
+        Args:
+            extras: what the call reads.  That of the mask comes first, and the tables are of it alone: layers with the
+                same mask share them, whatever else differs.
+        """
+        site, query, key = match.site, match.operands.query, match.operands.key
+
+        def size(tensor: Node, dim: int) -> Any:
+            size = tensor.meta["val"].shape[dim]
+            if layout.static(size) is not None:
+                return layout.static(size)
+            for node in emitter.graph.nodes:  # one node for all layers, so that their tables are the same
+                value = node.meta.get("val")
+                if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr and node < before:
+                    return node
+            return emitter.shared(aten.sym_size.int, (tensor, dim), {}, before=before, like=extras[0])
+
+        facts = (size(query, 2), size(key, 2), size(query, 0), site.q_heads, site.kv_heads)
+        arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))
+        tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
+        return DataMask(emitter, tables, site.mask.keys is not None or site.mask.segments is not None)
+
+    def result(self, index: int, before: Node) -> Node:
+        return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
+
+    def of_forward(self, before: Node) -> list[Node]:
+        """What the forward reads behind the call's own tensors."""
+        return self._all((COUNTS, ROW_STEPS), before)
+
+    def of_backward(self, before: Node) -> list[Node]:
+        """What the backward reads behind the call's own tensors."""
+        return self._all((VISITS, STEPS, CONTRIBUTIONS), before)
+
+    def of_queries(self, tensor: Node, before: Node) -> Node:
+        """[batch, q heads, q_len, ...], zero at queries that see no key."""
+        return self._only(tensor, ROWS_SEEING, before)
+
+    def of_keys(self, tensor: Node, before: Node) -> Node:
+        """[batch, kv heads, kv_len, ...], zero at keys that no query sees."""
+        return self._only(tensor, KEYS_SEEN, before)
+
+    def _all(self, indices: tuple[int, ...], before: Node) -> list[Node]:
+        codes = (Q_CODES, KV_CODES) if self.has_codes else ()
+        return [self.result(index, before) for index in (*codes, *indices)]
+
+    def _only(self, tensor: Node, which: int, before: Node) -> Node:
+        truths = self.result(which, before)
+        call, value = self.emitter.call, tensor.meta["val"]
+        truths = self.emitter.shared(aten.unsqueeze.default, (truths, -1), {}, before=before, like=truths)
+        facts = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+        zero = call(aten.full.default, ([], 0.0), facts, before=before, like=tensor)
+        return call(aten.where.self, (truths, tensor, zero), before=before, like=tensor)

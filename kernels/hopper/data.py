@@ -1,0 +1,154 @@
+"""What a launch of the backward is given where its mask is data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...model.call import Call
+from ...model.mask import Mask
+from ...schedule.table_walk import TILE_BITS
+from ...schedule.walk import ClosedForm
+from ..strides import dense_strides
+
+Fact = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Facts = tuple[Fact | None, ...]
+"""Shape, strides, dtype and device of every tensor of `BackwardData`."""
+
+_POINTERS = ("visits", "words", "q_codes", "kv_codes", "dense")
+_TABLES = ("table_b", "table_h")
+_DENSE_STRIDES = ("dense_b", "dense_h", "dense_i", "dense_j")
+MAIN = (*_POINTERS, *_TABLES, "first_mirrored", *_DENSE_STRIDES)
+FINISH = ("contributions", *_TABLES)
+"""The arguments of the main kernel and of `finish` about a mask that is data, in their order."""
+TYPES = {**dict.fromkeys((*_POINTERS, "contributions"), "*i32"), "dense": "*i8", **dict.fromkeys(_DENSE_STRIDES, "i64")}
+ANY_ADDRESS = dict.fromkeys((*_POINTERS, "contributions"), 1)
+"""What is known to divide their addresses: operands and tables may begin anywhere."""
+
+
+def kinds(mask: Mask) -> tuple[bool, bool]:
+    """Whether a mask has codes, and whether it has a dense mask."""
+    return mask.keys is not None or mask.segments is not None, mask.dense is not None
+
+
+class BackwardData(NamedTuple):
+    """The tensors that a mask reads, and its tables.  `table_walk` says what the kernels make of them.
+
+    Attributes:
+        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; of keys and segments.
+        visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
+        dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
+    """
+
+    q_codes: Tensor | None
+    kv_codes: Tensor | None
+    visits: Tensor
+    steps: Tensor
+    contributions: Tensor
+    dense: Tensor | None = None
+
+    @staticmethod
+    def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
+        """From the operator's extras: first the operands of the call, then the mask's codes, if any, and its tables.
+
+        Raises:
+            ArgumentError: another number of extras.
+        """
+        mask, operands = call.mask, len(call.operands)
+        if not mask.operands:
+            return None
+        has_codes, _ = kinds(mask)
+        given = list(extras[operands:])
+        wanted = 5 if has_codes else 3
+        if len(given) != wanted:
+            raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} codes and tables: {call}")
+        q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
+        dense = None if mask.dense is None else extras[mask.dense.mask.index]
+        visits, steps, contributions = given
+        return BackwardData(q_codes, kv_codes, visits, steps, contributions, dense)
+
+    def facts(self) -> Facts:
+        """What a launch is prepared for."""
+        return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
+
+
+_Numbers = tuple[int | None, ...]
+
+
+class Arguments(NamedTuple):
+    """What the kernels are told about a mask that is data, beside addresses.
+
+    Attributes:
+        main: strides of tables, the first mirrored place, and the strides of `dense`.
+        finish: strides of tables.
+    """
+
+    main: tuple[int, ...]
+    finish: tuple[int, ...]
+
+    @staticmethod
+    def of(mask: Mask, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
+        """For tensors with these facts.
+
+        Args:
+            walk: of the band of `mask`; its heads are query heads.
+
+        Raises:
+            ArgumentError: tensors that the mask does not have or lacks, of another shape, layout, dtype or device.
+        """
+        p, dense = walk.problem, facts[-1]
+        if dense is not None:
+            _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device)
+        by_head = dense is not None and dense[0][1] != 1
+        table_b, table_h, mirrored = (p.heads, 1, p.heads) if by_head else (walk.kinds, 0, walk.first_mirrored)
+        tables = p.batch * table_b
+        if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
+            raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
+        shapes = (
+            (p.batch, p.q_len),
+            (p.batch, p.kv_len),
+            (tables, p.n_kv),
+            (tables, p.n_kv, p.n_q),
+            (tables, p.n_q),
+            None,
+        )
+        has_codes, has_dense = kinds(mask)
+        needed = has_codes, has_codes, True, True, True, has_dense
+        for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
+            if (fact is not None) != is_needed:
+                raise ArgumentError(f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {mask}")
+            if fact is not None and shape is not None:
+                _check(f"data.{name}", fact, shape, False, device)
+        strides: tuple[int, ...] = (0, 0, 0, 0)
+        if dense is not None:
+            strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))
+        return Arguments((table_b, table_h, mirrored, *strides), (table_b, table_h))
+
+    def of_call(self, data: BackwardData) -> tuple[_Numbers, _Numbers]:
+        """All the arguments `MAIN` and `FINISH`."""
+        q_codes, kv_codes, visits, steps, contributions, dense = (0 if t is None else t.data_ptr() for t in data)
+        return (visits, steps, q_codes, kv_codes, dense, *self.main), (contributions, *self.finish)
+
+
+NOTHING: tuple[_Numbers, _Numbers] = (None,) * len(MAIN), (None,) * len(FINISH)
+"""In the place of `Arguments.of_call` where the mask is a band: all of them are compile-time constants."""
+
+
+def _check(name: str, fact: Fact, full: tuple[int, ...], broadcasts: bool, device: torch.device) -> None:
+    """Raise ArgumentError unless a tensor is as the kernels read it: bool if it `broadcasts`, else contiguous int32."""
+    shape, strides, dtype, where = fact
+    if where != device:
+        raise ArgumentError(f"{name}.device", str(where), str(device))
+    allowed = torch.bool if broadcasts else torch.int32
+    if dtype != allowed:
+        raise ArgumentError(f"{name}.dtype", dtype, str(allowed))
+    sizes = tuple(1 if broadcasts and size == 1 else wanted for size, wanted in zip(shape, full, strict=False))
+    if len(shape) != len(full) or shape != sizes:
+        raise ArgumentError(f"{name}.shape", tuple(shape), f"{full}{', or 1' if broadcasts else ''}")
+    contiguous = dense_strides(shape, range(len(shape)))
+    if not broadcasts and any(size > 1 and a != b for size, a, b in zip(shape, strides, contiguous, strict=True)):
+        raise ArgumentError(f"{name}.stride()", strides, "those of a contiguous tensor")

@@ -1,0 +1,54 @@
+"""The tensors of a mask that is data, as the Hopper forward is given them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...model.call import Call
+
+
+class ForwardData(NamedTuple):
+    """Which scores count, beside the band; see `listed` for what the tables hold.
+
+    A query sees a key only if their codes are equal, where there are codes, and the byte of the pair in the dense mask
+    is not zero, where there is one.  Rows of q that see no key, and of k and v that no row sees because of data, must
+    be finite: their scores are computed before they are hidden, and zero times infinity is not zero.
+
+    Args:
+        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; both or neither.
+        counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
+        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
+        dense: bool [batch, q heads, q_len, kv_len] with any strides, 0 where it is expanded.
+
+    `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
+    """
+
+    q_codes: Tensor | None
+    kv_codes: Tensor | None
+    counts: Tensor
+    steps: Tensor
+    dense: Tensor | None = None
+
+    @staticmethod
+    def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
+        """From the operator's extras: the operands of the call, then the mask's codes, if any, counts and steps.
+
+        Raises:
+            ArgumentError: a mask that is data, without its tables.
+        """
+        mask, operands = call.mask, len(call.operands)
+        if not mask.operands:
+            return None
+        has_codes = mask.keys is not None or mask.segments is not None
+        made = list(extras[operands:])
+        if len(made) != 2 * has_codes + 2:
+            allowed = f"the {operands} operands of {call}, then {2 * has_codes + 2} tensors made from them"
+            raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
+        q_codes, kv_codes = made[:2] if has_codes else (None, None)
+        counts, steps = made[-2:]
+        dense = None if mask.dense is None else extras[mask.dense.mask.index]
+        return ForwardData(q_codes, kv_codes, counts, steps, dense)

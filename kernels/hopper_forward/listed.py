@@ -1,0 +1,169 @@
+"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
+
+Note [Words]
+    A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
+    to the first: ``kv | k0 << 16 | k1 << 18 | k2 << 20``, where k_c says what consumer c does with the kv tile (SKIP,
+    PARTIAL or FULL).  A row block that sees no key, or that does not exist, has one PARTIAL word.
+
+    Consumers learn the first word of a tile with its facts, and every other one with the kv tile before it: the
+    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`tell`), and consumers
+    read it before they leave the V of step s (`told`).  So a word is there when its step begins, and nobody waits for
+    it.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+from ..hopper.operations import role_barrier
+
+SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
+"""What a consumer does with a kv tile: give it back unread; test every score; nothing is hidden."""
+
+
+@gluon.jit
+def kv_of(word):
+    """The kv tile of a word."""
+    return word & 0xFFFF
+
+
+@gluon.jit
+def use_of(word, CONSUMER: gl.constexpr):
+    """What a consumer does with the kv tile of a word: SKIP, PARTIAL or FULL."""
+    return (word >> (16 + 2 * CONSUMER)) & 3
+
+
+@gluon.constexpr_function
+def _given(argument):
+    """An argument of the kernel as a member of an aggregate, which must not be None."""
+    return gl.constexpr(None) if argument is None else argument
+
+
+@aggregate
+class Data:
+    """The tensors of a mask that is data, see `data.ForwardData`; None, all of them, in kernels of bands.
+
+    tables: tables of a batch element, 1 or one for each head; dense_b, dense_h, dense_q, dense_kv: strides.
+    """
+
+    counts_ptr: gl.tensor | gl.constexpr
+    steps_ptr: gl.tensor | gl.constexpr
+    tables: gl.tensor | gl.constexpr
+    q_codes_ptr: gl.tensor | gl.constexpr
+    kv_codes_ptr: gl.tensor | gl.constexpr
+    dense_ptr: gl.tensor | gl.constexpr
+    dense_b: gl.tensor | gl.constexpr
+    dense_h: gl.tensor | gl.constexpr
+    dense_q: gl.tensor | gl.constexpr
+    dense_kv: gl.tensor | gl.constexpr
+    HAS_CODES: gl.constexpr
+    HAS_DENSE: gl.constexpr
+    GIVEN: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
+        HAS_CODES, HAS_DENSE,
+    ):  # fmt: skip
+        self.counts_ptr = _given(counts_ptr)
+        self.steps_ptr = _given(steps_ptr)
+        self.tables = _given(tables)
+        self.q_codes_ptr = _given(q_codes_ptr)
+        self.kv_codes_ptr = _given(kv_codes_ptr)
+        self.dense_ptr = _given(dense_ptr)
+        self.dense_b = _given(dense_b)
+        self.dense_h = _given(dense_h)
+        self.dense_q = _given(dense_q)
+        self.dense_kv = _given(dense_kv)
+        self.HAS_CODES = gl.constexpr(HAS_CODES)
+        self.HAS_DENSE = gl.constexpr(HAS_DENSE)
+        self.GIVEN = gl.constexpr(HAS_CODES or HAS_DENSE)
+
+    @gluon.jit
+    def words_of(self, work, b, head, q_tile):
+        """(pointer to the first word, how many there are) of the q_tile-th tile of a head, as the list counts."""
+        table = (b * self.tables + head % self.tables).to(gl.int64)
+        row = table * work.q_tiles() + q_tile
+        kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
+        return self.steps_ptr + row * kv_tiles, gl.load(self.counts_ptr + row)
+
+    @gluon.jit
+    def hide(self, work, s, b, head, rows, kv):
+        """Scores of kv tile `kv`, -inf where codes differ or the dense mask has zero; the band is another's matter."""
+        keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
+        row_exists = (rows >= 0) & (rows < work.q_len)
+        key_exists = keys < work.kv_len
+        if self.HAS_CODES:
+            q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
+            if work.EVEN_KV:  # said so that loads are known to be aligned
+                first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
+                columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
+                kv_codes = gl.load(self.kv_codes_ptr + first + columns)
+            else:
+                kv_codes = gl.load(self.kv_codes_ptr + b.to(gl.int64) * work.kv_len + keys, mask=key_exists, other=0)
+            s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
+        if self.HAS_DENSE:
+            start = self.dense_ptr + b * self.dense_b + head * self.dense_h
+            places = gl.expand_dims(rows * self.dense_q, 1) + gl.expand_dims(keys * self.dense_kv, 0)
+            exists = gl.expand_dims(row_exists, 1) & gl.expand_dims(key_exists, 0)
+            s = _keep_set(s, gl.load(start + places, mask=exists, other=0).to(gl.int32))
+        return s
+
+
+@gluon.jit
+def _keep_equal(s, a, b):
+    """s where ``a == b``, else -inf; as one operation, see `steps._keep_below`."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.eq.s32 %keep, $2, $3;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r",
+        [s, a, b],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _keep_set(s, a):
+    """s where ``a != 0``, else -inf."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.ne.s32 %keep, $2, 0;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r",
+        [s, a],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.constexpr_function
+def word_slots(stages):
+    """Words that are kept.
+
+    When the producer brings the K of step s it has brought the V of step ``s - 2``, so all consumers have left the V
+    of step ``s - 2 - stages``, and read what was told there.
+    """
+    return stages + 2
+
+
+@gluon.jit
+def tell(shared, it, word):
+    """Put down the word of the step after the it-th, before the K of the it-th is begun."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    shared.words.index(it % word_slots(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
+    role_barrier()
+
+
+@gluon.jit
+def told(shared, it):
+    """The word of the step after the it-th, whose K has been waited for and whose V has not been left."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(shared.words.index(it % word_slots(shared.STAGES)).load(layout), 0)

@@ -1,0 +1,77 @@
+"""Tables of the Hopper forward for masks that are data, from booleans, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from dash_inductor.kernels.hopper_forward.data import ForwardData
+from torch import Tensor
+
+ROWS = 64
+
+
+def tables(keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    """(counts, steps) for booleans [tables, q_len, kv_len] that say who sees whom.
+
+    has_lo: whether the band of the mask has a lower bound, on which the place of a tile's row blocks depends.
+    """
+    n, q_len, kv_len = keep.shape
+    blocks, kv_tiles = -(-q_len // rows), -(-kv_len // block_kv)
+
+    def padded(value_of_row: bool) -> Tensor:
+        """[table, row block, kv tile, pair]; keys past the end are False."""
+        whole = torch.zeros(n, blocks * rows, kv_tiles * block_kv, dtype=torch.bool, device=keep.device)
+        whole[:, :q_len, :kv_len] = keep
+        whole[:, q_len:, :] = value_of_row
+        return whole.view(n, blocks, rows, kv_tiles, block_kv).transpose(2, 3).flatten(3)
+
+    use_of_block = padded(False).any(-1).int() + padded(True).all(-1).int()  # 0 skip, 1 partial, 2 full
+    q_tiles = -(-blocks // consumers)
+    place = torch.arange(q_tiles)
+    first = blocks - (place + 1) * consumers if has_lo else place * consumers
+    use = torch.zeros(n, q_tiles, consumers, kv_tiles, dtype=torch.int32, device=keep.device)
+    for q_tile, block in enumerate(first.tolist()):
+        for consumer in range(consumers):
+            if 0 <= block + consumer < blocks:
+                use[:, q_tile, consumer] = use_of_block[:, block + consumer]
+    kv = torch.arange(kv_tiles, dtype=torch.int32, device=keep.device)
+    last = torch.where((use > 0).any(2), kv, 0).amax(-1)  # of every tile
+    idle = (use == 0).all(-1)  # consumers with nothing to do
+    use += (idle[..., None] & (kv == last[:, :, None, None])).int()
+    words = kv.expand(n, q_tiles, kv_tiles).clone()
+    for consumer in range(consumers):
+        words |= use[:, :, consumer] << (16 + 2 * consumer)
+    listed = (use > 0).any(2)
+    order = torch.where(listed, kv, -1).argsort(-1, descending=True)
+    steps = torch.where(listed, words, 0).gather(-1, order)
+    return listed.sum(-1, dtype=torch.int32).contiguous(), steps.int().contiguous()
+
+
+def codes(q_segments: Tensor, kv_segments: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """(q_codes, kv_codes) of segments, numbers >= 0, and the validity of keys; [batch, length] each."""
+    return q_segments.int().contiguous(), torch.where(valid, kv_segments.int(), -1).contiguous()
+
+
+def seen(q_codes: Tensor, kv_codes: Tensor, band: Tensor) -> Tensor:
+    """Booleans [batch, q_len, kv_len]: who sees whom by codes and a band of booleans [q_len, kv_len]."""
+    return (q_codes[:, :, None] == kv_codes[:, None, :]) & band
+
+
+def of_codes(
+    q_codes: Tensor, kv_codes: Tensor, band: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS
+) -> ForwardData:
+    """The data of a mask of codes and a band of booleans [q_len, kv_len]."""
+    return ForwardData(q_codes, kv_codes, *tables(seen(q_codes, kv_codes, band), has_lo, consumers, block_kv, rows))
+
+
+def of_dense(
+    dense: Tensor, sizes: tuple[int, int, int, int], band: Tensor, has_lo: bool, consumers: int, block_kv: int,
+    codes: tuple[Tensor, Tensor] | None = None, rows: int = ROWS,
+) -> ForwardData:  # fmt: skip
+    """The data of a dense mask that broadcasts to `sizes`, a band, and codes where there are any."""
+    batch, _, q_len, kv_len = sizes
+    keep = dense.expand(batch, -1, q_len, kv_len) & band
+    if codes is not None:
+        keep = keep & seen(*codes, band)[:, None]
+    q_codes, kv_codes = codes or (None, None)
+    found = tables(keep.flatten(0, 1), has_lo, consumers, block_kv, rows)
+    return ForwardData(q_codes, kv_codes, *found, dense)

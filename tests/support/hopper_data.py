@@ -1,0 +1,159 @@
+"""Masks that are data for tests of the Hopper backward: codes, tables in plain Python, and a batch of every kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from dash_inductor.kernels.hopper.data import BackwardData
+from torch import Tensor
+
+from dash_inductor.model import Band
+from dash_inductor.schedule.table_walk import entry
+from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs
+from dash_inductor.schedule.walk import ClosedForm
+
+NO_KEY, NO_QUERY = -2, -1
+"""The code of a query that sees no key, and of a key that is not valid."""
+
+
+@dataclass(frozen=True)
+class VisibleWalk:
+    """The walk of a closed form, restricted to the visible pairs of one table.
+
+    Args:
+        closed: the walk of the band.
+        head: a head that has this table, as the schedule counts heads.
+        pairs: of the table.
+    """
+
+    closed: ClosedForm
+    head: int
+    pairs: Pairs
+
+    def q_tiles(self, kv: int) -> list[int]:
+        """The q tiles that kv tile `kv` visits, in this order."""
+        steps = range(self.closed.visits(self.head, kv))
+        tiles = [self.closed.q_tile(self.head, kv, step) for step in steps]
+        return [q for q in tiles if self.pairs[q][kv] != EMPTY]
+
+    def contributors(self, q: int) -> list[int]:
+        """The kv tiles that add to q tile `q`, in this order."""
+        kvs = [kv for kv in self.closed.visible(self.head, q) if self.pairs[q][kv] != EMPTY]
+        return sorted(kvs, key=lambda kv: self.closed.rank(self.head, q, kv))
+
+    def words(self, kv: int) -> list[int]:
+        """The steps of kv tile `kv` as the kernel reads them."""
+        tiles = self.q_tiles(kv)
+        return [entry(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL) for q in tiles]
+
+
+def representatives(closed: ClosedForm, kv_heads: int, *, by_head: bool) -> list[int]:
+    """For each table of a batch element a head that has it, as the schedule counts heads."""
+    heads = closed.problem.heads
+    group = heads // kv_heads
+    if by_head:
+        return [q_head % group * kv_heads + q_head // group for q_head in range(heads)]
+    return [0] if closed.kinds == 1 else [0, min(closed.first_mirrored, heads - 1)]
+
+
+def tables(walks: Sequence[VisibleWalk]) -> tuple[Tensor, Tensor, Tensor]:
+    """(visits, steps, contributions); what no walk reads is -1."""
+    n_q, n_kv = len(walks[0].pairs), len(walks[0].pairs[0])
+    visits = torch.zeros(len(walks), n_kv, dtype=torch.int32)
+    steps = torch.full((len(walks), n_kv, n_q), -1, dtype=torch.int32)
+    contributions = torch.zeros(len(walks), n_q, dtype=torch.int32)
+    for table, walk in enumerate(walks):
+        for kv in range(n_kv):
+            words = walk.words(kv)
+            visits[table, kv] = len(words)
+            steps[table, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
+        contributions[table] = torch.tensor([len(walk.contributors(q)) for q in range(n_q)])
+    return visits, steps, contributions
+
+
+def tile_pairs(keep: Tensor, block_q: int, block_kv: int) -> list[Pairs]:
+    """The tile pairs of every [q_len, kv_len] mask of `keep` [masks, q_len, kv_len], by `schedule.visibility`."""
+    q_len, kv_len = keep.shape[1:]
+    rows, keys = -q_len % block_q, -kv_len % block_kv
+    some = torch.nn.functional.pad(keep, (0, keys, 0, rows), value=False)
+    every = torch.nn.functional.pad(torch.nn.functional.pad(keep, (0, keys)), (0, 0, 0, rows), value=True)
+    some, every = (t.unflatten(2, (-1, block_kv)).unflatten(1, (-1, block_q)) for t in (some, every))
+    kinds = torch.where(every.all(4).all(2), FULL, torch.where(some.any(4).any(2), PARTIAL, EMPTY))
+    found: list[Pairs] = kinds.tolist()
+    return found
+
+
+def data_of(
+    closed: ClosedForm, keep: Tensor, kv_heads: int, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None
+) -> BackwardData:
+    """Operands and tables of a mask.
+
+    Args:
+        closed: of the band.
+        keep: bool [batch, 1 or q heads, q_len, kv_len], the whole mask.
+    """
+    p = closed.problem
+    by_head = dense is not None and dense.shape[1] > 1
+    heads = representatives(closed, kv_heads, by_head=by_head)
+    order = keep if by_head else keep.expand(-1, len(heads), -1, -1)
+    pairs = tile_pairs(order.flatten(0, 1), p.block_q, p.block_kv)
+    walks = [VisibleWalk(closed, heads[i % len(heads)], element) for i, element in enumerate(pairs)]
+    made = [t.to(keep.device) for t in tables(walks)]
+    return BackwardData(*(codes or (None, None)), *made, dense)
+
+
+KINDS = (
+    "ones", "right padding", "left padding", "holes", "packed", "repeated ids", "nobody", "packed and padded",
+    "one key",
+)  # fmt: skip
+
+
+def codes_of(band: Band, q_len: int, kv_len: int, kinds: Sequence[str] = KINDS, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """(q_codes, kv_codes), a batch element of each kind; queries that see no key have the code for it."""
+    rng = random.Random(seed)
+    length = max(q_len, kv_len)
+    keep = band_of(band, q_len, kv_len)
+    q_rows, kv_rows = [], []
+    for kind in kinds:
+        ids = torch.zeros(length, dtype=torch.int32)
+        if "packed" in kind:
+            for border in rng.sample(range(length), min(length, 5)):
+                ids[border:] += 1
+        if kind == "repeated ids":
+            run = max(1, length // 11)
+            ids = torch.arange(length, dtype=torch.int32) // run % 3
+        key = torch.arange(kv_len)
+        valid = {
+            "right padding": key < max(1, kv_len * 5 // 8), "left padding": key >= kv_len * 3 // 7,
+            "holes": (key // 9 % 4 != 1) & ~((key > kv_len // 4) & (key < kv_len * 3 // 4)), "nobody": key < 0,
+            "packed and padded": key < kv_len * 9 // 10, "one key": key == kv_len // 2,
+        }.get(kind, key >= 0)  # fmt: skip
+        kv_codes = torch.where(valid, ids[:kv_len], NO_QUERY)
+        sees = (keep & (ids[:q_len, None] == kv_codes)).any(1)
+        q_rows.append(torch.where(sees, ids[:q_len], NO_KEY))
+        kv_rows.append(kv_codes)
+    return torch.stack(q_rows).to(torch.int32), torch.stack(kv_rows).to(torch.int32)
+
+
+def band_of(band: Band, q_len: int, kv_len: int) -> Tensor:
+    """The band as booleans [q_len, kv_len]."""
+    band = band.resolve(q_len, kv_len)
+    distance = torch.arange(q_len)[:, None] - torch.arange(kv_len)
+    keep = torch.ones(q_len, kv_len, dtype=torch.bool)
+    if band.lo is not None:
+        keep &= distance >= band.lo
+    if band.hi is not None:
+        keep &= distance <= band.hi
+    return keep
+
+
+def keep_of(band: Band, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """The whole mask, bool [batch, 1 or q heads, q_len, kv_len]; shape: (batch, q_len, kv_len)."""
+    batch, q_len, kv_len = shape
+    keep = band_of(band, q_len, kv_len).expand(batch, 1, -1, -1)
+    if codes is not None:
+        keep = keep & (codes[0][:, None, :, None] == codes[1][:, None, None, :]).cpu()
+    return keep if dense is None else keep & dense.cpu()

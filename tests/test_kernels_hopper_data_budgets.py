@@ -1,0 +1,90 @@
+"""What the Hopper kernel takes under masks that are data, compiled without a GPU; its order is that of bands."""
+
+from __future__ import annotations
+
+import expecttest
+import pytest
+import triton
+from dash_inductor.kernels.hopper import build
+
+from dash_inductor.model import Band
+
+from .support import sass
+from .support.hopper_builds import TILES, Case, built
+from .test_kernels_hopper_budgets import GROUP_ORDER, HALF, ORDER, SHARED_BYTES, dependent_launches, order
+
+FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
+
+# All pairs of head dims, with every band and both kinds of data spread over them.
+CASES = [
+    Case((64, 64), FULL, "ascending", codes=True),
+    Case((64, 64), CAUSAL, "fold", HALF, 4, codes=True),
+    Case((64, 64), WINDOW, "descending", dense=True),
+    Case((128, 128), FULL, "ascending", codes=True),
+    Case((128, 128), CAUSAL, "fold", group=4, codes=True),
+    Case((128, 128), WINDOW, "fold", HALF, codes=True),
+    Case((128, 128), CAUSAL, "fold", codes=True, dense=True),
+    Case((128, 128), FULL, "ascending", dense=True),
+    Case((192, 128), CAUSAL, "spt", codes=True),
+    Case((192, 128), FULL, "ascending", HALF, dense=True),
+    Case((256, 256), CAUSAL, "spt", group=4, codes=True),
+    Case((256, 256), CAUSAL, "descending", codes=True, dense=True),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@cases
+def test_fits(case: Case) -> None:
+    """Shared memory, registers, no matrix instruction made to wait; spills of scalars, never of tiles.
+
+    What the mask reads costs nothing in steps without it, so the spills that all steps run are those of the walk.
+    Where it is read, codes of queries or addresses of a dense mask are in registers for a moment.
+    """
+    used = built(case)
+    assert used.shared_memory <= SHARED_BYTES
+    assert used.report.registers <= 168
+    assert not used.report.serialised
+    assert used.spills.loops == 1
+    spilled, in_loop = (0, 0) if case.dims == (256, 256) else (220, 44) if case.dense else (160, 36)
+    assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
+    assert used.spills.always <= in_loop, str(used)
+
+
+@cases
+def test_adds_are_ordered(case: Case) -> None:
+    assert order(built(case).ptx) == (ORDER if case.group == 1 else GROUP_ORDER)
+    assert dependent_launches(built(case).ptx) == ["wait", "launch_dependents"]
+
+
+def test_every_variant_has_cases() -> None:
+    assert {build.variant(*case.dims) for case in CASES} == set(build.VARIANTS) == {build.variant(*d) for d in TILES}
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)
+def test_prepare_and_finish(dims: tuple[int, int]) -> None:
+    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4, codes=True).specialisation())
+    for compile in (lambda: kernels.prepare, lambda: kernels.finish):
+        _, report = sass.compile_with_report(compile)
+        assert max(report.spill_stores, report.spill_loads) <= 8
+    assert dependent_launches(kernels.prepare.asm["ptx"]) == ["launch_dependents"]
+    assert dependent_launches(kernels.finish.asm["ptx"]) == ["wait"]
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+def test_pinned() -> None:
+    expecttest.assert_expected_inline(
+        "\n".join(f"{case}: {built(case)}" for case in CASES),
+        """\
+64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 8/8, shared 199132, in loops 0+4
+64/64 causal fold float16 group 4 codes: registers 168, spilled 4/4, shared 199132, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 48/48, shared 199132, in loops 8+11
+128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 24/24, shared 231148, in loops 5+4
+128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 56/72, shared 231148, in loops 12+4
+128/128 band(0,1023) fold float16 group 1 codes: registers 168, spilled 68/104, shared 231148, in loops 15+11
+128/128 causal fold bfloat16 group 1 codes dense: registers 168, spilled 144/180, shared 231148, in loops 27+30
+128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 96/136, shared 231148, in loops 22+16
+192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 120/144, shared 230924, in loops 31+12
+192/128 full ascending float16 group 1 dense: registers 168, spilled 132/160, shared 230924, in loops 31+12
+256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 0/0, shared 213996, in loops 0+0
+256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 0/0, shared 213996, in loops 0+0""",
+    )

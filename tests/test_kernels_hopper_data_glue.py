@@ -1,0 +1,177 @@
+"""The roles of the Hopper kernel under masks that are data, run as plain Python for every CTA, against the tables."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pytest
+from dash_inductor.kernels.hopper import build
+from dash_inductor.kernels.hopper.data import BackwardData
+
+from dash_inductor.model import Band
+from dash_inductor.schedule.jobs import Column
+from dash_inductor.schedule.schedules import supports
+from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
+from dash_inductor.schedule.walk import ClosedForm
+
+from .support.hopper_data import codes_of, data_of, keep_of, tile_pairs
+from .support.hopper_glue import Fault, Pointer
+from .test_kernels_hopper_glue import (
+    BLOCK_KV,
+    BLOCK_Q,
+    SCHEDULES,
+    STAGES,
+    Expected,
+    Launch,
+    Walks,
+    check,
+    walks_of,
+)
+
+
+@dataclass(frozen=True)
+class DataLaunch(Launch):
+    """A launch with a batch element for each kind of codes."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {','.join(self.kinds)}"
+
+    @cached_property
+    def pairs(self) -> list[Pairs]:
+        """The tile pairs of each batch element."""
+        return tile_pairs(self._keep[:, 0], BLOCK_Q, BLOCK_KV)
+
+    @cached_property
+    def _codes(self) -> Any:
+        return codes_of(self.mask, self.q_len, self.kv_len, self.kinds)
+
+    @cached_property
+    def _keep(self) -> Any:
+        return keep_of(self.mask, self._codes, None, (self.batch, self.q_len, self.kv_len))
+
+    @cached_property
+    def data(self) -> BackwardData:
+        return data_of(ClosedForm(self.schedule, self.tables), self._keep, self.kv_heads, self._codes, None)
+
+    def specialisation(self) -> build.Specialisation:
+        return replace(super().specialisation(), even_kv=False, has_codes=True)
+
+    def data_arguments(self) -> dict[str, Any]:
+        closed = ClosedForm(self.schedule, self.tables)
+        names = "visits", "words", "q_codes", "kv_codes", "dense"
+        strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
+        tables = {"table_b": closed.kinds, "table_h": 0, "first_mirrored": closed.first_mirrored}
+        return {name: Pointer(name) for name in names} | strides | tables
+
+    def run(self, *args: Any, **how: Any) -> Any:
+        memory = {"visits": self.data.visits.flatten().tolist(), "words": self.data.steps.flatten().tolist()}
+        return super().run(*args, memory=memory, **how)
+
+
+class DataExpected(Expected):
+    """In steps with the mask, the codes of both tiles are what probabilities were computed from, too."""
+
+    def __init__(self, launch: DataLaunch) -> None:
+        super().__init__(launch)
+        self.pairs = launch.pairs
+
+    def _codes(self, b: int, q: int, kv: int, half: int) -> set[Any]:
+        if self.pairs[b][q][kv] == FULL:
+            return set()
+        row = b * self.launch.q_len + q * BLOCK_Q + half * BLOCK_Q // self.halves
+        return {("q_codes", row, -2), ("kv_codes", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
+
+    def _with_codes(self, terms: list[set[Any]], b: int, column: Column) -> list[set[Any]]:
+        pieces = itertools.product((q for q, _ in column.steps), range(self.halves))
+        return [term | self._codes(b, q, column.kv, half) for term, (q, half) in zip(terms, pieces, strict=True)]
+
+    def dv_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
+        return self._with_codes(super().dv_terms(b, q_head, column), b, column)
+
+    def dk_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
+        return self._with_codes(super().dk_terms(b, q_head, column), b, column)
+
+    def dq_terms(self, b: int, q_head: int, q: int, kv: int) -> list[set[Any]]:
+        (term,) = super().dq_terms(b, q_head, q, kv)
+        return [term.union(*(self._codes(b, q, kv, half) for half in range(self.halves)))]
+
+
+def visible_walks(launch: DataLaunch) -> Walks:
+    """The walks of the band, of which the pairs that nobody sees are left out, and ranks counted anew."""
+    walks = walks_of(launch)
+
+    def rank(b: int, q_head: int, q: int, rank: int) -> int:
+        """How many of those before this one add to the q tile."""
+        columns = (column for (b1, head, _), (_, column) in walks.items() if (b1, head) == (b, q_head))
+        before = (c.kv for c in columns for q1, r in c.steps if q1 == q and r < rank)
+        return sum(launch.pairs[b][q][kv] != EMPTY for kv in before)
+
+    def visible(b: int, q_head: int, column: Column) -> Column:
+        steps = [(q, rank(b, q_head, q, r)) for q, r in column.steps if launch.pairs[b][q][column.kv] != EMPTY]
+        return replace(column, steps=tuple(steps))
+
+    return {(b, h, kv): (ticket, visible(b, h, column)) for (b, h, kv), (ticket, column) in walks.items()}
+
+
+MASKS = [
+    (Band(), 70, 45),
+    (Band(0), 100, 100),
+    (Band(0), 40, 90),
+    (Band(0, None, "bottom_right"), 100, 50),
+    (Band(0, 40), 120, 70),
+    (Band(None, -20), 70, 64),
+]
+KINDS = [
+    ("ones", "packed"), ("left padding", "packed and padded"), ("holes", "nobody"), ("repeated ids", "one key"),
+    ("right padding", "packed"),
+]  # fmt: skip
+_masks = {name: itertools.cycle([m for m in MASKS if supports(name, m[0]) is None]) for name in SCHEDULES}
+_kinds, _groups = itertools.cycle(KINDS), itertools.cycle((1, 2, 3))
+LAUNCHES = [
+    DataLaunch(dims, stages, name, *next(_masks[name]), next(_groups), batch=2, kinds=next(_kinds))
+    for name in SCHEDULES
+    for dims, stages in STAGES
+]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
+    """All CTAs at once, with copies that arrive late; and as few as the schedule needs, with copies at any time."""
+    walks, expected = visible_walks(launch), DataExpected(launch)
+    resident = ClosedForm(launch.schedule, launch.tables).resident
+    for how in ({"late": True}, {"resident": resident, "seed": 1}):
+        simulation = launch.run(**how)
+        check(launch, simulation, walks, expected)
+        kinds = ClosedForm(launch.schedule, launch.tables).kinds
+        for b, q_head, q in itertools.product(range(2), range(launch.tables.heads), range(launch.tables.n_q)):
+            turns = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
+            assert turns == launch.data.contributions[b * kinds, q], "what `finish` waits for"
+
+
+MIRRORED = DataLaunch((128, 128), 2, "fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
+CONTROLS = {
+    "rank and flag together": ("(word >> WORD_BITS) & ((1 << WORD_BITS) - 1)", "word >> WORD_BITS"),
+    "q tile and rank together": ("word & ((1 << WORD_BITS) - 1)", "word"),
+    "the mask is forgotten": ("if word >> (2 * WORD_BITS) != 0:", "if False:"),
+    "the mask of full tiles": ("if word >> (2 * WORD_BITS) != 0:", "if True:"),
+    "the table of the first batch element": ("table = work.batch * self.table_b", "table = self.table_b"),
+    "one table for all heads": ("gl.where(work.place() >= self.first_mirrored, 1, 0)", "0"),
+    "query head for place": ("work.place() >= self.first_mirrored", "work.q_head() >= self.first_mirrored"),
+    "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
+    "codes of the first batch element": ("(batch * work.kv_len + rows)", "(rows)"),
+    "codes of the first half": ("q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]", "q_tile(word) * work.BLOCK_Q"),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_faults_are_seen(control: str) -> None:
+    """With one line changed for the worse the launch fails, or ends with other results than the tables want."""
+    launch = replace(MIRRORED, dims=(64, 64)) if "half" in control else MIRRORED
+    check(launch, launch.run(), visible_walks(launch), DataExpected(launch))
+    with pytest.raises((Fault, AssertionError, IndexError)):
+        check(launch, launch.run(edits=(CONTROLS[control],)), visible_walks(launch), DataExpected(launch))

@@ -1,0 +1,95 @@
+"""The portable kernels with dense masks and biases in Triton's interpreter, through Inductor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Schedule, band, q_len, kv_len, group, dtype, scale, as `PairedAttention.random` has them: dense, bias, keys, and drops
+# where probabilities are dropped.
+EXACT = [
+    "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-",
+    "two_pass,full,33,40,1,float32,-0.3,bq,none,keys",
+    "spt,full,40,33,2,float32,0.3,hqk,none,-",
+    "ascending,band(-9;9):bottom_right,33,45,1,float32,0.3,qk,none,keys",
+    "two_pass,full,40,33,1,float32,0.3,bk,none,-",
+    "two_pass,full,33,40,1,float32,0.3,none,hqk:infinite,-",
+    "spt,causal,40,40,2,float32,-0.3,none,bhqk:random,keys",
+    "two_pass,full,33,33,2,float32,0.3,none,qk:lowest,-",
+    "ascending,full,32,48,1,float32,0.0,none,bk:lowest,-",
+    "two_pass,band(0;20),33,50,1,float32,0.3,hqk,bqk:infinite,keys",
+    "two_pass,full,40,33,1,float16,0.2,qk,hqk:random,-",
+    "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-,0.3",
+    "spt,full,40,33,1,float32,0.3,none,hqk:random,-,0.1",
+    "two_pass,band(0;20),33,50,2,float32,0.3,hqk,bqk:infinite,keys,0.5",
+    "ascending,full,33,40,1,float16,0.2,none,1:lowest,-,0.25",
+]
+POISON = [
+    "two_pass,causal,33,40,2,float32,0.3,bhqk,none,-",
+    "spt,full,40,33,2,float32,0.3,qk,none,keys",
+    "ascending,full,33,33,1,float32,0.3,hqk,hqk:infinite,-",
+    "two_pass,band(0;9),40,33,1,float32,0.3,none,bhqk:random,keys",
+    "spt,full,33,40,2,float32,0.3,bhqk,hqk:infinite,keys,0.3",
+]
+DYNAMIC = [
+    "two_pass,causal:bottom_right,33,45,2,float32,0.3,bqk,none,keys",
+    "spt,full,40,33,1,float32,0.3,none,hqk:random,-",
+    "two_pass,full,64,32,1,float32,0.3,hqk,k:infinite,-",
+    "two_pass,causal,33,45,1,float32,0.3,hqk,qk:random,-,0.3",
+]
+ONE = ["two_pass,full,33,40,1,float32,0.3,bhqk,hqk:random,-", "spt,causal,33,33,2,float32,0.3,qk,bqk:infinite,keys"]
+COMPUTED = ["two_pass,full,33,40,2,float32,0.3,bqk,none,keys", "spt,causal,33,33,1,float32,0.3,qk,hqk:random,-,0.2"]
+CASES = [
+    *(f"exact,{case}" for case in EXACT),
+    *(f"poison,{case}" for case in POISON),
+    *(f"dynamic,{case}" for case in DYNAMIC),
+    *(f"one,{case}" for case in ONE),
+    *(f"computed,{case}" for case in COMPUTED),
+]
+# against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11
+TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.interpreted_pairs", *CASES],
+        cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=900, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
+    return dict(zip(CASES, lines, strict=True))
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_against_fp64(results: dict[str, str], case: str) -> None:
+    """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
+    result = results[f"exact,{case}"]
+    assert not result.startswith("failed"), result
+    assert max(map(float, result.split())) < TOLERANCE[case.split(",")[5]], result
+
+
+@pytest.mark.parametrize("case", POISON)
+def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
+    assert results[f"poison,{case}"] == "unharmed"
+
+
+@pytest.mark.parametrize("case", DYNAMIC)
+def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
+    assert results[f"dynamic,{case}"] == "equal"
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+def test_operands_that_the_graph_computes(results: dict[str, str], case: str) -> None:
+    """Also with other strides than rows one after the other."""
+    assert results[f"computed,{case}"] == "equal"
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_a_batch_element_alone_has_the_same_bits(results: dict[str, str], case: str) -> None:
+    assert results[f"one,{case}"] == "equal"
