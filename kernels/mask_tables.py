@@ -21,7 +21,7 @@ from .strides import dense_strides
 
 ROW_BLOCK = 64
 """Queries of a row block of the Hopper forward."""
-TOKENS = 128
+TOKENS = 64
 """Tokens that a program of `first_equal` and `seen` looks at together."""
 Q_TILES = 16
 """q tiles that a program of `classify` looks at together."""
