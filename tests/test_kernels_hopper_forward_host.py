@@ -143,7 +143,9 @@ def test_a_call_computes_attention(
         for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
     ]
     out, lse = map(Output, got)
-    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    of_data = len(build.DATA_ARGUMENTS)
+    assert tuple(arguments[-of_data:]) == (None,) * of_data  # constants of a kernel of bands
+    values = (*operands, out, Pointer(lse), None, *arguments[2:-of_data])
     names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
     constants = constants_of(launches.problems[0])
     ForwardSimulation(constants, dict(zip(names, values, strict=True)), grid, rows=64).run()
@@ -187,7 +189,9 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
     ]
     memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in data if t is not None}
     out, lse = map(Output, got)
-    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    of_data = len(build.DATA_ARGUMENTS)
+    assert tuple(arguments[-of_data:]) == (None,) * of_data  # constants of a kernel of bands
+    values = (*operands, out, Pointer(lse), None, *arguments[2:-of_data])
     names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
     named = {
         name: memory.get(value) if name in build.DATA_ARGUMENTS and name.endswith("_ptr") else value

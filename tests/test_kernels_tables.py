@@ -64,7 +64,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "first_equal": (
         tables.first_equal, {"OF_KEYS": True, "HAS_IDS": True, "HAS_VALID": True, "BLOCK": mask_tables.TOKENS}
     ),
-    "seen": (tables.seen, {**FLAGS, "BLOCK": mask_tables.TOKENS}),
+    "seen": (tables.seen, {**FLAGS, "BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS}),
     "classify": (tables.classify, {**FLAGS, "BLOCK_Q": 64, "BLOCK_KV": 128, "Q_TILES": mask_tables.Q_TILES}),
     "write_walks": (
         tables.write_walks,
