@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.config import config
 from dash_inductor.observe.records import sites
 
 from .support.graphs import capture

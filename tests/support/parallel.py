@@ -36,8 +36,9 @@ Compile = Callable[..., Any]
 
 
 def by_ddp(model: nn.Module, compile: Compile) -> Callable[..., Any]:
-    megabytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
-    parallel = DistributedDataParallel(model, bucket_cap_mb=megabytes / BUCKETS)
+    size = sum(p.numel() * p.element_size() for p in model.parameters()) / BUCKETS
+    dist._DEFAULT_FIRST_BUCKET_BYTES = int(size)  # 1 MiB, where the model is larger
+    parallel = DistributedDataParallel(model, bucket_cap_mb=size / 2**20)
     found: Callable[..., Any] = compile(parallel)
     return found
 

@@ -105,7 +105,7 @@ def _is_attention(op: str) -> bool:
 
 
 def _is_product(op: str) -> bool:
-    return op.startswith("aten.mm") or op.startswith("aten.addmm")
+    return op.startswith(("aten.mm", "aten.addmm"))
 
 
 WAYS = {
