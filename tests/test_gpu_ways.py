@@ -1,4 +1,4 @@
-"""Ways of running a model on GPUs: modes, checkpointing, the Trainer, and two processes; records and bits of two runs."""
+"""Ways of running a model on GPUs: modes, checkpointing, the Trainer, and two processes: records, bits of two runs."""
 
 from __future__ import annotations
 

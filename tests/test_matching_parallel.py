@@ -17,7 +17,11 @@ PROGRAM = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main
 
 def facts_of(module: str, *arguments: str) -> list[dict[str, Any]]:
     """What a program of `tests.support` prints, one object for each process."""
-    lines = run_python(PROGRAM, module, *arguments, path=ROOT).stdout.splitlines()
+    no_cache = {
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+    }  # a cached graph has no record
+    lines = run_python(PROGRAM, module, *arguments, path=ROOT, **no_cache).stdout.splitlines()
     return [json.loads(line) for line in lines if line.startswith('{"sites"')]
 
 

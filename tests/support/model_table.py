@@ -1,8 +1,8 @@
 """What becomes of the attention of every family of models, for every kind of inputs: one line of text per cell.
 
 ``python -m tests.support.model_table`` writes tests/golden/models.json anew, on a machine without a GPU, and prints
-what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are those of an H100, found by compiling with
-fake tensors up to the joint graph.  ``python tools/readme_models.py`` then writes the table of the README.
+what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are those of an H100, found by compiling
+with fake tensors up to the joint graph.  ``python tools/readme_models.py`` then writes the table of the README.
 """
 
 from __future__ import annotations
