@@ -30,6 +30,7 @@ from . import common
 from .contenders import NotRun
 from .turns import chosen, report
 
+DEVICE = "cuda"
 HEAD_DIM = 128
 DROPOUT = 0.1
 PARTS = (5, 8, 10, 12, 13, 15, 17, 20)
@@ -70,24 +71,24 @@ class Row:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """q, k, v, do: [batch, heads, length, head dim], heads interleaved as models have them."""
-        generator = torch.Generator(device="cuda").manual_seed(0)
+        generator = torch.Generator(device=DEVICE).manual_seed(0)
         heads = (self.q_heads, self.kv_heads, self.kv_heads, self.q_heads)
         shapes = [(self.batch, self.length, n, HEAD_DIM) for n in heads]
         return tuple(
-            torch.randn(shape, device="cuda", generator=generator).to(torch.bfloat16).transpose(1, 2)
+            torch.randn(shape, device=DEVICE, generator=generator).to(torch.bfloat16).transpose(1, 2)
             for shape in shapes
         )
 
     def documents(self) -> Tensor:
         """The number of the document of every token, int32 [batch, length]."""
-        places = torch.arange(self.length, device="cuda")
+        places = torch.arange(self.length, device=DEVICE)
         return torch.stack(
-            [torch.bucketize(places, torch.tensor(e, device="cuda"), right=True) for e in self.ends]
+            [torch.bucketize(places, torch.tensor(e, device=DEVICE), right=True) for e in self.ends]
         ).int()
 
     def valid(self) -> Tensor:
         """Which keys are valid, bool [batch, length]."""
-        return torch.arange(self.length, device="cuda") < torch.tensor(self.ends, device="cuda")
+        return torch.arange(self.length, device=DEVICE) < torch.tensor(self.ends, device=DEVICE)
 
 
 def packed(count: int, length: int) -> tuple[int, ...]:
@@ -136,10 +137,10 @@ def _arguments(row: Row) -> tuple[dict[str, Any], list[Tensor]]:
     if row.kind == "padded":
         return {"valid": row.valid()}, []
     if row.kind == "dense":
-        return {"mask": torch.ones(row.length, row.length, dtype=torch.bool, device="cuda").tril()}, []
+        return {"mask": torch.ones(row.length, row.length, dtype=torch.bool, device=DEVICE).tril()}, []
     if row.kind == "bias":
         shape = (1, row.q_heads, row.length, row.length)
-        return {}, [torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_()]
+        return {}, [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).requires_grad_()]
     return {"dropout": DROPOUT}, []
 
 
@@ -221,7 +222,7 @@ def flex(row: Row) -> Step:
             return (options["documents"][b, i] == options["documents"][b, j]) & (i >= j)
         return options["valid"][b, j] if row.kind == "padded" else i >= j
 
-    mask = create_block_mask(keep, row.batch, None, row.length, row.length, device="cuda")
+    mask = create_block_mask(keep, row.batch, None, row.length, row.length, device=DEVICE)
     leaves, grad_out = _leaves(row)
     compiled = torch.compile(flex_attention, dynamic=False)
     run = functools.partial(compiled, block_mask=mask, enable_gqa=row.q_heads != row.kv_heads)
@@ -232,7 +233,7 @@ def varlen(row: Row) -> Step:
     """FlashAttention-2 on packed documents, [tokens, heads, head dim]; not deterministic in its fast form."""
     if row.kind != "documents" or row.batch != 1:
         raise NotRun("only for packed documents")
-    ends = torch.tensor((0, *row.ends[0]), dtype=torch.int32, device="cuda")
+    ends = torch.tensor((0, *row.ends[0]), dtype=torch.int32, device=DEVICE)
     longest = int(ends.diff().max())
     inputs, grad_out = _leaves(row)
     leaves = [t.detach()[0].transpose(0, 1).contiguous().requires_grad_() for t in inputs]

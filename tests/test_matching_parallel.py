@@ -41,4 +41,8 @@ def test_two_processes(case: str) -> None:
 
     found = facts_of("tests.support.parallel", "cpu", *case.split())
     graphs = BUCKETS if case.startswith("ddp") else 1
-    assert found == [{"sites": EXPECTED[case], "graphs": graphs, "equal": True, "finite": True}] * PROCESSES
+    facts = {"sites": EXPECTED[case], "graphs": graphs, "equal": True, "finite": True}
+    assert [one | facts for one in found] == found
+    assert len(found) == PROCESSES
+    if case.startswith("ddp"):  # each has the sum
+        assert len({one["norm"] for one in found}) == 1

@@ -210,17 +210,18 @@ def lines_of_h100(families: Iterable[str]) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY")
-    families = parser.parse_args().only
-    lines = {"cpu": cpu_lines(families), "cuda": h100_lines(families)}
-    before = golden() if GOLDEN.exists() else {}
-    for device, found in lines.items():
-        found |= {name: text for name, text in before.get(device, {}).items() if name not in found}
-    ordered = {device: {str(c): found[str(c)] for c in cells() if str(c) in found} for device, found in lines.items()}
-    GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-    for device, found in ordered.items():
-        for name, text in found.items():
-            if before.get(device, {}).get(name) != text:
-                print(f"{device}: {name}: {text}")
+    for family in parser.parse_args().only:
+        before = golden() if GOLDEN.exists() else {}
+        found = {"cpu": cpu_lines([family]), "cuda": h100_lines([family])}
+        after = {device: before.get(device, {}) | lines for device, lines in found.items()}
+        ordered = {
+            device: {str(c): lines[str(c)] for c in cells() if str(c) in lines} for device, lines in after.items()
+        }
+        GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        for device, lines in found.items():
+            for name, text in lines.items():
+                if before.get(device, {}).get(name) != text:
+                    print(f"{device}: {name}: {text}", flush=True)
 
 
 if __name__ == "__main__":
