@@ -184,6 +184,7 @@ class Family:
         reads: what the model reads: "text", "text to text", "speech", "images" or "images and text".
         kinds: the kinds of inputs that it can be given.
         dropout: whether it has dropout at its default settings.
+        cuda_head_dim: of its attention on CUDA, such that there are kernels for it.
         more: settings that no other family has.
     """
 
@@ -192,6 +193,7 @@ class Family:
     reads: str = "text"
     kinds: tuple[str, ...] = LANGUAGE
     dropout: bool = False
+    cuda_head_dim: int = 64
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -215,7 +217,7 @@ FAMILIES: dict[str, Family] = {
     "GPT2": Family(("GPT2", "GPT2LMHeadModel"), _gpt2, dropout=True),
     "GPTNeoX": _causal("GPTNeoX", _one_width),
     "Olmo2": _causal("Olmo2"),
-    "DeepseekV3": _causal("DeepseekV3", _latent),
+    "DeepseekV3": Family(("DeepseekV3", "DeepseekV3ForCausalLM"), _latent, cuda_head_dim=128),
     "GptOss": _causal("GptOss", lambda size: _experts(size) | _two_kinds(size)),
     "Llama4": Family(("Llama4Text", "Llama4ForCausalLM"), _chunked),
     "Bert": _masked("Bert", dropout=True),

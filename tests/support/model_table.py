@@ -45,13 +45,14 @@ class Cell:
         return build(self.family, head_dim=head_dim).train(self.dropout)
 
 
-def cells(families: Iterable[str] = FAMILIES) -> list[Cell]:
-    """All cells of some families."""
+def cells(families: Iterable[str] = FAMILIES, device: str = "cpu") -> list[Cell]:
+    """All cells of some families; for CUDA one mask stands for all, as to a graph they are the same."""
     return [
         Cell(name, kind, dropout)
         for name in families
         for dropout in ((False, True) if FAMILIES[name].dropout else (False,))
         for kind in FAMILIES[name].kinds
+        if device == "cpu" or kind not in ("ones", "left")
     ]
 
 
@@ -100,9 +101,10 @@ def gradients(model: nn.Module, run: Any, inputs: dict[str, Any]) -> dict[str, T
 def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable[..., Any]]) -> None:
     """Two compiled training steps of a cell have the same bits, its records are the expected ones, and it is accurate.
 
-    On CUDA the model is in bf16 and has heads of 64, which the kernels for sm_90 read.
+    On CUDA the model is in bf16, with heads that the kernels for sm_90 read.
     """
-    dtype, head_dim = (torch.bfloat16, 64) if device == "cuda" else (torch.float32, 16)
+    on_cuda = device == "cuda"
+    dtype, head_dim = (torch.bfloat16, FAMILIES[cell.family].cuda_head_dim) if on_cuda else (torch.float32, 16)
     model = cell.model(head_dim).to(device, dtype)
     inputs = _moved(inputs_of(cell.family, cell.kind), device, dtype)
     calls = calls_of(cell)
@@ -120,7 +122,8 @@ def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable
 def check_accuracy(model: nn.Module, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
     """The gradients are at most twice as far from those in double precision as the eager ones of the same dtype.
 
-    The floor is for gradients that are zero in exact arithmetic, as those of the biases of keys, and for luck.
+    The floor is for luck, for gradients that are zero in exact arithmetic, as those of the biases of keys, and for models
+    that compute parts in float32 whatever their dtype is.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)  # not everything in eager code has a deterministic kernel
     eager = gradients(model, model, inputs)
@@ -130,7 +133,8 @@ def check_accuracy(model: nn.Module, ours: dict[str, Tensor], inputs: dict[str, 
     largest = max(float(true.norm()) for true in exact.values())
     for name, true in exact.items():
         error, theirs = (float((found[name] - true).norm()) for found in (ours, eager))
-        assert error <= 2 * theirs + 8 * torch.finfo(dtype).eps * max(float(true.norm()), 1e-3 * largest), name
+        floor = (1e-3 if dtype == torch.bfloat16 else 1e-5) * max(float(true.norm()), 0.1 * largest)
+        assert error <= 2 * theirs + floor, name
 
 
 def _moved(inputs: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -189,20 +193,23 @@ def lines_of_h100(families: Iterable[str]) -> dict[str, str]:
     import dash_inductor.lowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from transformers import PreTrainedModel
+
     from .attention_masks import compile_joint_graph
 
     torch.use_deterministic_algorithms(True)
     torch.set_default_dtype(torch.bfloat16)
     found = {}
-    for cell in cells(families):
+    for cell in cells(families, "cuda"):
         calls = calls_of(cell)
         clear_sites()
         with (
             mock.patch.object(dash_inductor.lowering, "compile_kernels"),
+            mock.patch.object(PreTrainedModel, "initialize_weights"),  # there are no values to draw
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.device("cuda"),
         ):
-            compile_joint_graph(cell.model(head_dim=64), **inputs_of(cell.family, cell.kind))
+            compile_joint_graph(cell.model(FAMILIES[cell.family].cuda_head_dim), **inputs_of(cell.family, cell.kind))
         found[str(cell)] = line(sites(), calls)
     return found
 
