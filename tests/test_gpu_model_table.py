@@ -11,6 +11,6 @@ pytest.importorskip("transformers", reason="the models come from the extra 'hf'"
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
 
-@pytest.mark.parametrize("cell", cells(), ids=str)
+@pytest.mark.parametrize("cell", cells(device="cuda"), ids=str)
 def test_model(cell: Cell) -> None:
     check(cell, "cuda", torch.compile)

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README, LINES = ROOT / "README.md", ROOT / "tests" / "golden" / "models.json"
 BEGIN, END = "<!-- models: written by tools/readme_models.py -->\n", "<!-- end of models -->"
-COLUMNS = {"tokens or images alone": ("plain",), "`attention_mask`": ("ones", "right", "left"), "packed": ("packed",)}
+COLUMNS = {"tokens or images alone": ("plain",), "`attention_mask`": ("right",), "packed": ("packed",)}
 """Columns, with the kinds of inputs that they hold."""
 
 
