@@ -21,7 +21,7 @@ PYTHON := $(CURDIR)/$(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 
-.PHONY: setup demo test test-torch test-gpu lint format bench
+.PHONY: setup demo test test-torch test-models test-gpu lint format bench
 
 setup: $(READY)
 
@@ -33,14 +33,18 @@ demo: $(READY)
 	$(PYTHON) -m examples.demo
 
 test: $(READY)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu"
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full"
 
 # What a version of torch or triton can break: adoption, caches, matching (but for its fuzzer), lowering, compiled kernels
 # and their budgets.
 test-torch: $(READY)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu" tests/test_adoption_*.py $(filter-out %_fuzz.py,$(wildcard tests/test_matching_*.py)) \
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" tests/test_adoption_*.py $(filter-out %_fuzz.py,$(wildcard tests/test_matching_*.py)) \
 		tests/test_lowering_*.py tests/test_kernels_*budgets.py tests/test_kernels_hopper_control.py \
 		tests/test_kernels_hopper_planned.py
+
+# Every family of models with every kind of inputs: 20 minutes.
+test-models: $(READY)
+	$(PYTHON) -m pytest -m full
 
 test-gpu:
 	$(GPU_PYTHON) -m pytest -m gpu

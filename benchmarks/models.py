@@ -18,23 +18,16 @@ DOCUMENTS = (5, 8, 10, 12, 13, 15, 17, 20)
 """Lengths of packed documents, in parts of their sum."""
 
 
-class Llama(nn.Module):
-    """LlamaForCausalLM of transformers, hidden 2048, 16 heads and 4 kv heads of 128, with next-token loss."""
+class _Transformers(nn.Module):
+    """A model of transformers that reads tokens and returns its loss."""
 
-    def __init__(self, layers: int, length: int) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        super().__init__()
-        config = LlamaConfig(
-            hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=4,
-            num_hidden_layers=layers, vocab_size=32000, max_position_embeddings=length,
-        )  # fmt: skip
-        self.model = LlamaForCausalLM(config)
+    VOCABULARY = 32000
+    model: nn.Module
 
     def inputs(self, batch: int, length: int, generator: torch.Generator, kind: str) -> dict[str, Any]:
         """As a collator of transformers sends them; `kind` is one of `INPUTS`."""
         device = generator.device
-        tokens = torch.randint(0, 32000, (batch, length), device=device, generator=generator)
+        tokens = torch.randint(0, self.VOCABULARY, (batch, length), device=device, generator=generator)
         inputs: dict[str, Any] = {"input_ids": tokens, "labels": tokens}
         if kind == "ones":
             inputs["attention_mask"] = torch.ones_like(tokens)
@@ -51,6 +44,52 @@ class Llama(nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         return self.model(**inputs).loss
+
+
+class Llama(_Transformers):
+    """LlamaForCausalLM, hidden 2048, 16 heads and 4 kv heads of 128, with next-token loss."""
+
+    def __init__(self, layers: int, length: int) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        config = LlamaConfig(
+            hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=4,
+            num_hidden_layers=layers, vocab_size=self.VOCABULARY, max_position_embeddings=length,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(config)
+
+
+class Bert(_Transformers):
+    """BertForMaskedLM in the width of BERT-large, 16 heads of 64, with its default dropout of 0.1."""
+
+    def __init__(self, layers: int, length: int) -> None:
+        from transformers import BertConfig, BertForMaskedLM
+
+        super().__init__()
+        config = BertConfig(
+            hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_hidden_layers=layers,
+            vocab_size=self.VOCABULARY, max_position_embeddings=length,
+        )  # fmt: skip
+        self.model = BertForMaskedLM(config)
+
+    def inputs(self, batch: int, length: int, generator: torch.Generator, kind: str) -> dict[str, Any]:
+        if kind == "packed":
+            raise SystemExit("the encoder of BERT does not read documents off position_ids")
+        return super().inputs(batch, length, generator, kind)
+
+
+class GPT2(_Transformers):
+    """GPT2LMHeadModel in the width of GPT-2 medium, 16 heads of 64, with its default dropout of 0.1."""
+
+    def __init__(self, layers: int, length: int) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        super().__init__()
+        config = GPT2Config(
+            n_embd=1024, n_head=16, n_layer=layers, vocab_size=self.VOCABULARY, n_positions=length, use_cache=False
+        )
+        self.model = GPT2LMHeadModel(config)
 
 
 class _EncoderLayer(nn.Module):
@@ -86,4 +125,4 @@ class Encoder(nn.Module):
         return self.layers(x).float().square().mean()
 
 
-MODELS = {"llama": Llama, "encoder": Encoder}
+MODELS = {"llama": Llama, "bert": Bert, "gpt2": GPT2, "encoder": Encoder}

@@ -1,13 +1,17 @@
 """A whole training step of an unmodified model: default, deterministic, deterministic with dash_inductor.
 
     python -m benchmarks.step [--model llama] [--length 8192 --layers 8 --batch 2]
-                              [--inputs plain|ones|padded|packed] [--variants default deterministic dash] [--name step]
+                              [--inputs plain|ones|padded|packed] [--variants default deterministic dash]
+                              [--rounds 1] [--ddp 1] [--name step]
 
-Models: Llama of transformers (causal), and an encoder in the shape of ViT-L (full mask; try 576 and 4096 tokens).
+Models of transformers: Llama (causal), BERT (`--model bert --length 512 --batch 64 --inputs padded`) and GPT-2
+(`--model gpt2 --length 4096 --batch 8`), both with their default dropout; and an encoder in the shape of ViT-L (full
+mask; try 576 and 4096 tokens).  `--ddp 2` trains on two GPUs of this machine with DistributedDataParallel, each with a
+batch of its own.
 
-Each variant runs in a process of its own (`torch.compile`, fused AdamW, bf16, random init from a config): median step
-time, peak memory, and whether two trainings from the same start are bitwise equal.  The dash variant also prints its
-sites and what the passes of dash_inductor cost at compile time.
+Each variant runs in a process of its own (`torch.compile`, fused AdamW, bf16, random init from a config), the variants
+by turns for so many rounds: median step time, peak memory, and whether two trainings from the same start are bitwise
+equal.  The dash variant also prints its sites and what the passes of dash_inductor cost at compile time.
 """
 
 from __future__ import annotations
@@ -18,10 +22,15 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.nn.parallel import DistributedDataParallel
 
 from . import common
 from .models import INPUTS, MODELS
@@ -35,10 +44,12 @@ def train(options: argparse.Namespace, steps: int) -> tuple[Any, list[float], li
     torch._dynamo.reset()
     with torch.device("cuda"):
         model = MODELS[options.model](options.layers, options.length).to(torch.bfloat16)
+    rank = dist.get_rank() if options.ddp > 1 else 0
+    parallel = DistributedDataParallel(model, device_ids=[rank]) if options.ddp > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    generator = torch.Generator(device="cuda").manual_seed(1)
+    generator = torch.Generator(device="cuda").manual_seed(1 + rank)
     inputs = model.inputs(options.batch, options.length, generator, options.inputs)
-    compiled = torch.compile(model)
+    compiled = torch.compile(parallel)
     losses, times, first = [], [], 0.0
     for step in range(steps):
         common.watchdog(400)
@@ -79,11 +90,34 @@ def run_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     if variant == "dash":
         records = dash_inductor.sites()
-        replaced = sum(r.status == "replaced" for r in records)
-        if not replaced:
-            raise SystemExit(f"dash_inductor replaced none of {len(records)} attention sites: there is nothing to time")
-        row["sites"] = f"{replaced}/{len(records)}"
-        print(records[0], file=sys.stderr)
+        fates = Counter(f"kept: {r.reason.value}" if r.reason else f"replaced: {r.mask}" for r in records)
+        row["sites"] = ", ".join(f"{count} {fate}" for fate, count in fates.items())
+    return row
+
+
+def run_process(rank: int, variant: str, options: argparse.Namespace, folder: str) -> None:
+    """One process of a variant with DDP; the first one prints the row."""
+    torch.cuda.set_device(rank)
+    store = f"file://{folder}/store"
+    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=options.ddp)
+    row = run_variant(variant, options)
+    if rank == 0:
+        print("ROW " + json.dumps(row), flush=True)
+    dist.destroy_process_group()
+
+
+def in_a_process(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The row of a variant, measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.step", "--child", variant]
+    for name in ("model", "length", "layers", "batch", "inputs", "steps", "ddp"):
+        command += [f"--{name}", str(getattr(options, name))]
+    # a graph from a cache would show no sites and no compile time
+    environment = os.environ | ({"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} if variant == "dash" else {})
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    found = [line for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    if not found:
+        raise SystemExit(f"variant {variant} ended with exit status {done.returncode} and no result")
+    row: dict[str, Any] = json.loads(found[0][4:])
     return row
 
 
@@ -122,23 +156,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--name", default="step", help="name of the results file")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each variant runs, by turns")
+    parser.add_argument("--ddp", type=int, default=1, help="GPUs, each with a process of DistributedDataParallel")
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print("ROW " + json.dumps(run_variant(options.child, options)))
+        if options.ddp > 1:
+            with tempfile.TemporaryDirectory() as folder:
+                multiprocessing.spawn(run_process, (options.child, options, folder), options.ddp)
+        else:
+            print("ROW " + json.dumps(run_variant(options.child, options)))
         return
-    rows = []
-    for variant in options.variants:
-        command = [sys.executable, "-m", "benchmarks.step", "--child", variant]
-        for name in ("model", "length", "layers", "batch", "inputs", "steps"):
-            command += [f"--{name}", str(getattr(options, name))]
-        # a graph from a cache would show no sites and no compile time
-        environment = os.environ | ({"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} if variant == "dash" else {})
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-        found = [line for line in done.stdout.splitlines() if line.startswith("ROW ")]
-        if not found:
-            raise SystemExit(f"variant {variant} ended with exit status {done.returncode} and no result")
-        rows.append(json.loads(found[0][4:]))
+    turns = [[in_a_process(variant, options) for variant in options.variants] for _ in range(options.rounds)]
+    rows = [dict(found[-1]) for found in zip(*turns, strict=True)]
+    for row, found in zip(rows, zip(*turns, strict=True), strict=True):
+        row["step ms"] = statistics.median(one["step ms"] for one in found)
+        row["bitwise equal"] = all(one["bitwise equal"] for one in found)
+        print(f"{row['variant']}: {row['sites']}" if "sites" in row else row["variant"], file=sys.stderr)
     columns = [k for k in rows[-1] if k != "sites"]
     common.table([{k: row[k] for k in columns} for row in rows])
     reference = {row["variant"]: row["step ms"] for row in rows}

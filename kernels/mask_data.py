@@ -54,7 +54,7 @@ class MaskData:
                 for size, wanted in zip(tensor.shape, shape, strict=True)
             )
             if not fits:
-                raise ArgumentError(f"{name}.shape", tuple(tensor.shape), list(shape))
+                raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(list(shape)))
             if tensor.device != device:
                 raise ArgumentError(f"{name}.device", str(tensor.device), f"{device}, as of {found[0][0]}")
             if tensor.dtype not in allowed:

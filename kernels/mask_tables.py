@@ -21,8 +21,8 @@ from .strides import dense_strides
 
 ROW_BLOCK = 64
 """Queries of a row block of the Hopper forward."""
-TOKENS = 128
-"""Tokens that a program of `first_equal` and `seen` looks at together."""
+TOKENS, PARTNERS = 64, 32
+"""Tokens that a program of `first_equal` and `seen` looks at together, and partners of theirs in `seen`."""
 Q_TILES = 16
 """q tiles that a program of `classify` looks at together."""
 ROWS, COLUMNS = 32, 128
@@ -140,7 +140,7 @@ class _Builder:
         self._launch(
             tables.seen, (data.batch * self.kinds_heads, -(-lengths[of_keys] // TOKENS)),
             codes[of_keys], others[of_keys], dense, found, b, h, i, j, self.kinds_heads, lengths[of_keys],
-            lengths[not of_keys], lo, hi, **bounds, **self.flags, BLOCK=TOKENS,
+            lengths[not of_keys], lo, hi, **bounds, **self.flags, BLOCK=TOKENS, PARTNERS=PARTNERS,
         )  # fmt: skip
         return found
 

@@ -78,8 +78,10 @@ def first_equal(
 def seen(
     CODES, OTHERS, DENSE, FOUND, dense_b, dense_h, dense_i, dense_j, heads, length, other_length, lo, hi,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    PARTNERS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, BLOCK tokens): FOUND, whether a token has a partner.
+    """One program per (batch element and head, BLOCK tokens): FOUND, whether a token has a partner;
+    PARTNERS of them are looked at together.
 
     CODES, OTHERS: int32 [batch, length], [batch, other_length]; DENSE: bool, with its strides, that of the tokens third
     and that of their partners last; heads: of DENSE, 1 without.  FOUND: bool [batch * heads, length].  A partner lies
@@ -92,7 +94,7 @@ def seen(
     begin = 0
     end = other_length
     if HAS_HI:
-        begin = tl.maximum(tl.program_id(1) * BLOCK - hi, 0) // BLOCK * BLOCK
+        begin = tl.maximum(tl.program_id(1) * BLOCK - hi, 0) // PARTNERS * PARTNERS
     if HAS_LO:
         end = tl.minimum(end, tl.minimum(tl.program_id(1) * BLOCK + BLOCK, length) - lo)
     own = tokens
@@ -101,7 +103,7 @@ def seen(
     found = tl.zeros([BLOCK], tl.int32)
     missing = tl.sum(inside.to(tl.int32), 0)
     while (begin < end) & (missing > 0):
-        j = begin + tl.arange(0, BLOCK)
+        j = begin + tl.arange(0, PARTNERS)
         keep = inside[:, None] & (j < other_length)[None, :]
         keep = keep & _in_band(tokens[:, None] - j[None, :], lo, hi, HAS_LO, HAS_HI)
         if HAS_CODES:
@@ -112,7 +114,7 @@ def seen(
             keep = keep & (tl.load(DENSE + at + j.to(tl.int64)[None, :] * dense_j, mask=keep, other=0) != 0)
         found = tl.maximum(found, tl.max(keep.to(tl.int32), 1))
         missing = tl.sum((inside & (found == 0)).to(tl.int32), 0)
-        begin += BLOCK
+        begin += PARTNERS
     tl.store(FOUND + head * length + tokens, found != 0, mask=inside)
 
 

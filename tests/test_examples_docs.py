@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +50,13 @@ def test_readme_states_the_limits_of_the_code() -> None:
     assert listed["head dimension"].startswith(expected)
     assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
     assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}
+
+
+def test_readme_has_the_table_of_models() -> None:
+    """Else run ``python tools/readme_models.py``."""
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_models.py"))
+    readme = text_of("README.md")
+    assert tool["filled"](readme, json.loads(text_of("tests/golden/models.json"))) == readme
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])

@@ -13,7 +13,7 @@ import triton
 from dash_inductor.kernels import standalone
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Site, Tiles
+from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
 from dash_inductor.planning import costs, plan
 
 CASES = [
@@ -188,6 +188,28 @@ def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> 
         assert max(used.spill_stores, used.spill_loads) <= 640, used
     assert [k.names.count("Q_IDS") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
     assert [k.names.count("KEYS") for k in kernels] == ([1, 0] if schedule == "two_pass" else [0, 1])
+
+
+@pytest.mark.parametrize(("arch", "dim"), [("sm_80", 64), ("sm_90", 64), ("sm_90", 128)])
+@pytest.mark.parametrize("kind", ["dense", "bias"])
+def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
+    """A dense mask, and a bias with its gradient."""
+    if kind == "dense":
+        call = Call(Mask(Band(0), dense=Dense(Operand(0))), 0.125)
+    else:
+        call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
+    facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, call)
+    tiles = costs.forward_tiles(arch, 16, dim, dim)
+    forward = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    kernels = [*standalone.render(plan(facts, arch), facts), standalone.render_forward(forward, facts)]
+    assert len(kernels) == (3 if kind == "dense" else 4)
+    for kernel in kernels:
+        _, used = compiled(kernel, arch)
+        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert max(used.spill_stores, used.spill_loads) <= 1000, used
+        assert used.registers > 128, "where the assembler runs out of registers, it gives a kernel 32"
+        assert ("BIAS" in kernel.names) == (kind == "bias")
+        assert ("DENSE" in kernel.names) == (kind == "dense")
 
 
 def test_every_class_has_tiles() -> None:

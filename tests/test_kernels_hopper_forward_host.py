@@ -143,7 +143,9 @@ def test_a_call_computes_attention(
         for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
     ]
     out, lse = map(Output, got)
-    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    of_data = len(build.DATA_ARGUMENTS)
+    assert tuple(arguments[-of_data:]) == (None,) * of_data  # constants of a kernel of bands
+    values = (*operands, out, Pointer(lse), None, *arguments[2:-of_data])
     names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
     constants = constants_of(launches.problems[0])
     ForwardSimulation(constants, dict(zip(names, values, strict=True)), grid, rows=64).run()

@@ -49,5 +49,5 @@ def test_templates_and_no_plane() -> None:
     assert code.count("= attend_tile(") == 1
     assert "HAS_SEGMENTS : tl.constexpr = True" in code
     sizes = re.findall(r"empty_strided_cuda\(\((.*?)\), \(", code)
-    assert "2, 1024" in sizes
+    assert "2, 1, 1024" in sizes
     assert not [size for size in sizes if size.count("1024") > 1], sizes

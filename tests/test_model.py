@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Dense, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
+from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
@@ -52,7 +52,7 @@ def test_calls() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 1e-9, 1 - 1e-9, 1 / 3])
 def test_dropout(p: float) -> None:
     dropout = Dropout(p, Operand(2))
-    call = Call(MASKS[5], 0.125, ORDERS[1], dropout)
+    call = Call(MASKS[5], 0.125, ORDERS[1], dropout=dropout)
     assert Call.parse(str(call)) == call
     assert f"/dropout={p!r},2/" in str(call)
     assert [operand.index for operand in call.operands] == [12, 2]
@@ -113,3 +113,28 @@ def test_what_is_no_order(orders: tuple[tuple[int, ...], ...]) -> None:
 def test_an_operand_has_a_place() -> None:
     with pytest.raises(ArgumentError, match="operand=-1"):
         Operand(-1)
+
+
+@pytest.mark.parametrize(
+    ("call", "text", "data"),
+    [
+        (Call(Mask(Band()), 0.5, (), Bias(Operand(0))), "full/scale=0.5/bias=0", {"bias"}),
+        (
+            Call(Mask(Band(0), Keys(Operand(0))), -1e-5, ((0, 2, 1, 3),), Bias(Operand(1), gradient=True)),
+            "causal & keys(0)/scale=-1e-05/bias=1+gradient/orders=0213",
+            {"keys", "bias"},
+        ),
+        (Call(Mask(dense=Dense(Operand(3))), 1.0), "dense(3)/scale=1.0", {"dense"}),
+    ],
+)
+def test_calls_with_a_bias(call: Call, text: str, data: set[str]) -> None:
+    assert str(call) == text
+    assert Call.parse(text) == call
+    assert call.data == data
+    assert hash(Call.parse(text)) == hash(call)
+
+
+@pytest.mark.parametrize("bias", ["bias=", "bias=x", "bias=0+grad", "bias=-1", "bias=0/bias=0"])
+def test_texts_that_are_no_calls_with_a_bias(bias: str) -> None:
+    with pytest.raises(ArgumentError, match="made by str"):
+        Call.parse(f"full/scale=0.5/{bias}")

@@ -10,7 +10,8 @@ import expecttest
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model.mask import Band
+from dash_inductor.model.call import Bias, Call
+from dash_inductor.model.mask import Band, Dense, Mask, Operand
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
 from dash_inductor.planning import costs, families
@@ -253,3 +254,18 @@ ERRORS = [
 def test_bad_input_is_named(facts: Site, arch: str, schedule: str | None, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         plan(facts, arch, schedule)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("kind", ["dense", "bias"])
+def test_what_pairs_decide_is_read_by_the_portable_kernels(arch: str, kind: str) -> None:
+    plain = site(8, 8, 4096, 64, CAUSAL)
+    dense = Dense(Operand(0)) if kind == "dense" else None
+    bias = Bias(Operand(0), gradient=True) if kind == "bias" else None
+    found = replace(plain, call=Call(Mask(CAUSAL, dense=dense), plain.scale, bias=bias))
+    chosen = plan(found, arch)
+    assert chosen.kernel == chosen.forward == "portable"
+    assert f"/{'causal & dense(0)' if kind == 'dense' else 'causal + bias'}/heads8:8/" in chosen.numerics_key
+    for large in (replace(found, head_dim=256, value_dim=256), replace(found, head_dim=192, value_dim=128)):
+        with pytest.raises(ArgumentError):
+            plan(large, arch)

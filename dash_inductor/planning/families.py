@@ -7,7 +7,7 @@ are compiled and launched.  Every limit of head dims stands here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..model.site import Site
 from . import costs
@@ -84,6 +84,14 @@ def _hopper_candidates(site: Site, arch: str) -> Sequence[Candidate]:
     return () if dims is None else (costs.HOPPER[dims],)
 
 
+def _portable_candidates(site: Site, arch: str) -> Sequence[Candidate]:
+    found = costs.PORTABLE[arch, BITS[site.dtype], costs.padded(site.head_dim)]
+    if site.call.bias is None or arch != "sm_80":
+        return found
+    # A tile of the bias takes the registers that loading ahead needs: with two stages the assembler runs out of them.
+    return tuple(replace(candidate, dkdv=replace(candidate.dkdv, num_stages=1)) for candidate in found)
+
+
 def _of_table(table: dict[costs.Key, tuple[Candidate, ...]]) -> Callable[[Site, str], Sequence[Candidate]]:
     return lambda site, arch: table[arch, BITS[site.dtype], costs.padded(site.head_dim)]
 
@@ -94,7 +102,7 @@ REFERENCE = KernelFamily(
 )  # fmt: skip
 PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-    EVERYTHING, False, False, _of_table(costs.PORTABLE),
+    EVERYTHING, False, False, _portable_candidates,
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),

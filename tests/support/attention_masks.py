@@ -54,6 +54,21 @@ def masks_in_joint_graph(model: Callable[..., Any], *, breaks: bool = False, **i
     return found
 
 
+def compile_joint_graph(model: Callable[..., Any], **inputs: Any) -> None:
+    """Compile a call until the passes over its first joint graph have run; no code is generated.
+
+    Constants are not folded and products are not padded, because that computes on the device, which may be a fake one.
+    """
+
+    def look(graph: Graph) -> None:
+        raise _Enough
+
+    torch._dynamo.reset()
+    settings = {"joint_custom_post_pass": look, "joint_graph_constant_folding": False, "shape_padding": False}
+    with inductor_config.patch(settings), _ends_with_enough():
+        torch.compile(model)(**inputs)
+
+
 @contextmanager
 def _ends_with_enough() -> Iterator[None]:
     try:

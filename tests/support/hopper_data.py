@@ -11,7 +11,7 @@ from dash_inductor.kernels.hopper.data import BackwardData
 from torch import Tensor
 
 from dash_inductor.model import Band
-from dash_inductor.schedule.table_walk import entry
+from dash_inductor.schedule.table_walk import step_word
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs
 from dash_inductor.schedule.walk import ClosedForm
 
@@ -47,7 +47,7 @@ class VisibleWalk:
     def words(self, kv: int) -> list[int]:
         """The steps of kv tile `kv` as the kernel reads them."""
         tiles = self.q_tiles(kv)
-        return [entry(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL) for q in tiles]
+        return [step_word(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL) for q in tiles]
 
 
 def representatives(closed: ClosedForm, kv_heads: int, *, by_head: bool) -> list[int]:

@@ -57,6 +57,7 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
     strides = {"Q": p.q.stride(), "K": p.k.stride(), "V": p.v.stride()}
     keys = p.keys if p.segments is None else p.keep().any(1)
     if keys is not None:
+        keys = keys[:, None].expand(-1, p.k.shape[1], -1)
         strides["KEYS"] = keys.stride()
     q_ids, kv_ids = p.segments or (None, None)
     if q_ids is not None and kv_ids is not None:

@@ -57,7 +57,7 @@ def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: b
 
 
 def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:
-    """A plan of the Hopper kernels with any tiles and, unless one is given, any schedule that a mask of data may have."""
+    """A plan of the Hopper kernels with any tiles and, unless one is given, any schedule that such a mask may have."""
     able = [name for name in SCHEDULES if supports(name, band) is None]
     schedule = schedule or rng.choice(able)
     assert define(schedule, band).resident is None

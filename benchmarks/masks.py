@@ -1,0 +1,325 @@
+"""Masks that are data, dropout and biases, beside what a user would pick instead, in one run on one GPU.
+
+    python -m benchmarks.masks [--only documents padded ...] [--name masks] [--list]
+
+Forward and backward of one `scaled_dot_product_attention` in bf16 at head dimension 128, each compiled: "dash" under
+deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
+"varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen), and
+"closed form" dash on the plain mask of the same shape.  TFLOP/s over visible pairs, medians; all calls of a row take
+turns.  A site that dash_inductor keeps is not timed: the reason is printed instead.  "torch" of rows with dropout draws
+other numbers.  Results: benchmarks/results/masks.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dash_inductor
+
+from . import common
+from .contenders import NotRun
+from .turns import chosen, report
+
+DEVICE = "cuda"
+HEAD_DIM = 128
+DROPOUT = 0.1
+PARTS = (5, 8, 10, 12, 13, 15, 17, 20)
+"""Lengths of documents, in parts of their sum, over and over."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attention with equal lengths of q and k.
+
+    Args:
+        name: its first word says what is special: "documents" (causal, packed), "padded" (full), "dense" (a causal mask
+            as a tensor), "dropout" (causal) or "bias" (full, with a gradient).
+        ends: of the documents of each batch element, or the one number of valid keys.
+    """
+
+    name: str
+    batch: int
+    q_heads: int
+    kv_heads: int
+    length: int
+    ends: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.name.split(":")[0]
+
+    @property
+    def pairs(self) -> float:
+        """Visible pairs of all batch elements and heads."""
+        s = self.length
+        if self.kind == "documents":
+            lengths = [b - a for ends in self.ends for a, b in zip((0, *ends), ends, strict=False)]
+            return self.q_heads * sum(n * (n + 1) / 2 for n in lengths)
+        if self.kind == "padded":
+            return self.q_heads * sum(ends[0] * s for ends in self.ends)
+        return self.batch * self.q_heads * (s * s if self.kind == "bias" else s * (s + 1) / 2)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """q, k, v, do: [batch, heads, length, head dim], heads interleaved as models have them."""
+        generator = torch.Generator(device=DEVICE).manual_seed(0)
+        heads = (self.q_heads, self.kv_heads, self.kv_heads, self.q_heads)
+        shapes = [(self.batch, self.length, n, HEAD_DIM) for n in heads]
+        return tuple(
+            torch.randn(shape, device=DEVICE, generator=generator).to(torch.bfloat16).transpose(1, 2)
+            for shape in shapes
+        )
+
+    def documents(self) -> Tensor:
+        """The number of the document of every token, int32 [batch, length]."""
+        places = torch.arange(self.length, device=DEVICE)
+        return torch.stack(
+            [torch.bucketize(places, torch.tensor(e, device=DEVICE), right=True) for e in self.ends]
+        ).int()
+
+    def valid(self) -> Tensor:
+        """Which keys are valid, bool [batch, length]."""
+        return torch.arange(self.length, device=DEVICE) < torch.tensor(self.ends, device=DEVICE)
+
+
+def packed(count: int, length: int) -> tuple[int, ...]:
+    """The ends of so many documents in a row of tokens."""
+    parts = [PARTS[i % len(PARTS)] for i in range(count)]
+    return tuple(length * sum(parts[: i + 1]) // sum(parts) for i in range(count))
+
+
+ROWS = [
+    Row("documents:16 in 32k", 1, 32, 8, 32768, (packed(16, 32768),)),
+    Row("documents:8 in 16k", 1, 16, 4, 16384, (packed(8, 16384),)),
+    Row("padded:6000 and 7800 of 8192", 2, 16, 16, 8192, ((6000,), (7800,))),
+    Row("dense:causal 4096", 2, 16, 16, 4096),
+    Row("dropout:causal 8192", 2, 16, 16, 8192),
+    Row("bias:[1,H,S,S] 4096", 2, 16, 16, 4096),
+]
+
+Step = tuple[Callable[[], Any], Callable[[], Any]]
+"""A forward and a backward from saved tensors."""
+
+
+def _step(attend: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor, deterministic: bool) -> Step:
+    """The two calls of a compiled function of the leaves."""
+
+    def under(call: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            torch.use_deterministic_algorithms(deterministic)
+            try:
+                return call()
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+        return run
+
+    forward = under(lambda: attend(*leaves))
+    out = forward()
+    backward = under(lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True))
+    backward()
+    return forward, backward
+
+
+def _arguments(row: Row) -> tuple[dict[str, Any], list[Tensor]]:
+    """What makes the mask of a row in a compiled call, and leaves beside q, k and v."""
+    if row.kind == "documents":
+        return {"documents": row.documents()}, []
+    if row.kind == "padded":
+        return {"valid": row.valid()}, []
+    if row.kind == "dense":
+        return {"mask": torch.ones(row.length, row.length, dtype=torch.bool, device=DEVICE).tril()}, []
+    if row.kind == "bias":
+        shape = (1, row.q_heads, row.length, row.length)
+        return {}, [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).requires_grad_()]
+    return {"dropout": DROPOUT}, []
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    *,
+    documents: Tensor | None = None,
+    valid: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> Tensor:
+    """The attention of a row as a model writes it."""
+    if documents is not None:
+        place = torch.arange(q.shape[2], device=q.device)
+        same = documents[:, None, :, None] == documents[:, None, None, :]
+        mask = same & (place[:, None] >= place)
+    elif valid is not None:
+        mask = valid[:, None, None, :]
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask if bias is None else bias,
+        dropout_p=dropout,
+        is_causal=causal or dropout > 0,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _leaves(row: Row) -> tuple[list[Tensor], Tensor]:
+    *inputs, grad_out = row.tensors()
+    return [t.detach().requires_grad_() for t in inputs], grad_out
+
+
+def dash(row: Row) -> Step:
+    options, more = _arguments(row)
+    return _replaced(row, options, more)
+
+
+def closed_form(row: Row) -> Step:
+    if row.kind not in ("padded", "dense", "dropout"):
+        raise NotRun("there is no plain mask like this one")
+    return _replaced(row, {"causal": row.kind != "padded"}, [])
+
+
+def _replaced(row: Row, options: dict[str, Any], more: list[Tensor]) -> Step:
+    dash_inductor.clear_sites()
+    leaves, grad_out = _leaves(row)
+    compiled = torch.compile(functools.partial(attend, **options), dynamic=False)
+    step = _step(compiled, leaves + more, grad_out, deterministic=True)
+    kept = [record for record in dash_inductor.sites() if record.reason is not None]
+    if kept or not dash_inductor.sites():
+        raise NotRun(f"kept: {kept[0].reason.value}: {kept[0].detail}" if kept else "no site")  # type: ignore[union-attr]
+    return step
+
+
+def pytorch(row: Row) -> Step:
+    """Compiled PyTorch under deterministic algorithms: the memory-efficient kernel, where there is a mask."""
+    options, more = _arguments(row)
+    leaves, grad_out = _leaves(row)
+    with dash_inductor.disabled():
+        compiled = torch.compile(functools.partial(attend, **options), dynamic=False)
+        return _step(compiled, leaves + more, grad_out, deterministic=True)
+
+
+def flex(row: Row) -> Step:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    if row.kind not in ("documents", "padded", "dense"):
+        raise NotRun("FlexAttention has no dropout, and a bias with a gradient is another kernel")
+    options, _ = _arguments(row)
+
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if row.kind == "documents":
+            return (options["documents"][b, i] == options["documents"][b, j]) & (i >= j)
+        return options["valid"][b, j] if row.kind == "padded" else i >= j
+
+    mask = create_block_mask(keep, row.batch, None, row.length, row.length, device=DEVICE)
+    leaves, grad_out = _leaves(row)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    run = functools.partial(compiled, block_mask=mask, enable_gqa=row.q_heads != row.kv_heads)
+    return _step(run, leaves, grad_out, deterministic=False)
+
+
+def varlen(row: Row) -> Step:
+    """FlashAttention-2 on packed documents, [tokens, heads, head dim]; not deterministic in its fast form."""
+    if row.kind != "documents" or row.batch != 1:
+        raise NotRun("only for packed documents")
+    ends = torch.tensor((0, *row.ends[0]), dtype=torch.int32, device=DEVICE)
+    longest = int(ends.diff().max())
+    inputs, grad_out = _leaves(row)
+    leaves = [t.detach()[0].transpose(0, 1).contiguous().requires_grad_() for t in inputs]
+    return _step(_varlen(ends, longest), leaves, grad_out[0].transpose(0, 1).contiguous(), deterministic=False)
+
+
+def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        try:
+            from torch.nn.attention.varlen import varlen_attn
+        except ImportError as error:
+            raise NotRun("neither flash_attn nor torch.nn.attention.varlen is there") from error
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            group = q.shape[1] // k.shape[1]  # not every version reads grouped heads
+            k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+            out: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, **causal)
+            return out
+
+        names = inspect.signature(varlen_attn).parameters
+        causal: dict[str, Any] = {"is_causal": True} if "is_causal" in names else {"window_size": (-1, 0)}
+        return run
+    return functools.partial(
+        flash_attn_varlen_func,
+        cu_seqlens_q=ends,
+        cu_seqlens_k=ends,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        causal=True,
+    )
+
+
+CONTENDERS: dict[str, Callable[[Row], Step]] = {
+    "dash": dash,
+    "closed form": closed_form,
+    "torch": pytorch,
+    "flex": flex,
+    "varlen": varlen,
+}
+
+
+def measure(row: Row, repeats: int) -> dict[str, Any]:
+    """TFLOP/s of each contender's forward and backward over visible pairs, the times, and what did not run."""
+    common.watchdog(300)
+    torch._dynamo.reset()
+    steps: dict[str, Step] = {}
+    reasons = {}
+    for name, contender in CONTENDERS.items():
+        try:
+            steps[name] = contender(row)
+        except (RuntimeError, ValueError, TypeError) as error:  # not run, kept, not supported, or out of memory
+            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    result: dict[str, Any] = {"shape": row.name}
+    times: dict[str, list[float]] = {}
+    for place, direction, products in ((0, "forward", 2), (1, "backward", 5)):
+        spent = common.time_ms(*(step[place] for step in steps.values()), repeats=repeats)
+        for name, ms in zip(steps, spent, strict=True):
+            times.setdefault(name, []).append(ms)
+            # the closed form of a padded batch sees all pairs
+            pairs = (
+                row.batch * row.q_heads * row.length**2 if (name, row.kind) == ("closed form", "padded") else row.pairs
+            )
+            result[f"{name} {direction}"] = 2 * products * HEAD_DIM * pairs / ms / 1e9
+    result |= {"ms": times, "not run": reasons}
+    del steps
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="words, one of which a row's name must contain")
+    parser.add_argument("--name", default="masks", help="name of the results file")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--list", action="store_true", help="print the names of the rows and end")
+    options = parser.parse_args()
+    rows = chosen(ROWS, options.only)
+    if options.list:
+        print("\n".join(row.name for row in rows))
+        return
+    torch._functorch.config.donated_buffer = False  # the backward of one forward is called many times
+    report(options.name, [measure(row, options.repeats) for row in rows], {"only": options.only})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""What becomes of the attention of every family of models, for every kind of inputs: one line of text per cell.
+
+``python -m tests.support.model_table`` writes tests/golden/models.json anew, on a machine without a GPU, and prints
+what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are those of an H100, found by compiling
+with fake tensors up to the joint graph.  ``python tools/readme_models.py`` then writes the table of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dash_inductor.observe.records import SiteRecord, clear_sites, sites
+
+from .hf_models import FAMILIES, build, inputs_of
+from .processes import run_python
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "models.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A family, a kind of inputs, and whether dropout is as its configuration has it by default, or off."""
+
+    family: str
+    kind: str
+    dropout: bool
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.kind}" + (" dropout" if self.dropout else "")
+
+    def model(self, head_dim: int = 16) -> nn.Module:
+        return build(self.family, head_dim=head_dim).train(self.dropout)
+
+
+def cells(families: Iterable[str] = FAMILIES, device: str = "cpu") -> list[Cell]:
+    """All cells of some families; for CUDA one mask stands for all, as to a graph they are the same."""
+    return [
+        Cell(name, kind, dropout)
+        for name in families
+        for dropout in ((False, True) if FAMILIES[name].dropout else (False,))
+        for kind in FAMILIES[name].kinds
+        if device == "cpu" or kind not in ("ones", "left")
+    ]
+
+
+class CountedCalls(TorchFunctionMode):
+    """Counts the calls of `scaled_dot_product_attention` in eager code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is F.scaled_dot_product_attention
+        return function(*args, **(kwargs or {}))
+
+
+def calls_of(cell: Cell) -> int:
+    """How often the eager model calls `scaled_dot_product_attention`, on the CPU."""
+    with CountedCalls() as counted:
+        cell.model()(**inputs_of(cell.family, cell.kind))
+    return counted.count
+
+
+def line(records: Iterable[SiteRecord], calls: int) -> str:
+    """What became of the calls: how often which mask was replaced, or why sites were kept."""
+    counts = Counter(
+        f"kept: {record.reason.value}"
+        if record.reason
+        else record.mask + (" with the forward kept" if record.forward.startswith("kept") else "")
+        for record in records
+    )
+    if calls != counts.total():
+        counts["without a record"] = calls - counts.total()
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "no call"
+
+
+def gradients(model: nn.Module, run: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """Gradients of all parameters that have one, and the loss, for one fixed seed of the dropout."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = run(**inputs).loss
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **found}
+
+
+def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable[..., Any]]) -> None:
+    """Two compiled training steps of a cell have the same bits, its records are the expected ones, and it is accurate.
+
+    On CUDA the model is in bf16, with heads that the kernels for sm_90 read.
+    """
+    on_cuda = device == "cuda"
+    dtype, head_dim = (torch.bfloat16, FAMILIES[cell.family].cuda_head_dim) if on_cuda else (torch.float32, 16)
+    model = cell.model(head_dim).to(device, dtype)
+    inputs = _moved(inputs_of(cell.family, cell.kind), device, dtype)
+    calls = calls_of(cell)
+    clear_sites()
+    run = compile_model(model)
+    first, second = gradients(model, run, inputs), gradients(model, run, inputs)
+    assert line(sites(), calls) == golden()[device][str(cell)]
+    assert all(tensor.isfinite().all() for tensor in first.values())
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    if calls and not cell.dropout:
+        check_accuracy(model, first, inputs)
+
+
+def check_accuracy(model: Any, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+    """The gradients are at most twice as far from those in double precision as the eager ones of the same dtype.
+
+    The floor is for luck, for gradients that are zero in exact arithmetic, as those of the biases of keys, and for
+    models that compute parts in float32 whatever their dtype is.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)  # not everything in eager code has a deterministic kernel
+    eager = gradients(model, model, inputs)
+    device, dtype = next((p.device.type, p.dtype) for p in model.parameters())
+    model.set_experts_implementation("eager")  # the others know no double precision
+    exact = gradients(model.double(), model, _moved(inputs, device, torch.float64))
+    assert ours.keys() == eager.keys() == exact.keys()
+    largest = max(float(true.norm()) for true in exact.values())
+    for name, true in exact.items():
+        error, theirs = (float((found[name] - true).norm()) for found in (ours, eager))
+        floor = (1e-3 if dtype == torch.bfloat16 else 1e-5) * max(float(true.norm()), 0.1 * largest)
+        assert error <= 2 * theirs + floor, name
+
+
+def _moved(inputs: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The inputs on a device, floating point numbers in a dtype."""
+    return {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def golden() -> dict[str, dict[str, str]]:
+    """The expected lines, by device and cell."""
+    found: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return found
+
+
+def cpu_lines(families: Iterable[str]) -> dict[str, str]:
+    """The lines of all cells of some families on the CPU, with the reference executor."""
+    from .graphs import capture
+
+    torch.use_deterministic_algorithms(True)
+    found = {}
+    for cell in cells(families):
+        calls = calls_of(cell)
+        with capture() as graphs:
+            graphs.compile(cell.model())(**inputs_of(cell.family, cell.kind))
+            found[str(cell)] = line(sites(), calls)
+    return found
+
+
+_ON_H100 = """
+    import json
+    import sys
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    from tests.support.model_table import lines_of_h100
+
+    mockgpu.install_torch()
+    json.dump(lines_of_h100(sys.argv[1:]), sys.stdout)
+"""
+
+
+def h100_lines(families: Iterable[str]) -> dict[str, str]:
+    """The lines of all cells of some families for an H100, in a process of its own."""
+    found: dict[str, str] = json.loads(run_python(_ON_H100, *families, path=ROOT).stdout.splitlines()[-1])
+    return found
+
+
+def lines_of_h100(families: Iterable[str]) -> dict[str, str]:
+    """As `h100_lines`, in a process whose CUDA device is a fake one; no kernel is compiled."""
+    import dash_inductor.lowering
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import PreTrainedModel
+
+    from .attention_masks import compile_joint_graph
+
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.bfloat16)
+    found = {}
+    for cell in cells(families, "cuda"):
+        calls = calls_of(cell)
+        clear_sites()
+        with (
+            mock.patch.object(dash_inductor.lowering, "compile_kernels"),
+            mock.patch.object(PreTrainedModel, "initialize_weights"),  # there are no values to draw
+            FakeTensorMode(allow_non_fake_inputs=True),
+            torch.device("cuda"),
+        ):
+            compile_joint_graph(cell.model(FAMILIES[cell.family].cuda_head_dim), **inputs_of(cell.family, cell.kind))
+        found[str(cell)] = line(sites(), calls)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY")
+    for family in parser.parse_args().only:
+        before = golden() if GOLDEN.exists() else {}
+        found = {"cpu": cpu_lines([family]), "cuda": h100_lines([family])}
+        after = {device: before.get(device, {}) | lines for device, lines in found.items()}
+        ordered = {
+            device: {str(c): lines[str(c)] for c in cells() if str(c) in lines} for device, lines in after.items()
+        }
+        GOLDEN.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        for device, lines in found.items():
+            for name, text in lines.items():
+                if before.get(device, {}).get(name) != text:
+                    print(f"{device}: {name}: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

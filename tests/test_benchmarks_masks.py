@@ -1,0 +1,33 @@
+"""The benchmark of masks: its visible pairs are those of the attention that it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks import masks
+from benchmarks.masks import ROWS, Row
+
+LENGTH = 60
+
+
+def small(row: Row) -> Row:
+    """The row with less tokens and heads, and the ends of its documents or keys at the same parts of the length."""
+    ends = tuple(tuple(end * LENGTH // row.length for end in of_one) for of_one in row.ends)
+    kv_heads = 4 if row.q_heads == row.kv_heads else 2
+    return dataclasses.replace(row, q_heads=4, kv_heads=kv_heads, length=LENGTH, ends=ends)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_pairs(row: Row) -> None:
+    """Where scores are equal and values are those of a unit matrix, what is positive was seen."""
+    row = small(row)
+    with mock.patch.object(masks, "DEVICE", "cpu"), mock.patch.object(masks, "HEAD_DIM", LENGTH):
+        options, more = masks._arguments(row)
+        q, k, v, _ = (torch.zeros(t.shape) for t in row.tensors())
+        options |= {"causal": row.kind == "dropout", "dropout": 0.0}
+        out = masks.attend(q, k, v + torch.eye(LENGTH), *(t.float() for t in more), **options)
+    assert int((out > 0).sum()) == row.pairs

@@ -1,0 +1,43 @@
+"""The table of models: what becomes of every attention of every family, two equal runs, and accurate gradients."""
+
+from __future__ import annotations
+
+import pytest
+
+from .support.fakecuda import compiler
+from .support.graphs import capture
+from .support.hf_models import FAMILIES
+from .support.model_table import Cell, cells, check, golden, h100_lines
+
+pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+SOON = [cell for cell in cells() if cell.kind == ("right" if "right" in FAMILIES[cell.family].kinds else "plain")]
+"""One kind of inputs for every family, and what is unlike the rest."""
+SOON += [Cell("Llama", "packed", False), Cell("Llama4", "packed", False), Cell("T5", "plain", False)]
+
+H100 = ["Llama4", "DeepseekV3"]
+"""Families that are compiled for an H100 in every run of the tests."""
+
+
+def params(soon: list[Cell]) -> list[object]:
+    return [pytest.param(cell, id=str(cell), marks=[] if cell in soon else pytest.mark.full) for cell in cells()]
+
+
+@pytest.mark.parametrize("cell", params(SOON))
+def test_model(cell: Cell) -> None:
+    with capture() as graphs:
+        check(cell, "cpu", graphs.compile)
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f in H100 else pytest.mark.full) for f in FAMILIES])
+def test_model_for_an_h100(family: str) -> None:
+    assert h100_lines([family]) == {str(cell): golden()["cuda"][str(cell)] for cell in cells([family], "cuda")}
+
+
+def test_every_attention_of_every_model_has_a_record() -> None:
+    lines = golden()
+    assert list(lines) == ["cpu", "cuda"]
+    assert all(list(found) == [str(cell) for cell in cells(device=device)] for device, found in lines.items())
+    assert not [text for found in lines.values() for text in found.values() if "without a record" in text]
