@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -23,9 +24,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from dash_inductor import ops
 from dash_inductor.config import config
-from dash_inductor.matching.attention_ops import op_name
-from dash_inductor.model import Call, Dropout, Operand, Reason
+from dash_inductor.matching.attention_ops import bind, op_name
+from dash_inductor.model import Bias, Call, Dropout, Operand, Reason
 from dash_inductor.observe.records import sites
+from dash_inductor.planning import families, forwards, planner
 
 from .support.dropout import dense, kept_pairs
 from .support.graphs import (
@@ -203,6 +205,51 @@ def test_dynamic_sizes() -> None:
     assert len(graphs.after) == 1
 
 
+def hidden(shown: Tensor, like: Tensor) -> Tensor:
+    """Zero where a bool tensor is true, else minus infinity, for all pairs."""
+    zero, low = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (0.0, float("-inf")))
+    return torch.where(shown.expand(*like.shape[:3], like.shape[2]), zero, low)
+
+
+GENERATOR = torch.Generator().manual_seed(4)
+VALID = torch.rand(2, 40, generator=GENERATOR) < 0.8
+DOCUMENTS = torch.randint(0, 3, (2, 40), generator=GENERATOR).sort(1).values
+PAIRS = torch.rand(2, 1, 40, 40, generator=GENERATOR) < 0.6
+ADDED = torch.randn(1, 3, 40, 40, generator=GENERATOR)
+MASKS: dict[str, tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
+    "keys(0)": (VALID, lambda x, q: hidden(x[:, None, None], q)),
+    "segments(0,0)": (DOCUMENTS, lambda x, q: hidden(x[:, None, :, None] == x[:, None, None], q)),
+    "dense(0)": (PAIRS, hidden),
+    "full + bias": (ADDED, lambda x, q: x.to(q.dtype).expand(2, 3, 40, 40)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_beside_masks_and_biases(name: str) -> None:
+    """Rows that see no key among them."""
+    data, make = MASKS[name]
+
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = make(data, q)
+        out: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, P, False, attn_mask=mask)[0]
+        return out
+
+    def in_full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept = kept_pairs(Dropout(P, Operand(0)), seed, *q.shape[:3], k.shape[2])
+        s = q @ k.mT * q.shape[3] ** -0.5 + make(data, q)
+        sees = (s != float("-inf")).any(3, keepdim=True)
+        return torch.where(sees, torch.where(sees, s, 0.0).softmax(3), 0.0) * kept / (1 - P) @ v
+
+    inputs = tensors(*QKV)
+    torch.manual_seed(0)
+    seed = ops.dropout_seed(inputs[0], "x")
+    exact = step(in_full, [t.detach().double().requires_grad_() for t in inputs])
+    with capture() as graphs:
+        found = seeded(graphs.compile(masked), inputs, 0)
+    assert [(r.status, r.mask) for r in sites()] == [("replaced", name)]
+    assert close(found, exact)
+
+
 # ---- the operators of CUDA, on fake tensors ----
 
 
@@ -243,20 +290,94 @@ def test_forward_and_backward_read_one_seed(maker: Callable[..., tuple[Any, ...]
     assert not [name for name in op_counts(graph) if name.startswith("aten::_scaled")]
 
 
+def padded(q: Tensor, k: Tensor, v: Tensor, do: Tensor, valid: Tensor) -> tuple[Any, ...]:
+    return dropped_efficient(q, k, v, do, lambda: hidden(valid.unsqueeze(1).unsqueeze(1), q))
+
+
+def padded_inputs() -> list[Tensor]:
+    return [*cuda_inputs(Shape()), torch.empty(2, 128, dtype=torch.bool, device="cuda")]
+
+
 def test_the_seed_comes_behind_what_the_mask_reads() -> None:
-    def padded(q: Tensor, k: Tensor, v: Tensor, do: Tensor, valid: Tensor) -> tuple[Any, ...]:
-        zero, low = (torch.full((), x, dtype=q.dtype, device="cuda") for x in (0.0, float("-inf")))
-        rows = valid.unsqueeze(1).unsqueeze(1).expand(2, 8, 128, 128)
-        return dropped_efficient(q, k, v, do, lambda: torch.where(rows, zero, low))
-
-    def inputs() -> list[Tensor]:
-        return [*cuda_inputs(Shape()), torch.empty(2, 128, dtype=torch.bool, device="cuda")]
-
-    graph, record = rewritten(trace(padded, inputs))
+    graph, record = rewritten(trace(padded, padded_inputs))
     assert (record.status, record.mask) == ("replaced", "keys(0)")
     (forward,) = nodes(graph, FORWARD)
     assert Call.parse(forward.args[4]).dropout == Dropout(0.1, Operand(1))
     assert forward.args[3][1] is nodes(graph, SEED)[0]
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_seed_comes_behind_a_bias(gradient: bool) -> None:
+    """All operators of the site read both, and the operator of the bias's gradient drops what the others drop."""
+
+    def biased(q: Tensor, k: Tensor, v: Tensor, do: Tensor, bias: Tensor) -> tuple[Any, ...]:
+        out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.1)
+        backward = aten._scaled_dot_product_efficient_attention_backward
+        gradients = backward(do, q, k, v, bias, out, lse, seed, offset, 0.1, [True, True, True, gradient])
+        return out, *gradients[: 4 if gradient else 3]
+
+    def inputs() -> list[Tensor]:
+        return [*cuda_inputs(Shape()), torch.empty(2, 8, 128, 128, dtype=torch.bfloat16, device="cuda")]
+
+    graph, record = rewritten(trace(biased, inputs))
+    assert (record.status, record.mask) == ("replaced", "full + bias")
+    assert record.detail.startswith("dropout with probability 0.1; the mask is added as a bias: ")
+    (seed,), (forward,), (backward,) = (nodes(graph, name) for name in (SEED, FORWARD, BACKWARD))
+    operators = [forward, backward, *nodes(graph, "dash::attention_bias_gradient")]
+    assert len(operators) == 2 + gradient
+    for node in operators:
+        arguments = bind(node)
+        call = Call.parse(arguments["call"])
+        assert call.bias == Bias(Operand(0), gradient)
+        assert call.dropout == Dropout(0.1, Operand(1))
+        (bias, read) = arguments["extras"]
+        assert (bias.op, read) == ("placeholder", seed)
+
+
+@pytest.mark.parametrize("second", ["other probability", "none"])
+def test_of_one_forward_those_backwards_are_kept_that_need_ours(second: str) -> None:
+    """Backwards that differ leave the forward as it is, and one that reads nothing of data can take it so."""
+    p = {"other probability": 0.2, "none": 0.0}[second]
+
+    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
+        out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.1)
+        backward = aten._scaled_dot_product_efficient_attention_backward
+        masks = [True, True, True, False]
+        gradients = (backward(do, q, k, v, None, out, lse, seed, offset, x, masks) for x in (0.1, p))
+        return out, *(gradient for of in gradients for gradient in of[:3])
+
+    module = joint_graph(two)
+    rewrite_on(module.graph)
+    detail = "several backwards of one forward differ"
+    first, other = sites()
+    assert (first.status, first.reason, first.detail) == ("kept", Reason.DROPOUT, detail)
+    assert (other.status, other.forward) == (("kept", "kept") if p else ("replaced", f"kept: {detail}"))
+    counts = op_counts(module.graph)
+    assert (counts[SEED], counts[FORWARD], counts[BACKWARD]) == (0, 0, int(not p))
+
+
+def test_layers_share_tables_and_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If kernels that walk by tables had dropout: tables are of the mask, and stand behind all that the call reads."""
+    able = replace(families.HOPPER, reads=families.HOPPER.reads | {"dropout"})
+    monkeypatch.setattr(planner, "FAMILIES", (able,))
+    monkeypatch.setattr(forwards, "HOPPER", able)
+
+    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor, valid: Tensor) -> tuple[Any, ...]:
+        mask = hidden(valid.unsqueeze(1).unsqueeze(1), q)
+        out, *gradients = dropped_efficient(q, k, v, do, lambda: mask)
+        return *gradients, *dropped_efficient(out, k, v, do, lambda: mask)
+
+    module = trace(two, padded_inputs)
+    rewrite_on(module.graph)
+    assert [(r.status, r.plan.kernel, r.forward) for r in sites() if r.plan] == [("replaced", "hopper", "hopper")] * 2
+    (tables,), seeds = nodes(module.graph, "dash::mask_tables"), nodes(module.graph, SEED)
+    (valid,) = tables.args[0]
+    for name, made in ((FORWARD, [0, 1, 4, 5]), (BACKWARD, [0, 1, 6, 7, 8])):
+        operators = nodes(module.graph, name)
+        read = [bind(node)["extras"] for node in operators]
+        assert {node for _, node, *_ in read} == set(seeds)
+        assert all(of[0] is valid and [node.args for node in of[2:]] == [(tables, i) for i in made] for of in read)
+        assert {Call.parse(bind(node)["call"]).dropout for node in operators} == {Dropout(0.1, Operand(1))}
 
 
 def test_layers_never_share_a_seed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,11 @@ def test_dropout(p: float) -> None:
     assert f"/dropout={p!r},2/" in str(call)
     assert [operand.index for operand in call.operands] == [12, 2]
     assert len({hash(c) for c in (call, Call(MASKS[5], 0.125, ORDERS[1]))}) == 2
+    biased = replace(call, bias=Bias(Operand(3), gradient=True))
+    assert Call.parse(str(biased)) == biased
+    assert f"/bias=3+gradient/dropout={p!r},2/" in str(biased)
+    assert [operand.index for operand in biased.operands] == [12, 3, 2]
+    assert biased.data == call.data | {"bias"} == {"keys", "bias", "dropout"}
     assert abs(dropout.threshold / 65536 - p) <= 2.0**-16
     assert (1 - dropout.threshold / 65536) * dropout.rescale == 1
 

@@ -20,8 +20,8 @@ from .dropout import kept_pairs
 class PairedAttention:
     """q, k, v, do: [batch, heads, length, dim] with BSHD strides; the others are operands of a call, or None.
 
-    dense: bool, bias: floats, both of size [batch, q heads, q_len, kv_len] or 1; keys: bool [batch, kv_len]; seed: int64
-    [1], of dropout with probability `drops`.
+    dense: bool, bias: floats, both of size [batch, q heads, q_len, kv_len] or 1; keys: bool [batch, kv_len];
+    seed: int64 [1], of dropout with probability `drops`.
     """
 
     q: Tensor
