@@ -1,4 +1,4 @@
-"""Dense masks and biases on a GPU: values, bits, and what compiled programs with a bias do."""
+"""Dense masks and biases on a GPU, with dropout too: values, bits, and what compiled programs with a bias do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import dash_inductor
 from dash_inductor import lowering, sites
 from dash_inductor.config import config
-from dash_inductor.model import Band, Plan, Tiles
+from dash_inductor.model import Band, Dropout, Operand, Plan, Tiles
 from dash_inductor.planning import costs, plan
 
+from .support.dropout import kept_pairs
 from .support.paired import PairedAttention, step
 from .support.repeats import bits, differing_runs
 from .support.together import side_by_side
@@ -83,6 +84,9 @@ CASES: list[tuple[int, torch.dtype, Band, int, int, int, dict[str, Any]]] = [
     (64, FP16, Band(), 200, 300, 1, {"bias": "qk:lowest"}),
     (128, FP32, Band(), 130, 190, 1, {"bias": "bqk:infinite", "keys": True}),
     (64, BF16, Band(0, None, "bottom_right"), 100, 300, 2, {"bias": "hk:random", "dense": "b1"}),
+    (64, BF16, Band(), 200, 200, 2, {"bias": "hqk:random", "drops": 0.1}),
+    (128, BF16, Band(), 130, 190, 1, {"dense": "bk", "keys": True, "drops": 0.5}),
+    (64, FP32, Band(0), 129, 129, 1, {"bias": "qk:random", "drops": 0.3}),
 ]
 
 
@@ -96,13 +100,18 @@ def problems() -> list[PairedAttention]:
 
 
 def as_pytorch(p: PairedAttention) -> tuple[Tensor, ...]:
-    """Output and gradients of PyTorch's math in the problem's dtype."""
+    """Output and gradients of PyTorch's math in the problem's dtype, with the pairs dropped that the problem drops."""
     leaves = [t.detach().clone().requires_grad_() for t in (p.q, p.k, p.v, *([] if p.bias is None else [p.bias]))]
     q, k, v = leaves[0], *(t.repeat_interleave(p.group, 1) for t in leaves[1:3])
     mask = torch.where(p.keep(), 0.0, float("-inf")).to(q.dtype)
     mask = mask if p.bias is None else mask + leaves[3]
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=p.scale)
+    if p.seed is None:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=p.scale)
+    else:
+        dropout = Dropout(p.drops, Operand(0))
+        kept = kept_pairs(dropout, p.seed, *p.plane) * dropout.rescale
+        out = ((q @ k.mT * p.scale + mask).softmax(3) * kept.to(q.dtype)) @ v
     return out.detach(), *torch.autograd.grad(out, leaves, p.do)
 
 
@@ -180,9 +189,9 @@ def test_every_head_dim_compiles_and_is_right() -> None:
 class Relative(nn.Module):
     """Layers whose bias of relative positions is learned and shared, as T5 has it."""
 
-    def __init__(self, heads: int, layers: int = 2) -> None:
+    def __init__(self, heads: int, layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads, self.table = heads, nn.Embedding(65, heads)
+        self.heads, self.table, self.dropout = heads, nn.Embedding(65, heads), dropout
         self.qkv = nn.ModuleList(nn.Linear(64 * heads, 3 * 64 * heads, bias=False) for _ in range(layers))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -192,7 +201,8 @@ class Relative(nn.Module):
             bias = bias + mask
         for qkv in self.qkv:
             q, k, v = qkv(x).unflatten(2, (3, self.heads, 64)).permute(2, 0, 3, 1, 4)
-            x = x + F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype)).transpose(1, 2).flatten(2)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=self.dropout)
+            x = x + out.transpose(1, 2).flatten(2)
         return x
 
 
@@ -222,6 +232,19 @@ def test_a_learned_bias(masked: bool, length: int, deterministic: None) -> None:
     exact = gradients_of(model.double(), x.double(), *(torch.where(m < -1, -1e300, 0.0).double() for m in mask))
     for a, b, r in zip(ours, theirs, exact, strict=True):
         assert (a - r).norm() <= 2 * (b - r).norm() + 1e-3 * r.norm()
+
+
+def test_a_learned_bias_with_dropout(deterministic: None) -> None:
+    """As T5 has it by default: equal bits from equal seeds, other ones from others."""
+    model = Relative(4, dropout=0.1).to(DEVICE, BF16)
+    x, found = torch.randn(3, 203, 256, device=DEVICE, dtype=BF16), []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        with config.patch(strict=True):
+            found.append(gradients_of(model, x))
+    assert {(r.status, r.mask, r.forward) for r in sites()} == {("replaced", "full + bias", "portable")}
+    assert all(map(torch.equal, found[0], found[1]))
+    assert not any(map(torch.equal, found[0], found[2]))
 
 
 def test_a_mask_that_is_an_input(deterministic: None) -> None:
