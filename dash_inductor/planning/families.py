@@ -102,11 +102,7 @@ REFERENCE = KernelFamily(
 )  # fmt: skip
 PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
-<<<<<<< HEAD
-    EVERYTHING, False, False, _of_table(costs.PORTABLE),
-=======
-    EVERYTHING, False, _portable_candidates,
->>>>>>> dense
+    EVERYTHING, False, False, _portable_candidates,
 )  # fmt: skip
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
