@@ -59,6 +59,7 @@ def install() -> None:
 
     compat.joint_passes().append(JointPass())
     _record_what_no_pass_sees()
+    _choose_no_pointwise_kernel_by_timing()
     _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
     if "dash_inductor.ops" in sys.modules:
@@ -89,6 +90,28 @@ def _record_what_no_pass_sees() -> None:
         return result
 
     compile_fx._recursive_joint_graph_passes = run_and_look
+
+
+def _choose_no_pointwise_kernel_by_timing() -> None:
+    """Make Inductor generate pointwise kernels in one configuration, in graphs compiled while we are active.
+
+    Even in its deterministic mode Inductor times several block shapes of a pointwise kernel and takes the fastest.  The
+    compiler contracts products and sums of another block shape in another way, so two processes could train a model
+    with other bits (docs/notes.md).  What the program has asked for by ``max_autotune_pointwise`` stays.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor import config as inductor_config
+
+    generate = compile_fx.fx_codegen_and_compile  # compile_fx looks it up by this name whenever it calls it
+
+    @functools.wraps(generate)
+    def generate_without_a_clock(*args: Any, **kwargs: Any) -> Any:
+        if rewriter() is None:
+            return generate(*args, **kwargs)
+        with inductor_config.patch({"triton.autotune_pointwise": False}):
+            return generate(*args, **kwargs)
+
+    compile_fx.fx_codegen_and_compile = generate_without_a_clock
 
 
 @functools.cache

@@ -24,6 +24,8 @@ _PORTABLE, _SM_90 = "the portable kernels", "the Hopper kernel"
 TORCH = (
     ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
     ("torch._inductor.compile_fx", "_recursive_joint_graph_passes", "whether joint-graph passes run"),
+    ("torch._inductor.config", "triton.autotune_pointwise patch", "pointwise kernels that are not chosen by timing"),
+    ("torch._inductor.compile_fx", "fx_codegen_and_compile", "pointwise kernels that are not chosen by timing"),
     ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
     ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
     ("torch._inductor.codecache", "PyCodeCache.load", "generated index functions"),

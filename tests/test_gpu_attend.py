@@ -13,12 +13,13 @@ from dash_inductor.kernels import reference, reference_forward, standalone
 from torch import Tensor
 
 from dash_inductor.model import Band, Order, Plan
-from dash_inductor.planning import costs, plan
+from dash_inductor.planning import costs
 
 from .support.calls import BSHD
 from .support.hopper_forward import check, check_distance
 from .support.keyed import KeyedAttention
 from .support.poison import MASKS as UNSEEN
+from .support.portable_plans import portable_plan
 from .support.repeats import bits, differing_runs
 from .support.together import Results, Together, dense, rounded, side_by_side
 
@@ -386,9 +387,9 @@ def keyed(q_len: int, kv_len: int, valid: str, documents: str = "none") -> list[
 
 
 def keyed_plans(schedule: str, documents: str = "none") -> list[Plan]:
-    """The planner's, under "two_pass" or (any other word) the ordered schedule of each problem."""
+    """Of the portable kernels, under "two_pass" or (any other word) the ordered schedule of each problem."""
     return [
-        plan(p.site(), arch(), schedule if schedule == "two_pass" else ordered)
+        portable_plan(p.site(), arch(), schedule if schedule == "two_pass" else ordered)
         for p, (_, _, _, _, ordered) in zip(keyed(*KEYED_LENGTHS[0], "holes", documents), KEYED, strict=True)
     ]
 

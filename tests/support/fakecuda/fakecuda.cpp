@@ -12,12 +12,15 @@ namespace {
 
 // ---- Attention: the entries of at::SDPBackend
 
-constexpr int64_t kFlash = 1, kEfficient = 2;
+constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;
 std::atomic<int64_t> chosen{kFlash};
 
 int64_t choose_backend(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask,
                        double, bool, std::optional<double>, bool) {
   const int64_t backend = chosen.load();
+  if (mask.has_value() && mask->defined() && mask->sym_stride(-1) != 1) {
+    return kMath;  // no fused kernel reads such a mask
+  }
   return backend == kFlash && mask.has_value() ? kEfficient : backend;
 }
 

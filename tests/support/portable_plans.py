@@ -1,0 +1,16 @@
+"""Plans of the portable kernels, also where the planner takes others."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from dash_inductor.model.plan import Plan
+from dash_inductor.model.site import Site
+from dash_inductor.planning import planner
+from dash_inductor.planning.families import PORTABLE
+
+
+def portable_plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
+    """What the planner would answer if there were no other kernels."""
+    with mock.patch.object(planner, "FAMILIES", (PORTABLE,)):
+        return planner.plan(site, arch, schedule)
