@@ -23,4 +23,4 @@ def test_the_forward_draws_a_seed_and_saves_it() -> None:
     assert seed in launch
     assert f" {seed}," in results
     assert "THRESHOLD : tl.constexpr = 6554" in code
-    assert code.count("= tl.philox(") == 1
+    assert code.count("return tl.philox(") == 1
