@@ -68,18 +68,22 @@ def _fake(
     ]
 
 
-def _on_cpu(extras: list[Tensor], *facts: int | str) -> list[Tensor]:
+def _on_cpu(
+    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+) -> list[Tensor]:
     from .kernels import reference_tables
 
-    *sizes, mask, plan = facts
-    return list(reference_tables.build(_data(extras, *sizes, mask), Plan.parse(str(plan))))  # type: ignore[arg-type]
+    data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
+    return list(reference_tables.build(data, Plan.parse(plan)))
 
 
-def _on_cuda(extras: list[Tensor], *facts: int | str) -> list[Tensor]:
+def _on_cuda(
+    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+) -> list[Tensor]:
     from .kernels import mask_tables as built
 
-    *sizes, mask, plan = facts
-    return list(built.build(_data(extras, *sizes, mask), Plan.parse(str(plan))))  # type: ignore[arg-type]
+    data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
+    return list(built.build(data, Plan.parse(plan)))
 
 
 torch.library.register_fake("dash::mask_tables", _fake, lib=_lib)

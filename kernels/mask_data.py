@@ -75,9 +75,14 @@ class MaskData:
         if missing:
             raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the mask {mask} reads number {missing[0]}")
         keys, segments, dense = mask.keys, mask.segments, mask.dense
+        batch, q_heads, kv_heads, q_len, kv_len = sizes
         return MaskData(
             mask.band,
-            *sizes,
+            batch,
+            q_heads,
+            kv_heads,
+            q_len,
+            kv_len,
             valid=None if keys is None else extras[keys.valid.index],
             segments=None if segments is None else (extras[segments.q.index], extras[segments.kv.index]),
             dense=None if dense is None else extras[dense.mask.index],
@@ -98,7 +103,8 @@ class MaskData:
 
     def _tensors(self) -> list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]]:
         """Those that there are: name, tensor, allowed dtypes, shape."""
-        keys, found = (self.batch, self.kv_len), []
+        keys = self.batch, self.kv_len
+        found: list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]] = []
         if self.valid is not None:
             found.append(("valid", self.valid, _TRUTHS, keys))
         if self.segments is not None:
