@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+from .operations import here, rounded_from_zero
 from .work import Work
 
 ARGUMENTS = ("seed", "threshold", "rescale")
@@ -79,15 +80,16 @@ class Dropout:
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
         seed = gl.load(self.seed)
         queries = q_tile * (work.BLOCK_Q // 2) + PIECE * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
-        keys = kv * (work.BLOCK_KV // 4) + gl.arange(0, work.BLOCK_KV // 4, gl.SliceLayout(1, layout))
-        words = philox(seed, gl.expand_dims(queries, 0), gl.expand_dims(keys, 1), work.q_head(), work.batch)
+        keys = here(kv) * (work.BLOCK_KV // 4) + gl.arange(0, work.BLOCK_KV // 4, gl.SliceLayout(1, layout))
+        words = philox(seed, gl.expand_dims(queries, 0), gl.expand_dims(keys, 1), here(work.q_head()), here(work.batch))
         bits = gl.convert_layout(in_place(words, p.shape), p.type.layout)
-        return gl.where(bits.to(gl.int32) >= self.threshold, p, -p)
+        sign = (bits.to(gl.int32) - self.threshold) & -0x80000000
+        return (p.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
 
     @gluon.jit
     def rounded(self, p, DTYPE: gl.constexpr):
         """P rounded, zero where it was dropped."""
-        return gl.maximum(p, 0.0).to(DTYPE)
+        return rounded_from_zero(p, DTYPE)
 
     @gluon.jit
     def gradient(self, p, dp, delta):
