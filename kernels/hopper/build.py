@@ -116,12 +116,15 @@ class Specialisation:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
     @staticmethod
-    def of(mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int) -> Specialisation:
+    def of(
+        mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, has_dropout: bool = False,
+    ) -> Specialisation:  # fmt: skip
         """What the kernels of a plan are compiled for.
 
         Args:
             dims: the head dims of q and k, and of v.
             group: query heads per kv head.
+            has_dropout: probabilities are dropped.
 
         Raises:
             ArgumentError: a dtype of another width, or tiles that the kernel does not have.
@@ -130,7 +133,8 @@ class Specialisation:
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
         even = kv_len % plan.dkdv.block_kv == 0 and not mask.operands
         bounds = mask.band.lo is not None, mask.band.hi is not None
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *data.kinds(mask))
+        kinds = data.kinds(mask)
+        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout)
 
     @staticmethod
     def of_site(site: Site, plan: Plan) -> Specialisation:
@@ -197,7 +201,9 @@ class Kernels:
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
-        return compile_kernel(hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS | dropout.ANY_ADDRESS, options)
+        return compile_kernel(
+            hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS | dropout.ANY_ADDRESS, options
+        )
 
     @cached_property
     def prepare(self) -> Any:

@@ -76,12 +76,13 @@ class Dropout:
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, negative where they are dropped."""
         work = self.work
-        ROWS: gl.constexpr = p.shape[1] // 2
+        QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
         seed = gl.load(self.seed)
-        queries = q_tile * (work.BLOCK_Q // 2) + PIECE * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
+        queries = q_tile * (work.BLOCK_Q // 2) + PIECE * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
         keys = here(kv) * (work.BLOCK_KV // 4) + gl.arange(0, work.BLOCK_KV // 4, gl.SliceLayout(1, layout))
-        words = philox(seed, gl.expand_dims(queries, 0), gl.expand_dims(keys, 1), here(work.q_head()), here(work.batch))
+        head, batch = here(work.q_head()), here(work.batch)
+        words = philox(seed, gl.expand_dims(queries, 0), gl.expand_dims(keys, 1), head, batch)
         bits = gl.convert_layout(in_place(words, p.shape), p.type.layout)
         sign = (bits.to(gl.int32) - self.threshold) & -0x80000000
         return (p.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)

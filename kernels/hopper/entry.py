@@ -35,7 +35,8 @@ def hopper_backward(
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32
     [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
     semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see
-    `group.add_to_group`.  What follows `scale_log2` is given with HAS_CODES or HAS_DENSE only, see `table_walk`.
+    `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
+    threshold and rescale with DROPOUT only, see `dropout`.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
