@@ -79,23 +79,9 @@ def consume(
                 )
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
-                    shared,
-                    mask,
-                    drops,
-                    scale_log2,
-                    word,
-                    q_it,
-                    done + step,
-                    s,
-                    k,
-                    v,
-                    dk,
-                    dk_tail,
-                    dv,
-                    zero,
-                    WARPS,
+                    shared, mask, drops, scale_log2, word, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS,
                     AHEAD,
-                )
+                )  # fmt: skip
             else:
                 dk, dv = shared_step(shared, mask, drops, scale_log2, word, q_it, done + step, dk, dv, zero, WARPS)
         first_q_it += steps

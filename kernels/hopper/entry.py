@@ -57,10 +57,7 @@ def hopper_backward(
         )  # fmt: skip
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
-    if DROPOUT:
-        drops = Dropout(work, seed, threshold, rescale)
-    else:
-        drops = AllKept(work)
+    drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP
     )  # fmt: skip

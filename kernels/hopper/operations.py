@@ -113,9 +113,9 @@ def here(number):
 
 
 @gluon.jit
-def rounded_from_zero(x, DTYPE: gl.constexpr):
+def rounded_from_zero(x, dtype: gl.constexpr):
     """fp32 numbers rounded to 16 bits, negative ones to zero."""
-    if DTYPE == gl.bfloat16:
+    if dtype == gl.bfloat16:
         rounded = gl.inline_asm_elementwise(
             "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
         )
