@@ -13,7 +13,7 @@ from dash_inductor.kernels.reference_dropout import kept
 from dash_inductor.model import Operand
 from dash_inductor.model.dropout import STEPS, Dropout
 
-from .support.hopper_dropout import block_layout, marked
+from .support.hopper_dropout import block_layout, gradient, marked
 
 SHAPES = [(128, 64, 128), (128, 64, 64), (128, 32, 64), (64, 64, 64)]
 """Keys and queries of the scores of a piece, rows of a q tile: those of all head dims."""
@@ -82,6 +82,16 @@ def test_what_bits_depend_on() -> None:
     ]
     masks = [expected(place, shape) for place in (Place(), *others)]
     assert not any(a.equal(b) for a, b in itertools.combinations(masks, 2))
+
+
+def test_gradient_of_scores() -> None:
+    """dS = P (keep rescale dP - delta), from P of any size, and from zeros of either sign."""
+    rng = np.random.default_rng(0)
+    p, dp, delta = (rng.standard_normal((64, 32), np.float32) for _ in range(3))
+    p[0] = 0.0
+    p[1] = -0.0
+    kept_dp = np.where(p > 0, dp * np.float32(1.25), 0)
+    assert np.array_equal(gradient(p, dp, delta, 1.25), np.abs(p) * (kept_dp - delta))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

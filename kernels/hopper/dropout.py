@@ -78,7 +78,7 @@ class Dropout:
         work = self.work
         QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
-        seed = gl.load(self.seed)
+        seed = gl.load(self.seed)  # in every step: the keys of ten rounds must not stay in registers
         queries = q_tile * (work.BLOCK_Q // 2) + PIECE * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
         keys = here(kv) * (work.BLOCK_KV // 4) + gl.arange(0, work.BLOCK_KV // 4, gl.SliceLayout(1, layout))
         head, batch = here(work.q_head()), here(work.batch)

@@ -70,6 +70,11 @@ def marked(
         return drops.marked(probabilities.astype(np.float32).view(Array), q_tile, kv_tile, piece)
 
 
+def gradient(p: Any, dp: Any, delta: Any, rescale: float) -> Any:
+    """What the consumers make of signed P, dP and delta, before it is rounded."""
+    return _functions(8)["Dropout"](None, None, 0, np.float32(rescale)).gradient(p, dp, delta)
+
+
 def block_layout(shape: Sequence[int], warps: int) -> Any:
     """Bases of registers, lanes and warps, and the shape, of the layout of the blocks of scores of `shape`."""
     registers, lanes, of_warps, _, blocks = _functions(warps)["block_layout"](shape, warps)
