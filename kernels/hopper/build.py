@@ -20,7 +20,7 @@ from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
-from . import data
+from . import data, dropout
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
@@ -92,6 +92,7 @@ class Specialisation:
         even_kv: kv_len is a multiple of the kv tile; not asked where the mask is data.
         has_codes: the mask has keys or segments.
         has_dense: the mask has a dense mask.
+        has_dropout: probabilities are dropped.
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -105,6 +106,7 @@ class Specialisation:
     tiles: Tiles
     has_codes: bool = False
     has_dense: bool = False
+    has_dropout: bool = False
 
     def __post_init__(self) -> None:
         ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
@@ -114,12 +116,15 @@ class Specialisation:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
     @staticmethod
-    def of(mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int) -> Specialisation:
+    def of(
+        mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, has_dropout: bool = False,
+    ) -> Specialisation:  # fmt: skip
         """What the kernels of a plan are compiled for.
 
         Args:
             dims: the head dims of q and k, and of v.
             group: query heads per kv head.
+            has_dropout: probabilities are dropped.
 
         Raises:
             ArgumentError: a dtype of another width, or tiles that the kernel does not have.
@@ -128,7 +133,8 @@ class Specialisation:
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
         even = kv_len % plan.dkdv.block_kv == 0 and not mask.operands
         bounds = mask.band.lo is not None, mask.band.hi is not None
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *data.kinds(mask))
+        kinds = data.kinds(mask)
+        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout)
 
     @staticmethod
     def of_site(site: Site, plan: Plan) -> Specialisation:
@@ -180,7 +186,8 @@ class Kernels:
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, **self._absent(data.MAIN),
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, **self._absent(data.MAIN),
+            **({} if p.has_dropout else dict.fromkeys(dropout.ARGUMENTS)),
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
@@ -190,11 +197,13 @@ class Kernels:
             "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
-            "scale": "fp32", "scale_log2": "fp32", **data.TYPES,
+            "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES,
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
-        return compile_kernel(hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS, options)
+        return compile_kernel(
+            hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS | dropout.ANY_ADDRESS, options
+        )
 
     @cached_property
     def prepare(self) -> Any:

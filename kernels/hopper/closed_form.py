@@ -62,17 +62,18 @@ class ClosedForm:
         work = self.work
         _first, full_first, full_end, _end = self.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         rows = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
-        return BandMask(work, rows, full_first, full_end, self.HAS_LO, self.HAS_HI, self.EVEN_KV)
+        return BandMask(work, kv, rows, full_first, full_end, self.HAS_LO, self.HAS_HI, self.EVEN_KV)
 
 
 @aggregate
 class BandMask:
     """Which scores of a kv tile count: ``lo <= q - kv <= hi`` and ``kv < kv_len``.
 
-    rows: the keys of the tile; q tiles first .. end-1 need no mask.
+    rows: the keys of the kv-th tile; q tiles first .. end-1 need no mask.
     """
 
     work: Work
+    kv: gl.tensor
     rows: gl.tensor
     first: gl.tensor
     end: gl.tensor
@@ -81,14 +82,19 @@ class BandMask:
     EVEN_KV: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, work, rows, first, end, HAS_LO, HAS_HI, EVEN_KV):
+    def __init__(self, work, kv, rows, first, end, HAS_LO, HAS_HI, EVEN_KV):
         self.work = work
+        self.kv = kv
         self.rows = rows
         self.first = first
         self.end = end
         self.HAS_LO = gl.constexpr(HAS_LO)
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.EVEN_KV = gl.constexpr(EVEN_KV)
+
+    @gluon.jit
+    def q_tile(self, word):
+        return word
 
     @gluon.jit
     def applied(self, p, q_tile, PIECE: gl.constexpr):

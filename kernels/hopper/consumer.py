@@ -25,7 +25,7 @@ from .steps import (
 
 @gluon.jit
 def consume(
-    walk, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+    walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
     WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
@@ -75,14 +75,15 @@ def consume(
             q_it = first_q_it + step
             if STEP == "overlapped":
                 s, dk, dv = overlapped_step(
-                    shared, mask, scale_log2, word, q_it, done + step, first_q_it, s, dk, dv, zero, WARPS
+                    shared, mask, drops, scale_log2, word, q_it, done + step, first_q_it, s, dk, dv, zero, WARPS
                 )
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
-                    shared, mask, scale_log2, word, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
-                )
+                    shared, mask, drops, scale_log2, word, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS,
+                    AHEAD,
+                )  # fmt: skip
             else:
-                dk, dv = shared_step(shared, mask, scale_log2, word, q_it, done + step, dk, dv, zero, WARPS)
+                dk, dv = shared_step(shared, mask, drops, scale_log2, word, q_it, done + step, dk, dv, zero, WARPS)
         first_q_it += steps
         walks += gl.where(steps > 0, 1, 0)
         if AHEAD:
@@ -96,17 +97,17 @@ def consume(
             if work.GROUP > 1:
                 dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.TAIL_D)
             if work.member == work.GROUP - 1:
-                store_gradients(work, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale)
+                store_gradients(work, drops, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale)
         if work.PARTS > 1:
             role_barrier()
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
 
 
 @gluon.jit
-def store_gradients(work, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale):
+def store_gradients(work, drops, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale):
     """Round dk and dv and store them, by way of K and V, which are done with."""
     DTYPE: gl.constexpr = shared.k.dtype
-    shared.v.store(dv.to(DTYPE))
+    shared.v.store(drops.rescaled(dv).to(DTYPE))
     shared.k.store((dk * scale).to(DTYPE))
     if shared.TAIL_D > 0:
         shared.k_tail.store((dk_tail * scale).to(DTYPE))

@@ -7,6 +7,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .closed_form import ClosedForm
 from .consumer import consume
+from .dropout import AllKept, Dropout
 from .producer import produce
 from .reducer import reduce
 from .table_walk import TableWalk
@@ -18,12 +19,13 @@ def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
     visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i, dense_j,
+    seed, threshold, rescale,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
-    ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr,
+    ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -33,7 +35,8 @@ def hopper_backward(
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32
     [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
     semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see
-    `group.add_to_group`.  What follows `scale_log2` is given with HAS_CODES or HAS_DENSE only, see `table_walk`.
+    `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
+    threshold and rescale with DROPOUT only, see `dropout`.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -54,6 +57,7 @@ def hopper_backward(
         )  # fmt: skip
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
+    drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP
     )  # fmt: skip
@@ -64,7 +68,7 @@ def hopper_backward(
     if STAGES == 1:
         gl.warp_specialize(
             [
-                (consume, (walk, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+                (consume, (walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
                            WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
                 (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD)),
                 (reduce, (walk, shared, dq_desc, semaphores, 0, 1)),
@@ -75,7 +79,7 @@ def hopper_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (walk, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+                (consume, (walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
                            WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
                 (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD)),
                 (reduce, (walk, shared, dq_desc, semaphores, 0, 2)),

@@ -23,16 +23,19 @@ from ..strides import dense_strides
 from .build import FINISH_ROWS, Specialisation, kernels
 from .compiling import constant_count
 from .data import NOTHING, Arguments, BackwardData, Facts
+from .dropout import ARGUMENTS
 from .tensors import DTYPES, SeenRows, describe, readable
 
 _Strides = tuple[int, ...]
+Drops = tuple[Tensor, int, float]
+"""Seed, threshold and rescale."""
 LOG2E = math.log2(math.e)
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan, data: BackwardData | None = None,
+    call: Call, plan: Plan, data: BackwardData | None = None, dropout: Drops | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv of attention, bitwise reproducible.
 
@@ -45,25 +48,38 @@ def backward(
         data: what a mask of more than a band reads; None for a band alone.  Positions of q, k, v and grad_out that the
             mask leaves without a partner, though the band does not, hold finite values there, and the log-sum-exp of
             such a query is -inf.
+        dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, which numbers of 16 random bits
+            drop, namely those below the threshold, and what kept probabilities are multiplied with; None for none.
 
     Raises:
-        ArgumentError: a plan of another kernel; data that are not those of the mask; a schedule that needs more
-            co-resident CTAs than the GPU has SMs.
+        ArgumentError: a plan of another kernel; data that are not those of the mask; another seed or threshold; a
+            schedule that needs more co-resident CTAs than the GPU has SMs.
     """
     if plan.kernel != HOPPER.name:
         raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
     if (data is None) != (not call.mask.operands):
         raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")
+    if dropout is not None:
+        _check_dropout(dropout, query.device)
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
     facts = (
         call, plan, query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
-        out.stride(), logsumexp.stride(), None if data is None else data.facts(),
+        out.stride(), logsumexp.stride(), None if data is None else data.facts(), dropout is not None,
     )  # fmt: skip
     if torch.cuda.current_device() != query.device.index:
         with torch.cuda.device(query.device):
-            return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data)
-    return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data)
+            return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout)
+    return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout)
+
+
+def _check_dropout(dropout: Drops, device: torch.device) -> None:
+    """Raise ArgumentError unless the kernel can read the seed, and the threshold is one of 16 bits."""
+    seed, threshold, _rescale = dropout
+    if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
+        raise ArgumentError("dropout", (seed.dtype, tuple(seed.shape), seed.device), f"an int64 seed [1] on {device}")
+    if not 0 <= threshold < 1 << 16:
+        raise ArgumentError("dropout", threshold, "a threshold of at least 0 and less than 2**16")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,14 +93,15 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: Facts | None,
+        data: Facts | None, has_dropout: bool,
     ) -> None:  # fmt: skip
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
         band, scale, tiles = call.mask.band, call.scale, plan.dkdv
         orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
         group = self.q_heads // self.kv_heads
-        of = Specialisation.of(call.mask, plan, DTYPES[dtype], (head_dim, value_dim), group, self.kv_len)
+        dims = head_dim, value_dim
+        of = Specialisation.of(call.mask, plan, DTYPES[dtype], dims, group, self.kv_len, has_dropout)
         self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
@@ -157,6 +174,7 @@ class _State:
         out: Tensor,
         logsumexp: Tensor,
         data: BackwardData | None,
+        dropout: Drops | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (compat.empty_cuda(*facts) for facts in self.outputs)
         workspace = compat.empty_cuda((self.workspace_bytes,), (1,), torch.uint8)
@@ -172,6 +190,7 @@ class _State:
         main_data, finish_data = (
             NOTHING if data is None or self.about_data is None else self.about_data.of_call(data)
         )  # fmt: skip
-        self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data)
+        drops = (None,) * len(ARGUMENTS) if dropout is None else (dropout[0].data_ptr(), *dropout[1:])
+        self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data, *drops)
         self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes, *finish_data)
         return dq, dk, dv

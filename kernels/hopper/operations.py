@@ -113,6 +113,20 @@ def here(number):
 
 
 @gluon.jit
+def rounded_from_zero(x, dtype: gl.constexpr):
+    """fp32 numbers rounded to 16 bits, negative ones to zero."""
+    if dtype == gl.bfloat16:
+        rounded = gl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        rounded = gl.inline_asm_elementwise(
+            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return rounded
+
+
+@gluon.jit
 def wait_for_turn(semaphore, rank):
     """Block the warp until `semaphore` (int32) is `rank`."""
     gl.inline_asm_elementwise(

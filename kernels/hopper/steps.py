@@ -37,11 +37,11 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, s, scale_log2, lse, word, PIECE: gl.constexpr):
-    """P of a piece of the queries of a step, from their scores."""
+def probabilities(mask, drops, s, scale_log2, lse, word, PIECE: gl.constexpr):
+    """P of a piece of the queries of a step, from their scores; signed, see `dropout`."""
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
-    return mask.applied(p, word, PIECE)
+    return drops.marked(mask.applied(p, word, PIECE), mask.q_tile(word), mask.kv, PIECE)
 
 
 @gluon.jit
@@ -125,10 +125,10 @@ def add_product(a, right, accumulator, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def gradient_of_scores(shared, p, dp, tile):
-    """dS = P (dP - delta), rounded."""
+def gradient_of_scores(shared, drops, p, dp, tile):
+    """dS, rounded, from signed P."""
     delta = shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout))
-    return (p * (dp - gl.expand_dims(delta, 0))).to(shared.k.dtype)
+    return drops.gradient(p, dp, gl.expand_dims(delta, 0)).to(shared.k.dtype)
 
 
 @gluon.jit
@@ -145,7 +145,7 @@ def hand_over(shared, it, dq, dq_tail):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, scale_log2, word, q_it, it, first_q_it, s, dk, dv, zero, WARPS: gl.constexpr):
+def overlapped_step(shared, mask, drops, scale_log2, word, q_it, it, first_q_it, s, dk, dv, zero, WARPS: gl.constexpr):
     """A step that begins with its S and ends with that of the next.
 
         queued                              meanwhile
@@ -161,10 +161,10 @@ def overlapped_step(shared, mask, scale_log2, word, q_it, it, first_q_it, s, dk,
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     before = gl.maximum(q_it - 1, first_q_it) % shared.Q_STAGES
     dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
-    p = probabilities(mask, s, scale_log2, shared.lse.index(slot), word, 0)
-    dv = add_product(p, do, dv, WARPS)
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, 0)
+    dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     dp = warpgroup_mma_wait(2, deps=(dp,))
-    ds = gradient_of_scores(shared, p, dp, do_slot)
+    ds = gradient_of_scores(shared, drops, p, dp, do_slot)
     dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
     share_ds(shared, ds)
     dq, dq_tail = matmul_dq(shared, WARPS)
@@ -177,7 +177,7 @@ def overlapped_step(shared, mask, scale_log2, word, q_it, it, first_q_it, s, dk,
 
 @gluon.jit
 def halved_step(
-    shared, mask, scale_log2, word, q_it, it, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, drops, scale_log2, word, q_it, it, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
@@ -200,10 +200,10 @@ def halved_step(
         s0 = scores(k, shared, tile, zero)
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s0 = warpgroup_mma_wait(1, deps=(s0,))
-    p = probabilities(mask, s0, scale_log2, shared.lse.index(tile), word, 0)
-    dv = add_product(p, do0, dv, WARPS)
+    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, 0)
+    dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
-    ds0 = gradient_of_scores(shared, p, dp0, do_tile)
+    ds0 = gradient_of_scores(shared, drops, p, dp0, do_tile)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds0, shared.q_tail.index(tile), dk_tail, WARPS)
@@ -212,10 +212,10 @@ def halved_step(
         s1 = scores(k, shared, tile + 1, zero)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
-    p = probabilities(mask, s1, scale_log2, shared.lse.index(tile + 1), word, 1)
-    dv = add_product(p, do1, dv, WARPS)
+    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, 1)
+    dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
-    ds1 = gradient_of_scores(shared, p, dp1, do_tile + 1)
+    ds1 = gradient_of_scores(shared, drops, p, dp1, do_tile + 1)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds1, shared.q_tail.index(tile + 1), dk_tail, WARPS)
@@ -234,7 +234,7 @@ def halved_step(
 
 
 @gluon.jit
-def shared_step(shared, mask, scale_log2, word, q_it, it, dk, dv, zero, WARPS: gl.constexpr):
+def shared_step(shared, mask, drops, scale_log2, word, q_it, it, dk, dv, zero, WARPS: gl.constexpr):
     """A step whose P and dS are left operands in shared memory."""
     slot = wait_for_q(shared, q_it)
     s = scores(shared.k, shared, slot, zero)
@@ -242,13 +242,13 @@ def shared_step(shared, mask, scale_log2, word, q_it, it, dk, dv, zero, WARPS: g
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
-    p = probabilities(mask, s, scale_log2, shared.lse.index(slot), word, 0)
-    shared.p.store(p.to(shared.k.dtype))
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, 0)
+    shared.p.store(drops.rounded(p, shared.k.dtype))
     fence_async_shared()
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    share_ds(shared, gradient_of_scores(shared, p, dp, do_slot))
+    share_ds(shared, gradient_of_scores(shared, drops, p, dp, do_slot))
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
     dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))

@@ -121,6 +121,10 @@ class DataMask:
         self.kv = kv
 
     @gluon.jit
+    def q_tile(self, word):
+        return self.walk.q_tile(word)
+
+    @gluon.jit
     def applied(self, p, word, PIECE: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
         if word >> (2 * WORD_BITS) != 0:

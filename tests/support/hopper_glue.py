@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from dash_inductor.kernels.hopper import (
     closed_form,
     consumer,
+    dropout,
     entry,
     group,
     operations,
@@ -344,7 +345,7 @@ class Simulation:
         return self.random.choice(ready)
 
 
-_MODULES = (operations, work, closed_form, table_walk, steps, group, producer, consumer, reducer, entry)
+_MODULES = (operations, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry)
 
 
 def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:

@@ -1,0 +1,91 @@
+"""What the Hopper backward takes with dropout, compiled without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import expecttest
+import pytest
+import triton
+from dash_inductor.kernels.hopper import build
+
+from dash_inductor.model import Band
+
+from .support.hopper_builds import TILES, Case, built
+from .test_kernels_hopper_budgets import GROUP_ORDER, HALF, ORDER, SHARED_BYTES, order
+
+FULL, CAUSAL = Band(), Band(0)
+
+CASES = [
+    Case((64, 64), FULL, "ascending", dropout=True),
+    Case((64, 64), CAUSAL, "fold", HALF, 4, dropout=True),
+    Case((128, 128), FULL, "ascending", dropout=True),
+    Case((128, 128), CAUSAL, "fold", dropout=True),
+    Case((128, 128), FULL, "ascending", codes=True, dropout=True),
+    Case((128, 128), CAUSAL, "fold", codes=True, dense=True, dropout=True),
+    Case((192, 128), FULL, "ascending", HALF, dropout=True),
+    Case((192, 128), CAUSAL, "spt", dropout=True),
+    Case((256, 256), CAUSAL, "spt", group=4, dropout=True),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@cases
+def test_fits(case: Case) -> None:
+    """Shared memory, registers, no matrix instruction made to wait; spills of scalars and bits, never of tiles."""
+    used = built(case)
+    assert used.shared_memory <= SHARED_BYTES
+    assert used.report.registers <= 168
+    assert not used.report.serialised
+    assert used.spills.loops == 1
+    spilled, in_loop = spill_bounds(case)
+    assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
+    assert used.spills.always <= in_loop, str(used)
+
+
+def spill_bounds(case: Case) -> tuple[int, int]:
+    """Spilled bytes per thread, and spill instructions that every step runs."""
+    if case.dims == (256, 256):
+        return 0, 0
+    if case.dims == (192, 128):
+        return (64, 20) if case.mask.is_full else (240, 80)
+    return (280, 64) if case.dense else (110, 32)
+
+
+@cases
+def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
+    """Random bits take no shared memory and no barrier: two shuffles for eight scores of a thread."""
+    plain = built(replace(case, dropout=False))
+    used = built(case)
+    assert used.shared_memory == plain.shared_memory
+    assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync")
+    tiles = TILES[case.dims]
+    scores = tiles.block_q * tiles.block_kv // (32 * build.WARPS)
+    assert used.ptx.count("shfl.sync.bfly") == scores // 4
+    assert "shfl.sync.bfly" not in plain.ptx
+
+
+@cases
+def test_adds_are_ordered(case: Case) -> None:
+    assert order(built(case).ptx) == (ORDER if case.group == 1 else GROUP_ORDER)
+
+
+def test_every_variant_has_cases() -> None:
+    assert {build.variant(*case.dims) for case in CASES} == set(build.VARIANTS)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+def test_pinned() -> None:
+    expecttest.assert_expected_inline(
+        "\n".join(f"{case}: {built(case)}" for case in CASES),
+        """\
+64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 199100, in loops 0+0
+64/64 causal fold float16 group 4 dropout: registers 168, spilled 20/24, shared 199100, in loops 3+0
+128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 231116, in loops 0+0
+128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 76/96, shared 231116, in loops 21+4
+128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 52/68, shared 231148, in loops 16+2
+128/128 causal fold bfloat16 group 1 codes dense dropout: registers 168, spilled 212/252, shared 231148, in loops 56+37
+192/128 full ascending float16 group 1 dropout: registers 168, spilled 40/44, shared 230908, in loops 11+0
+192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 196/220, shared 230908, in loops 68+6
+256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 0/0, shared 213996, in loops 0+0""",
+    )
