@@ -32,6 +32,9 @@ DATA_ARGUMENTS = {
 }  # fmt: skip
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
+DROPOUT_ARGUMENTS = {"seed_ptr": "*i64", "threshold": "i32", "rescale": "fp32"}
+"""Those about dropout, and their types; kernels without dropout have none."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -107,6 +110,7 @@ class Specialisation:
         has_lo, has_hi: which bounds the mask has.
         even_kv: kv_len is a multiple of the kv tile.
         has_codes, has_dense: what the mask has beside a band, see `data.ForwardData`.
+        has_dropout: probabilities are dropped, see `data.ForwardDropout`.
     """
 
     dtype: DType
@@ -117,6 +121,7 @@ class Specialisation:
     even_kv: bool
     has_codes: bool = False
     has_dense: bool = False
+    has_dropout: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
@@ -166,18 +171,20 @@ class Kernels:
             "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense,
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
         }  # fmt: skip
         if not (p.has_codes or p.has_dense):
             constants |= dict.fromkeys(DATA_ARGUMENTS)
+        if not p.has_dropout:
+            constants |= dict.fromkeys(DROPOUT_ARGUMENTS)
         rows = int(ROWS.value)
         types = {
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, rows)),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
-            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS,
+            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1}, options)
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1, "seed_ptr": 8}, options)
 
     @cached_property
     def prepare(self) -> Any:
