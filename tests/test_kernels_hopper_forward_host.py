@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels.hopper_forward import build, entry, launch
-from dash_inductor.kernels.hopper_forward.data import ForwardData
+from dash_inductor.kernels.hopper_forward.data import ForwardData, ForwardDropout
 from torch import Tensor
 
 from dash_inductor import compat
@@ -79,9 +79,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
     state = launch._State(
         band, scale, order, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
-        described(how.get("data")),
+        described(how.get("data")), drops(how.get("dropout")),
     )  # fmt: skip
-    return state.run(q, k, v, how.get("data"))
+    return state.run(q, k, v, how.get("data"), how.get("dropout"))
 
 
 def described(data: ForwardData | None) -> Any:
@@ -90,6 +90,13 @@ def described(data: ForwardData | None) -> Any:
         return None
     device = torch.device("cuda", 0)
     return launch._Described(*(f and f._replace(device=device) for f in launch._Described.of(data)))
+
+
+def drops(dropout: ForwardDropout | None) -> Any:
+    if dropout is None:
+        return None
+    found = launch._Drops.of(dropout)
+    return found._replace(seed=found.seed._replace(device=torch.device("cuda", 0)))
 
 
 BANDS = [Band(), Band(0), Band(0, 9), Band(30, 40), Band(None, -20), Band(0, None, "bottom_right"), Band(500, 600)]

@@ -1,4 +1,4 @@
-"""The tensors of a mask that is data, as the Hopper forward is given them."""
+"""The tensors of a mask that is data, and those of dropout, as the Hopper forward is given them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,19 @@ class ForwardData(NamedTuple):
         counts, steps = made[-2:]
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
         return ForwardData(q_codes, kv_codes, counts, steps, dense)
+
+
+class ForwardDropout(NamedTuple):
+    """Which probabilities are dropped: those whose 16 random bits are a number below `threshold`.
+
+    Note [Random bits of dropout] in reference_dropout.py defines the bits.  The log-sum-exp is that without dropout.
+
+    Args:
+        seed: int64 [1], from which all bits follow.
+        threshold: at least 0, where nothing is dropped, and less than 2**16.
+        rescale: what kept probabilities are multiplied with, see `model.dropout.Dropout`.
+    """
+
+    seed: Tensor
+    threshold: int
+    rescale: float

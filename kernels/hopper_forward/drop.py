@@ -9,7 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from ..hopper.steps import accumulator_layout, left_operand
+from ..hopper.steps import accumulator_layout
+from .listed import given
 from .work import ROWS
 
 ROUNDS = gl.constexpr(10)
@@ -17,30 +18,28 @@ FIRST_MULTIPLIER, SECOND_MULTIPLIER = gl.constexpr(0xD2511F53), gl.constexpr(0xC
 FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 
-@gluon.constexpr_function
-def _given(argument):
-    """An argument of the kernel as a member of an aggregate, which must not be None."""
-    return gl.constexpr(None) if argument is None else argument
-
-
 @aggregate
 class Drop:
     """What is dropped, see `data.ForwardDropout`; None, all of it, in kernels without dropout.
 
     A probability is dropped if its 16 random bits are a number below `threshold`, which is less than 2**16.
+
+    AHEAD: steps draw their bits while their matmuls run, which takes the registers to keep them.
     """
 
     seed_ptr: gl.tensor | gl.constexpr
     threshold: gl.tensor | gl.constexpr
     rescale: gl.tensor | gl.constexpr
     GIVEN: gl.constexpr
+    AHEAD: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, seed_ptr, threshold, rescale, GIVEN):
-        self.seed_ptr = _given(seed_ptr)
-        self.threshold = _given(threshold)
-        self.rescale = _given(rescale)
+    def __init__(self, seed_ptr, threshold, rescale, GIVEN, AHEAD):
+        self.seed_ptr = given(seed_ptr)
+        self.threshold = given(threshold)
+        self.rescale = given(rescale)
         self.GIVEN = gl.constexpr(GIVEN)
+        self.AHEAD = gl.constexpr(GIVEN and AHEAD)
 
     @gluon.jit
     def seed(self):
@@ -52,8 +51,12 @@ class Drop:
             return 0, 0
 
     @gluon.jit
-    def bits(self, seed, b, head, block, kv, BLOCK_KV: gl.constexpr, COLUMNS: gl.constexpr):
-        """Random bits of a row block and a kv tile, uint16 [ROWS, BLOCK_KV], in the layout of `steps.as_left`."""
+    def bits(self, seed, b, head, block, kv, BLOCK_KV: gl.constexpr):
+        """The words of random bits of a row block and a kv tile, uint32 [ROWS, BLOCK_KV], in the layout of scores.
+
+        Two neighbouring keys have the same word: the bits of the first are its lower half, those of the second its
+        upper half.
+        """
         layout: gl.constexpr = _words_layout(BLOCK_KV)
         rows = block * (ROWS // 2) + gl.arange(0, ROWS // 2, gl.SliceLayout(1, layout))
         keys = kv * (BLOCK_KV // 4) + gl.arange(0, BLOCK_KV // 4, gl.SliceLayout(0, layout))
@@ -61,17 +64,19 @@ class Drop:
         c1 = gl.expand_dims(keys, 0).to(gl.uint32)
         w00, w01, w10, w11 = _philox(c0, c1, head.to(gl.uint32), b.to(gl.uint32), seed)
         # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the row, in this order
-        parts = gl.join(gl.join(_halves(w00), _halves(w01)), gl.join(_halves(w10), _halves(w11)))
+        of_keys = gl.join(gl.join(w00, w00), gl.join(w01, w01))
+        more_keys = gl.join(gl.join(w10, w10), gl.join(w11, w11))
+        parts = gl.join(of_keys, more_keys)
         parts = parts.reshape([ROWS // 16, 8, BLOCK_KV // 16, 4, 2, 2, 2]).permute([0, 6, 1, 2, 5, 3, 4])
-        left: gl.constexpr = left_operand(accumulator_layout(ROWS, COLUMNS, 4))
-        return gl.convert_layout(parts.reshape([ROWS, BLOCK_KV]), left, assert_trivial=True)
+        scores: gl.constexpr = accumulator_layout(ROWS, BLOCK_KV, 4)
+        return gl.convert_layout(parts.reshape([ROWS, BLOCK_KV]), scores, assert_trivial=True)
 
     @gluon.jit
     def kept(self, p, bits):
         """P, rounded, with zeros where it is dropped."""
-        low = gl.full(p.shape, 0, gl.uint16, p.type.layout) + (self.threshold & 0x7FFF).to(gl.uint16)
-        free = gl.full(p.shape, 0, gl.uint16, p.type.layout) + (self.threshold ^ 0xFFFF).to(gl.uint16)
-        return _keep_from(p, bits, low, free)
+        bits = gl.convert_layout(bits, p.type.layout, assert_trivial=True)
+        both = self.threshold.to(gl.uint32) * 0x10001
+        return _keep_from(p, bits, both & 0x7FFF7FFF, ~both)
 
 
 @gluon.constexpr_function
@@ -100,29 +105,23 @@ def _philox(c0, c1, c2, c3, seed):
 
 
 @gluon.jit
-def _halves(words):
-    """The lower and the upper half of each word: [..., 2]."""
-    return gl.join(words.to(gl.uint16), (words >> 16).to(gl.uint16))
-
-
-@gluon.jit
 def _keep_from(p, bits, low, free):
-    """p where ``bits >= threshold``, else 0, two elements at a time.
+    """p where its half of `bits` is at least the threshold, else 0, two elements at a time.
 
-    low: the lower 15 bits of the threshold; free: its bit 15, inverted, and any others.  With bit 15 of the minuend set
-    no difference borrows from the other half, and its bit 15 compares the lower 15 bits.  The majority of that, of bit
-    15 of `bits` and of `free` is the answer, which prmt spreads over the half.
+    low: the lower 15 bits of the threshold, in both halves; free: its bit 15, inverted, and any others.  With bit 15 of
+    the minuend set no difference borrows from the other half, and its bit 15 compares the lower 15 bits.  The majority
+    of that, of bit 15 of `bits` and of `free` is the answer, which prmt spreads over the half.
     """
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 %least, %keep;
         or.b32 %least, $2, 0x80008000;
-        sub.u32 %least, %least, $3;
-        lop3.b32 %keep, %least, $2, $4, 0xE8;
+        sub.u32 %least, %least, $4;
+        lop3.b32 %keep, %least, $2, $6, 0xE8;
         prmt.b32 %keep, %keep, 0, 0xBB99;
         and.b32 $0, $1, %keep;
         }""",
-        "=r,r,r,r,r",
+        "=r,r,r,r,r,r,r,r",
         [p, bits, low, free],
         dtype=p.dtype,
         is_pure=True,

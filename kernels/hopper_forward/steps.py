@@ -160,9 +160,6 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     b, head, block, rows, q_tile, seed = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
-    bits = 0
-    if drop.GIVEN:
-        bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV, shared.v.shape[2])
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
@@ -171,7 +168,7 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     if drop.GIVEN:
-        p = drop.kept(p, bits)
+        p = drop.kept(p, drop.bits(seed, b, head, block, kv, work.BLOCK_KV))
     return p, m, total, shrink
 
 
@@ -190,8 +187,9 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     bits = 0
-    if drop.GIVEN:  # while the matmuls run
-        bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV, shared.v.shape[2])
+    if drop.AHEAD:
+        bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
+        wait_for(shared.k_full, it, shared.STAGES)  # it is full; ptxas moves no bits past what this may branch to
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
     if masks:
@@ -201,6 +199,8 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     if drop.GIVEN:
+        if not drop.AHEAD:
+            bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
         p = drop.kept(p, bits)
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
     release(shared.v_empty.index(before))

@@ -1,0 +1,60 @@
+"""`Dropout`: the part of a call that drops probabilities at random."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from .mask import Operand
+
+STEPS = 1 << 16
+"""A probability is dropped if a number of 16 random bits is below a threshold: of so many numbers."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Every probability is dropped with probability `p`, independently, and what is kept is multiplied.
+
+    ``str`` gives for example ``0.1,2``; `parse` reads it back.
+
+    Args:
+        p: greater than 0 and less than 1.
+        seed: an int64 tensor [1], from which every probability's random bits follow (`kernels/dropout.py`).
+    """
+
+    p: float
+    seed: Operand
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p < 1:
+            raise ArgumentError("p", self.p, "a number greater than 0 and less than 1")
+
+    @property
+    def threshold(self) -> int:
+        """How many of `STEPS` equally probable numbers drop: `p`, rounded to a multiple of 2**-16 that is below 1."""
+        return min(math.floor(self.p * STEPS + 0.5), STEPS - 1)
+
+    @property
+    def rescale(self) -> float:
+        """What kept probabilities are multiplied with: the inverse of the exact probability to be kept."""
+        return STEPS / (STEPS - self.threshold)
+
+    def __str__(self) -> str:
+        return f"{self.p!r},{self.seed.index}"
+
+    @staticmethod
+    def parse(text: str) -> Dropout:
+        """Inverse of ``str``.
+
+        Raises:
+            ArgumentError: the text was not made by ``str(Dropout)``.
+        """
+        match = re.fullmatch(r"([0-9.e-]+),(\d+)", text)
+        try:
+            if match is not None:
+                return Dropout(float(match[1]), Operand(int(match[2])))
+        except ValueError:
+            pass
+        raise ArgumentError("dropout", text, "'<p>,<operand>'")
