@@ -5,6 +5,7 @@ Matching writes a `Site`, whose `Call` says what is computed; planning makes the
 """
 
 from .call import Bias, Call, Order
+from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Segments
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
@@ -19,6 +20,7 @@ __all__ = [
     "DType",
     "Decision",
     "Dense",
+    "Dropout",
     "Kept",
     "Keys",
     "Mask",

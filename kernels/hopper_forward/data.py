@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...model.dropout import Dropout
 from ...model.mask import Mask
 
 
@@ -67,3 +68,10 @@ class ForwardDropout(NamedTuple):
     seed: Tensor
     threshold: int
     rescale: float
+
+    @staticmethod
+    def of(dropout: Dropout | None, extras: Sequence[Tensor]) -> ForwardDropout | None:
+        """From the operator's extras, among which is the seed."""
+        if dropout is None:
+            return None
+        return ForwardDropout(extras[dropout.seed.index], dropout.threshold, dropout.rescale)

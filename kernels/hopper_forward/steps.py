@@ -187,7 +187,7 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     bits = 0
-    if drop.AHEAD:
+    if drop.AHEAD and not masks:
         bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
         wait_for(shared.k_full, it, shared.STAGES)  # it is full; ptxas moves no bits past what this may branch to
     s = warpgroup_mma_wait(1, deps=(s,))
@@ -199,7 +199,7 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     if drop.GIVEN:
-        if not drop.AHEAD:
+        if masks or not drop.AHEAD:
             bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
         p = drop.kept(p, bits)
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
