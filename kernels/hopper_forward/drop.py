@@ -9,7 +9,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from ..hopper.operations import here
 from ..hopper.steps import accumulator_layout
 from .listed import given
 from .work import ROWS
@@ -47,7 +46,7 @@ class Drop:
         """The two words of the key of all blocks, the lower one first; zeros without dropout."""
         if self.GIVEN:
             seed = gl.load(self.seed_ptr)
-            return seed.to(gl.int32), (seed >> 32).to(gl.int32)
+            return seed.to(gl.uint32), (seed >> 32).to(gl.uint32)
         else:
             return 0, 0
 
@@ -61,14 +60,9 @@ class Drop:
         layout: gl.constexpr = _words_layout(BLOCK_KV)
         rows = block * (ROWS // 2) + gl.arange(0, ROWS // 2, gl.SliceLayout(1, layout))
         keys = kv * (BLOCK_KV // 4) + gl.arange(0, BLOCK_KV // 4, gl.SliceLayout(0, layout))
-        k0, k1 = seed
-        if not self.AHEAD:  # nor are there registers for the keys of all rounds and for what a row shares
-            k0 = here(k0)
-            k1 = here(k1)
         c0 = gl.expand_dims(rows, 1).to(gl.uint32)
         c1 = gl.expand_dims(keys, 0).to(gl.uint32)
-        key = (k0.to(gl.uint32), k1.to(gl.uint32))
-        w00, w01, w10, w11 = _philox(c0, c1, head.to(gl.uint32), b.to(gl.uint32), key)
+        w00, w01, w10, w11 = _philox(c0, c1, head.to(gl.uint32), b.to(gl.uint32), seed)
         # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the row, in this order
         of_keys = gl.join(gl.join(w00, w00), gl.join(w01, w01))
         more_keys = gl.join(gl.join(w10, w10), gl.join(w11, w11))

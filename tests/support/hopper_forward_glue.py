@@ -287,7 +287,7 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
     left = dict(edits) | {"ROWS = gl.constexpr(64)": f"ROWS = {rows}"}
     for module in _MODULES:
         # a Python integer has no type to change
-        text = inspect.getsource(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "").replace(".to(gl.int32)", "")
+        text = inspect.getsource(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "")
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         tree = ast.parse(text)
@@ -532,5 +532,5 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
-        "_philox": philox, "_keep_from": keep_from, "_words_layout": lambda *_: None, "here": same,
+        "_philox": philox, "_keep_from": keep_from, "_words_layout": lambda *_: None,
     }  # fmt: skip
