@@ -91,7 +91,9 @@ class Problem:
     def check(self, found: Forward) -> None:
         """Against fp64, and against what rounds probabilities and results as any flash forward does."""
         (out, lse), p, kept = found, self.plain, self.kept()
-        exact_out, exact_lse = dense(p.q.double(), p.k.double(), p.v.double(), self.visible, kept, self.dropout, p.scale)
+        exact_out, exact_lse = dense(
+            p.q.double(), p.k.double(), p.v.double(), self.visible, kept, self.dropout, p.scale
+        )
         assert torch.equal(lse.isfinite(), exact_lse.isfinite())
         torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-4)
         assert (out[~exact_lse.isfinite()] == 0).all()

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper_forward import drop
+from dash_inductor.kernels.hopper_forward import build, drop
 from dash_inductor.kernels.reference_dropout import philox
 from torch import Tensor
 
 from dash_inductor.model import Band
 
+from .support import sass
 from .support.hopper_forward_builds import Case, built
 
 LOW = 0xFFFFFFFF
@@ -109,3 +110,53 @@ def test_both_halves_are_compared_with_the_threshold(threshold: int) -> None:
             low, high = words & 0xFFFF, words >> 16
             assert torch.equal(got & 0xFFFF, torch.where(low >= threshold, 0xBF80, 0))
             assert torch.equal(got >> 16, torch.where(high >= threshold, 0x3F80, 0))
+
+
+FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
+HALF = "float16"
+
+# The longest step without a mask, its spills, and bytes spilled anywhere.
+CASES = {
+    Case((64, 64), FULL, dropout=True): (970, 0, 160),
+    Case((64, 64), CAUSAL, HALF, even_kv=False, dropout=True): (970, 8, 640),
+    Case((128, 128), FULL, dropout=True): (1000, 0, 128),
+    Case((128, 128), CAUSAL, even_kv=False, codes=True, dropout=True): (1050, 4, 320),
+    Case((192, 128), CAUSAL, even_kv=False, dropout=True): (1060, 0, 200),
+    Case((256, 256), FULL, HALF, dropout=True): (730, 0, 200),
+}
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@cases
+def test_fits(case: Case) -> None:
+    """A step draws the bits of a thread's scores, as many as 16 multiplications of 32 bits for 8 of them, and no more.
+
+    Of a step without dropout nothing is lost: matrix instructions, exponentials and roundings are as many.
+    """
+    used, (length, spills, spilled) = built(case), CASES[case]
+    assert not used.report.serialised
+    assert used.shared_memory <= 227 << 10
+    assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
+    settings = case.problem().settings
+    block_kv, head_dim = settings.block_kv, case.dims[0]
+    for step in used.steps:
+        assert step.operations["HGMMA"] == head_dim // 16 + block_kv // 16
+        assert step.operations["MUFU"] == block_kv // 2 + 2
+        assert step.operations["F2FP"] == block_kv // 4
+    shortest = sorted(used.steps, key=lambda step: step.instructions)[: settings.consumers]
+    for step in shortest:
+        assert step.instructions <= length, str(used)
+        assert step.spills <= spills
+        assert step.operations["LOP3"] <= 2.1 * block_kv
+
+
+def test_bits_are_drawn_while_matmuls_run() -> None:
+    """Between the first matrix instruction of a step and the wait for its scores, unless it has a mask."""
+    case = Case((128, 128), FULL, dropout=True)
+    text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
+    lines = text.splitlines()
+    waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line]
+    assert len(waits) == case.problem().settings.consumers
+    for wait in waits:
+        begin = max(i for i in range(wait) if "HGMMA" in lines[i] and "RZ, !UPT" in lines[i])
+        assert sum("IMAD.WIDE" in line or "IMAD.HI" in line for line in lines[begin:wait]) >= 90

@@ -76,7 +76,7 @@ class Settings:
 SETTINGS: dict[tuple[int, int], Settings] = {
     (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, bits_ahead=False),
     (128, 128): Settings(128, 2, q_stages=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, bits_ahead=False),
     (256, 256): Settings(64, 2, out_in_q=True),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
@@ -187,7 +187,9 @@ class Kernels:
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1, "seed_ptr": 8}, options)
+        return compile_kernel(
+            hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1, "seed_ptr": 8}, options
+        )
 
     @cached_property
     def prepare(self) -> Any:

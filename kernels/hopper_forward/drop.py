@@ -24,7 +24,8 @@ class Drop:
 
     A probability is dropped if its 16 random bits are a number below `threshold`, which is less than 2**16.
 
-    AHEAD: steps draw their bits while their matmuls run, which takes the registers to keep them.
+    AHEAD: steps without a mask draw their bits while their matmuls run, where there are registers to keep them; in all
+    others the matmuls of other consumers run meanwhile.
     """
 
     seed_ptr: gl.tensor | gl.constexpr

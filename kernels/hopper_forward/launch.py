@@ -39,8 +39,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
 
-    The bits of a (batch element, query head) depend on its operands, the mask, and with dropout its place alone.  A row that sees no key gets
-    zeros and -inf, whatever its query holds; what no row sees may hold anything.
+    The bits of a (batch element, query head) depend on its operands and the mask, and with dropout on its place and the
+    seed, but on nothing else.  A row that sees no key gets zeros and -inf, whatever its query holds; what no row sees
+    may hold anything.
 
     Args:
         query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; what TMA cannot read (unaligned, or a

@@ -154,8 +154,8 @@ def skip(shared, it):
 def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total):
     """(P, m, total, shrink) of the first kv tile of a walk; its V is left to the next step.
 
-    here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile needs a mask; shrink:
-    the factor of what was before, for those who had a walk before.
+    here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
+    needs a mask; shrink: the factor of what was before, for those who had a walk before.
     """
     b, head, block, rows, q_tile, seed = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
