@@ -66,7 +66,9 @@ def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) 
     from .hopper import launch
     from .hopper.data import BackwardData
 
-    return launch.backward(*tensors, call, plan, BackwardData.of(call, extras))
+    dropout = call.dropout
+    drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
+    return launch.backward(*tensors, call, plan, BackwardData.of(call, extras), drops)
 
 
 def _hopper_forward(
@@ -76,12 +78,13 @@ def _hopper_forward(
         return _reference_forward(query, key, value, extras, call, tiles)
     _check_data(call)
     from .hopper_forward import build, launch
-    from .hopper_forward.data import ForwardData
+    from .hopper_forward.data import ForwardData, ForwardDropout
 
     build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
-    return launch.forward(query, key, value, call.mask.band, call.scale, order, ForwardData.of(call, extras))
+    data, dropout = ForwardData.of(call, extras), ForwardDropout.of(call.dropout, extras)
+    return launch.forward(query, key, value, call.mask.band, call.scale, order, data, dropout)
 
 
 def _check_data(call: Call) -> None:

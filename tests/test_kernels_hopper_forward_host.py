@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels.hopper_forward import build, entry, launch
-from dash_inductor.kernels.hopper_forward.data import ForwardData
+from dash_inductor.kernels.hopper_forward.data import ForwardData, ForwardDropout
 from torch import Tensor
 
 from dash_inductor import compat
@@ -22,6 +22,8 @@ from dash_inductor.schedule import Problem
 from .support import forward_tables, hopper_forward
 from .support.attention import Attention
 from .support.calls import BSHD
+from .support.dropout import dense as attention_with
+from .support.dropout import kept_pairs
 from .support.hopper_forward import results_of_the_cta
 from .support.hopper_forward_builds import Case
 from .support.hopper_forward_glue import Descriptor, ForwardSimulation, Input, Output, Pointer, constants_of
@@ -79,9 +81,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
     state = launch._State(
         band, scale, order, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
-        described(how.get("data")),
+        described(how.get("data")), drops(how.get("dropout")),
     )  # fmt: skip
-    return state.run(q, k, v, how.get("data"))
+    return state.run(q, k, v, how.get("data"), how.get("dropout"))
 
 
 def described(data: ForwardData | None) -> Any:
@@ -90,6 +92,13 @@ def described(data: ForwardData | None) -> Any:
         return None
     device = torch.device("cuda", 0)
     return launch._Described(*(f and f._replace(device=device) for f in launch._Described.of(data)))
+
+
+def drops(dropout: ForwardDropout | None) -> Any:
+    if dropout is None:
+        return None
+    found = launch._Drops.of(dropout)
+    return found._replace(seed=found.seed._replace(device=torch.device("cuda", 0)))
 
 
 BANDS = [Band(), Band(0), Band(0, 9), Band(30, 40), Band(None, -20), Band(0, None, "bottom_right"), Band(500, 600)]
@@ -202,6 +211,63 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
     keep = keep if dense is None else keep & dense
     expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
     torch.testing.assert_close(out.tensor, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
+@pytest.mark.parametrize(("dims", "p"), [((64, 64), 1e-9), ((64, 64), 0.99), ((128, 128), 0.3)])
+@pytest.mark.parametrize("has_data", [False, True])
+def test_a_call_with_dropout_computes_attention(
+    launches: Launches, band: Band, dims: tuple[int, int], p: float, has_data: bool
+) -> None:
+    """As above, of what the definition of the random bits keeps; the log-sum-exp is that without dropout."""
+    q_len, kv_len = 200, 300
+    q, k, v = tensors(q_len, kv_len, dims)
+    data = some_data(q_len, kv_len, dims, band, None) if has_data else None
+    seed = torch.tensor([-0x123456789ABCDEF])
+    dropout = Dropout(p, Operand(0))
+    got = run(q, k, v, band, data=data, dropout=ForwardDropout.of(dropout, [seed]))
+    assert launches.problems[0].has_dropout
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in (*(data or ()), seed) if t is not None}
+    out, lse = map(Output, got)
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    named = {
+        name: memory.get(value) if name in _POINTERS and name.endswith("_ptr") else value
+        for name, value in zip(names, values, strict=True)
+    }
+    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
+    visible = Attention(q, k, v, v, band, 0.1).keep()
+    if data is not None:
+        assert data.q_codes is not None
+        assert data.kv_codes is not None
+        visible = forward_tables.seen(data.q_codes, data.kv_codes, visible)[:, None]
+    kept = kept_pairs(dropout, seed, 2, 4, q_len, kv_len)
+    expected = attention_with(q.double(), k.double(), v.double(), visible, kept, dropout, 0.1)
+    torch.testing.assert_close(out.tensor.double(), expected[0], rtol=2e-2, atol=2e-2 * dropout.rescale**0.5)
+    torch.testing.assert_close(lse.tensor.double(), expected[1], rtol=1e-4, atol=1e-4)
+
+
+_POINTERS = build.DATA_ARGUMENTS | build.DROPOUT_ARGUMENTS
+
+
+def test_wrong_dropout_is_refused(launches: Launches) -> None:
+    q, k, v = tensors()
+    good = ForwardDropout(torch.zeros(1, dtype=torch.int64), 0, 1.0)
+    run(q, k, v, dropout=good)
+    wrong: dict[str, list[Any]] = {
+        "seed": [good.seed.int(), good.seed[0], torch.zeros(2, dtype=torch.int64)],
+        "threshold": [-1, 1 << 16],
+        "rescale": [0.0, float("inf"), float("nan")],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=rf"dropout\.{name}"):
+                run(q, k, v, dropout=good._replace(**{name: value}))
 
 
 def in_memory(t: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ class Specialisation:
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = site.head_dim, site.value_dim
-        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len)
+        drops = site.call.dropout is not None
+        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len, drops)
 
     @property
     def has_data(self) -> bool:

@@ -32,6 +32,9 @@ DATA_ARGUMENTS = {
 }  # fmt: skip
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
+DROPOUT_ARGUMENTS = {"seed_ptr": "*i64", "threshold": "i32", "rescale": "fp32"}
+"""Those about dropout, and their types; kernels without dropout have none."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,6 +49,7 @@ class Settings:
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
+        bits_ahead: see `drop.Drop`.
     """
 
     block_kv: int
@@ -56,6 +60,7 @@ class Settings:
     out_in_q: bool = False
     registers: int = 240
     producer_registers: int = 24
+    bits_ahead: bool = True
 
     @property
     def rows(self) -> int:
@@ -69,9 +74,9 @@ class Settings:
 
 
 SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
+    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, bits_ahead=False),
     (128, 128): Settings(128, 2, q_stages=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, bits_ahead=False),
     (256, 256): Settings(64, 2, out_in_q=True),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
@@ -107,6 +112,7 @@ class Specialisation:
         has_lo, has_hi: which bounds the mask has.
         even_kv: kv_len is a multiple of the kv tile.
         has_codes, has_dense: what the mask has beside a band, see `data.ForwardData`.
+        has_dropout: probabilities are dropped, see `data.ForwardDropout`.
     """
 
     dtype: DType
@@ -117,6 +123,7 @@ class Specialisation:
     even_kv: bool
     has_codes: bool = False
     has_dense: bool = False
+    has_dropout: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
@@ -136,7 +143,8 @@ class Specialisation:
         even = site.kv_len % SETTINGS[dims].block_kv == 0
         has_codes = site.mask.keys is not None or site.mask.segments is not None
         has_bounds = site.band.lo is not None, site.band.hi is not None
-        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, site.mask.dense is not None)
+        has_dense, has_dropout = site.mask.dense is not None, site.call.dropout is not None
+        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout)
 
     @property
     def settings(self) -> Settings:
@@ -166,18 +174,23 @@ class Kernels:
             "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense,
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
+            "BITS_AHEAD": v.bits_ahead,
         }  # fmt: skip
         if not (p.has_codes or p.has_dense):
             constants |= dict.fromkeys(DATA_ARGUMENTS)
+        if not p.has_dropout:
+            constants |= dict.fromkeys(DROPOUT_ARGUMENTS)
         rows = int(ROWS.value)
         types = {
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, rows)),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
-            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS,
+            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1}, options)
+        return compile_kernel(
+            hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1, "seed_ptr": 8}, options
+        )
 
     @cached_property
     def prepare(self) -> Any:

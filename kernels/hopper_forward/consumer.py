@@ -20,7 +20,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
+def consume(work, data, drop, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
     The kv tiles of the CTA's tile that this row block does not walk are given back unread.
@@ -30,6 +30,7 @@ def consume(work, data, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr)
     layout: gl.constexpr = accumulator_layout(ROWS, BLOCK_KV, 4)
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout)
+    seed = drop.seed()
     it = 0  # steps of the CTA so far
     tiles = 0
     q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
@@ -49,18 +50,24 @@ def consume(work, data, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr)
         m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
         total = gl.zeros([ROWS], gl.float32, row_layout)
         acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
-        here = (b, head, rows, q_tile)
+        here = (b, head, block, rows, q_tile, seed)
         if data.GIVEN:
-            acc, m, total = walk_words(work, data, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME)
+            acc, m, total = walk_words(
+                work, data, drop, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME
+            )
             it += count
         else:
-            p, acc, m, total, it = walk_band(work, data, shared, scale_log2, zero, here, it, bounds, acc, m, total)
+            p, acc, m, total, it = walk_band(
+                work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total
+            )
         if not shared.OUT_IN_Q:
             release(shared.q_empty.index(q_slot))
         if not data.GIVEN:
             slot, acc = last_product(shared, it - 1, p, acc)
         store_logsumexp(work, lse_ptr, b, head, rows, m, total)
         share = gl.where(total == 0, 0.0, 1.0 / total)
+        if drop.GIVEN:
+            share = share * drop.rescale
         if not data.GIVEN:
             acc = warpgroup_mma_wait(0, deps=(acc,))
             release(shared.v_empty.index(slot))
@@ -90,37 +97,39 @@ def walk_of(work, shared, tiles, ME: gl.constexpr):
 
 
 @gluon.jit
-def walk_band(work, data, shared, scale_log2, zero, here, it, bounds, acc, m, total):
+def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total):
     """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    p, m, total, _ = first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
     it += 1
     full_end = gl.minimum(full_end, kv)
     full_first = gl.minimum(full_first, full_end)
     if work.HAS_LO:
         for i in range(kv - full_end):
             p, acc, m, total = next_step(
-                work, data, shared, scale_log2, zero, here, kv - 1 - i, True, it, p, acc, m, total
+                work, data, drop, shared, scale_log2, zero, here, kv - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     for i in range(full_end - full_first):
         p, acc, m, total = next_step(
-            work, data, shared, scale_log2, zero, here, full_end - 1 - i, False, it, p, acc, m, total
+            work, data, drop, shared, scale_log2, zero, here, full_end - 1 - i, False, it, p, acc, m, total
         )
         it += 1
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work, data, shared, scale_log2, zero, here, full_first - 1 - i, True, it, p, acc, m, total
+                work, data, drop, shared, scale_log2, zero, here, full_first - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     return p, acc, m, total, it
 
 
 @gluon.jit
-def walk_words(work, data, shared, scale_log2, zero, here, it, word, count, acc, m, total, ME: gl.constexpr):
+def walk_words(
+    work, data, drop, shared, scale_log2, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+):  # fmt: skip
     """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
 
     Kv tiles that follow one another without one to skip are a run, and run as the walk of a band does.  The product of
@@ -136,7 +145,7 @@ def walk_words(work, data, shared, scale_log2, zero, here, it, word, count, acc,
         else:
             masks = use_of(word, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
+                work, data, drop, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
             )
             acc = scaled(acc, shrink)
             word = told(shared, it)
@@ -144,13 +153,13 @@ def walk_words(work, data, shared, scale_log2, zero, here, it, word, count, acc,
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, shared, scale_log2, zero, here, kv_of(word), True, it, p, acc, m, total
+                        work, data, drop, shared, scale_log2, zero, here, kv_of(word), True, it, p, acc, m, total
                     )
                     word = told(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, shared, scale_log2, zero, here, kv_of(word), False, it, p, acc, m, total
+                        work, data, drop, shared, scale_log2, zero, here, kv_of(word), False, it, p, acc, m, total
                     )
                     word = told(shared, it)
                     it += 1

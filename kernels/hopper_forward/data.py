@@ -1,4 +1,4 @@
-"""The tensors of a mask that is data, as the Hopper forward is given them."""
+"""The tensors of a mask that is data, and those of dropout, as the Hopper forward is given them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError
 from ...model.call import Call
+from ...model.dropout import Dropout
 
 
 class ForwardData(NamedTuple):
@@ -52,3 +53,26 @@ class ForwardData(NamedTuple):
         counts, steps = made[-2:]
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
         return ForwardData(q_codes, kv_codes, counts, steps, dense)
+
+
+class ForwardDropout(NamedTuple):
+    """Which probabilities are dropped: those whose 16 random bits are a number below `threshold`.
+
+    Note [Random bits of dropout] in reference_dropout.py defines the bits.  The log-sum-exp is that without dropout.
+
+    Args:
+        seed: int64 [1], from which all bits follow.
+        threshold: at least 0, where nothing is dropped, and less than 2**16.
+        rescale: what kept probabilities are multiplied with, see `model.dropout.Dropout`.
+    """
+
+    seed: Tensor
+    threshold: int
+    rescale: float
+
+    @staticmethod
+    def of(dropout: Dropout | None, extras: Sequence[Tensor]) -> ForwardDropout | None:
+        """From the operator's extras, among which is the seed."""
+        if dropout is None:
+            return None
+        return ForwardDropout(extras[dropout.seed.index], dropout.threshold, dropout.rescale)

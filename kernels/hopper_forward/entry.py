@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from .consumer import consume
+from .drop import Drop
 from .listed import Data
 from .producer import produce
 from .work import Work, allocate_shared
@@ -14,12 +15,13 @@ from .work import Work, allocate_shared
 def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
     scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q,
-    dense_kv,
+    dense_kv, seed_ptr, threshold, rescale,
     KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-    HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr,
+    HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
+    BITS_AHEAD: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -39,6 +41,7 @@ def hopper_forward(
         counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
         HAS_CODES, HAS_DENSE,
     )  # fmt: skip
+    drop = Drop(seed_ptr, threshold, rescale, DROPOUT, BITS_AHEAD)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q, data.GIVEN
     )
@@ -47,8 +50,8 @@ def hopper_forward(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 0)),
-                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 1)),
+                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 0)),
+                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 1)),
                 (produce, (work, data, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
@@ -58,9 +61,9 @@ def hopper_forward(
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 0)),
-                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 1)),
-                (consume, (work, data, shared, out_desc, lse_ptr, scale_log2, 2)),
+                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 0)),
+                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 1)),
+                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 2)),
                 (produce, (work, data, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],

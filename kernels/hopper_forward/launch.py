@@ -22,8 +22,8 @@ from ..hopper.compiling import constant_count
 from ..hopper.launch import LOG2E
 from ..hopper.tensors import DTYPES, SeenRows, describe, readable
 from ..strides import dense_strides
-from .build import DATA_ARGUMENTS, Settings, Specialisation, dims_of, kernels
-from .data import ForwardData
+from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
+from .data import ForwardData, ForwardDropout
 
 _Strides = tuple[int, ...]
 
@@ -35,12 +35,13 @@ _LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int],
-    data: ForwardData | None = None, *, ctas: int | None = None,
+    data: ForwardData | None = None, dropout: ForwardDropout | None = None, *, ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
 
-    The bits of a (batch element, query head) depend on its operands and the mask alone.  A row that sees no key gets
-    zeros and -inf, whatever its query holds; what no row sees may hold anything.
+    The bits of a (batch element, query head) depend on its operands and the mask, and with dropout on its place and the
+    seed, but on nothing else.  A row that sees no key gets zeros and -inf, whatever its query holds; what no row sees
+    may hold anything.
 
     Args:
         query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; what TMA cannot read (unaligned, or a
@@ -51,6 +52,7 @@ def forward(
         scale: of the scores; any number whose product with log2(e) is finite in fp32.
         order: the dimensions of out from the largest stride to the smallest; the last must be 3.
         data: what the mask has beside the band.
+        dropout: which probabilities are dropped.
         ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
 
     Returns:
@@ -74,10 +76,11 @@ def forward(
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
     )  # fmt: skip
     described = None if data is None else _Described.of(data)
+    drops = None if dropout is None else _Drops.of(dropout)
     if torch.cuda.current_device() != device.index:
         with torch.cuda.device(device):
-            return _state(*facts, described).run(query, key, value, data)
-    return _state(*facts, described).run(query, key, value, data)
+            return _state(*facts, described, drops).run(query, key, value, data, dropout)
+    return _state(*facts, described, drops).run(query, key, value, data, dropout)
 
 
 def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -120,6 +123,18 @@ class _Described(NamedTuple):
         return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), dense)
 
 
+class _Drops(NamedTuple):
+    """The facts of a `ForwardDropout`."""
+
+    seed: _Fact
+    threshold: int
+    rescale: float
+
+    @staticmethod
+    def of(dropout: ForwardDropout) -> _Drops:
+        return _Drops(_describe(dropout.seed), dropout.threshold, dropout.rescale)
+
+
 def _describe(tensor: Tensor) -> _Fact:
     plain = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
     return _Fact(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
@@ -141,7 +156,7 @@ class _State:
         q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
         q_device: torch.device, k_device: torch.device, v_device: torch.device,
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
-        data: _Described | None = None,
+        data: _Described | None = None, drops: _Drops | None = None,
     ) -> None:  # fmt: skip
         _check_shapes(q_shape, k_shape, v_shape)
         _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
@@ -159,6 +174,10 @@ class _State:
         if data is not None:
             of = replace(of, has_codes=data.q_codes is not None, has_dense=data.dense is not None)
             self.data = _check_data(data, q_shape, kv_len, settings, q_device)
+        self.drops: tuple[int, float] | None = None
+        if drops is not None:
+            of = replace(of, has_dropout=True)
+            self.drops = _check_drops(drops, q_device)
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
@@ -187,7 +206,10 @@ class _State:
         self.prepare = compat.KernelLauncher(built.prepare, 1, (), constant_count(built.prepare))
         self.main = compat.KernelLauncher(built.main, grid, descriptors, constant_count(built.main))
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, data: ForwardData | None = None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, data: ForwardData | None = None,
+        dropout: ForwardDropout | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         out, lse = compat.empty_cuda(*self.out), compat.empty_cuda(*self.lse)
         counter = compat.empty_cuda((1,), (1,), torch.int32)
         stream, draws = torch._C._cuda_getCurrentRawStream(self.device.index), counter.data_ptr()
@@ -198,7 +220,10 @@ class _State:
         if data is not None:
             q_codes, kv_codes, counts, steps, dense = (0 if t is None else t.data_ptr() for t in data)
             extra = (counts, steps, self.data[0], q_codes, kv_codes, dense, *self.data[1:])
-        self.main(stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes, *extra)
+        drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
+        if dropout is not None and self.drops is not None:
+            drops = (dropout.seed.data_ptr(), *self.drops)
+        self.main(stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes, *extra, *drops)
         return out, lse
 
 
@@ -259,6 +284,19 @@ def _check_int32(name: str, fact: _Fact | None, shape: tuple[int, ...], device: 
     if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (torch.int32, shape, device):
         allowed = f"int32, contiguous and aligned, of shape {shape} on {device}"
         raise ArgumentError(f"data.{name}", (fact.dtype, tuple(fact.shape), fact.strides, str(fact.device)), allowed)
+
+
+def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
+    """The main kernel's arguments about dropout, beside the seed."""
+    seed = drops.seed
+    if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
+        given = seed.dtype, tuple(seed.shape), str(seed.device)
+        raise ArgumentError("dropout.seed", given, f"int64, of shape (1,) on {device}")
+    if not 0 <= drops.threshold < 1 << 16:
+        raise ArgumentError("dropout.threshold", drops.threshold, "at least 0 and less than 2**16")
+    if not 0 < drops.rescale <= _LARGEST:
+        raise ArgumentError("dropout.rescale", drops.rescale, "positive and finite in fp32")
+    return drops.threshold, drops.rescale
 
 
 def _section(work: Problem, columns: int, group: int) -> int:

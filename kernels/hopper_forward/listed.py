@@ -34,7 +34,7 @@ def use_of(word, CONSUMER: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _given(argument):
+def given(argument):
     """An argument of the kernel as a member of an aggregate, which must not be None."""
     return gl.constexpr(None) if argument is None else argument
 
@@ -65,16 +65,16 @@ class Data:
         self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
         HAS_CODES, HAS_DENSE,
     ):  # fmt: skip
-        self.counts_ptr = _given(counts_ptr)
-        self.steps_ptr = _given(steps_ptr)
-        self.tables = _given(tables)
-        self.q_codes_ptr = _given(q_codes_ptr)
-        self.kv_codes_ptr = _given(kv_codes_ptr)
-        self.dense_ptr = _given(dense_ptr)
-        self.dense_b = _given(dense_b)
-        self.dense_h = _given(dense_h)
-        self.dense_q = _given(dense_q)
-        self.dense_kv = _given(dense_kv)
+        self.counts_ptr = given(counts_ptr)
+        self.steps_ptr = given(steps_ptr)
+        self.tables = given(tables)
+        self.q_codes_ptr = given(q_codes_ptr)
+        self.kv_codes_ptr = given(kv_codes_ptr)
+        self.dense_ptr = given(dense_ptr)
+        self.dense_b = given(dense_b)
+        self.dense_h = given(dense_h)
+        self.dense_q = given(dense_q)
+        self.dense_kv = given(dense_kv)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
         self.HAS_DENSE = gl.constexpr(HAS_DENSE)
         self.GIVEN = gl.constexpr(HAS_CODES or HAS_DENSE)

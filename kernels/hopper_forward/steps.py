@@ -151,13 +151,13 @@ def skip(shared, it):
 
 
 @gluon.jit
-def first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, total):
+def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total):
     """(P, m, total, shrink) of the first kv tile of a walk; its V is left to the next step.
 
-    here: batch element, query head, rows and Q tile of the row block; masks: whether the kv tile needs a mask; shrink:
-    the factor of what was before, for those who had a walk before.
+    here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
+    needs a mask; shrink: the factor of what was before, for those who had a walk before.
     """
-    b, head, rows, q_tile = here
+    b, head, block, rows, q_tile, seed = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -166,11 +166,14 @@ def first_step(work, data, shared, scale_log2, zero, here, kv, masks, it, m, tot
         if masks:
             s = masked(work, data, s, b, head, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
-    return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total, shrink
+    p = as_left(p, shared.k.dtype, shared.v.shape[2])
+    if drop.GIVEN:
+        p = drop.kept(p, drop.bits(seed, b, head, block, kv, work.BLOCK_KV))
+    return p, m, total, shrink
 
 
 @gluon.jit
-def next_step(work, data, shared, scale_log2, zero, here, kv, masks, it, p, acc, m, total):
+def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p, acc, m, total):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
@@ -178,11 +181,15 @@ def next_step(work, data, shared, scale_log2, zero, here, kv, masks, it, p, acc,
 
     here, masks: see `first_step`; masks is a constant.
     """
-    b, head, rows, q_tile = here
+    b, head, block, rows, q_tile, seed = here
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
+    bits = 0
+    if drop.AHEAD and not masks:
+        bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
+        wait_for(shared.k_full, it, shared.STAGES)  # it is full; ptxas moves no bits past what this may branch to
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
     if masks:
@@ -191,6 +198,10 @@ def next_step(work, data, shared, scale_log2, zero, here, kv, masks, it, p, acc,
         s = masked(work, data, s, b, head, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
+    if drop.GIVEN:
+        if masks or not drop.AHEAD:
+            bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
+        p = drop.kept(p, bits)
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
     release(shared.v_empty.index(before))
     return p, scaled(acc, shrink), m, total

@@ -17,7 +17,7 @@ from . import sass
 
 @dataclass(frozen=True)
 class Case:
-    """Head dims of q and k and of v, mask, dtype, no ragged kv tile, and what of the mask is data."""
+    """Head dims of q and k and of v, mask, dtype, no ragged kv tile, and what of the mask is data, and dropout."""
 
     dims: tuple[int, int]
     mask: Band
@@ -25,19 +25,21 @@ class Case:
     even_kv: bool = True
     codes: bool = False
     dense: bool = False
+    dropout: bool = False
 
     @property
     def data(self) -> bool:
         return self.codes or self.dense
 
     def __str__(self) -> str:
-        others = zip((not self.even_kv, self.codes, self.dense), ("ragged", "codes", "dense"), strict=True)
-        words = [f"{self.dims[0]}/{self.dims[1]}", str(self.mask), self.dtype, *(name for has, name in others if has)]
+        others = {"ragged": not self.even_kv, "codes": self.codes, "dense": self.dense, "dropout": self.dropout}
+        words = f"{self.dims[0]}/{self.dims[1]}", str(self.mask), self.dtype, *(name for name in others if others[name])
         return " ".join(words)
 
     def problem(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
-        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, self.codes, self.dense)
+        data = self.codes, self.dense
+        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, *data, self.dropout)
 
 
 @dataclass(frozen=True)

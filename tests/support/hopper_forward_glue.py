@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper_forward import build, consumer, entry, listed, producer, steps, work
+from dash_inductor.kernels import reference_dropout
+from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, steps, work
 from torch import Tensor
 
 from dash_inductor.schedule.codegen import python_functions
@@ -83,6 +84,12 @@ class Value:
 
     def __neg__(self) -> Value:
         return Value(-self.read())
+
+    def reshape(self, shape: list[int]) -> Value:
+        return Value(self.read().reshape(shape))
+
+    def permute(self, order: list[int]) -> Value:
+        return Value(self.read().permute(order))
 
     __radd__, __rmul__ = __add__, __mul__
     __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
@@ -256,7 +263,7 @@ class ForwardSimulation(Simulation):
         self.roles = [role for role in self.roles if not role.over]
         while self.tickets < self.ctas and len({role.ticket for role in self.roles}) < self.resident:
             self.current, self.tickets = None, self.tickets + 1
-            self.kernel(**self.arguments, **self.constants)  # its last statement is `specialise`
+            self.kernel(**(self.arguments | self.constants))  # its last statement is `specialise`
         return bool(self.roles)
 
 
@@ -270,7 +277,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (listed, work, producer, steps, consumer, entry)
+_MODULES = (listed, work, producer, drop, steps, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -279,7 +286,8 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
     namespace: dict[str, Any] = {"__name__": __name__, **stand_ins}
     left = dict(edits) | {"ROWS = gl.constexpr(64)": f"ROWS = {rows}"}
     for module in _MODULES:
-        text = inspect.getsource(module).replace(".to(gl.int64)", "")  # a Python integer has no type to change
+        # a Python integer has no type to change
+        text = inspect.getsource(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "")
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         tree = ast.parse(text)
@@ -304,13 +312,13 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         return s.current
 
     def first(work: Any, data: Any, *rest: Any) -> Any:
-        kv, masks = rest[4:6]
+        kv, masks = rest[5:7]
         can_mask = work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN
         walks[role()].append((kv, bool(masks and can_mask)))
         return first_step(work, data, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
-        walks[role()].append(rest[4:6])
+        walks[role()].append(rest[5:7])
         return next_step(work, data, *rest)
 
     def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
@@ -487,6 +495,17 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def keep_set(s: Value, a: Value) -> Value:
         return Value(torch.where(a.read() != 0, s.read(), -math.inf))
 
+    def philox(c0: Value, c1: Value, c2: int, c3: int, seed: tuple[int, int]) -> tuple[Value, ...]:
+        rows, keys = torch.broadcast_tensors(c0.read(), c1.read())
+        rest = (torch.full_like(rows, x) for x in (c2, c3, *seed))
+        c2_, c3_, k0, k1 = (x & 0xFFFFFFFF for x in rest)
+        return tuple(map(Value, reference_dropout.philox((rows & 0xFFFFFFFF, keys, c2_, c3_), (k0, k1))))
+
+    def keep_from(p: Value, bits: Value, low: int, free: int) -> Value:
+        threshold = low & 0x7FFF | ~free & 0x8000
+        halves = bits.read() >> 16 * (torch.arange(bits.shape[1]) % 2) & 0xFFFF
+        return Value(torch.where(halves >= threshold, p.read(), 0))
+
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
         int32=DType(torch.int32), int64=DType(torch.int64), float32=DType(torch.float32), where=where,
@@ -498,6 +517,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         full=lambda shape, x, dtype, _: Value(torch.full(shape, x, dtype=dtype.torch)),
         arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
         load=load,
+        join=lambda a, b: Value(torch.stack([a.read(), b.read()], -1)),
         expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().ticket,
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
@@ -512,4 +532,5 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
+        "_philox": philox, "_keep_from": keep_from, "_words_layout": lambda *_: None,
     }  # fmt: skip

@@ -1,0 +1,162 @@
+"""Dropout in the Hopper forward without a GPU: its random bits, how it compares them, and what it costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper_forward import build, drop
+from dash_inductor.kernels.reference_dropout import philox
+from torch import Tensor
+
+from dash_inductor.model import Band
+
+from .support import sass
+from .support.hopper_forward_builds import Case, built
+
+LOW = 0xFFFFFFFF
+
+
+class Words:
+    """Unsigned numbers of 32 bits, or of 64: int64 that wraps around."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+
+    def to(self, mask: int) -> Words:
+        return Words(self.numbers & mask)
+
+    def __add__(self, other: int) -> Words:
+        return Words(self.numbers + other & LOW)
+
+    def __mul__(self, other: int) -> Words:
+        return Words(self.numbers * other)
+
+    def __rshift__(self, count: int) -> Words:
+        return Words(self.numbers >> count & (1 << 64 - count) - 1)
+
+    def __xor__(self, other: Words) -> Words:
+        return Words(self.numbers ^ other.numbers)
+
+
+def device_functions() -> dict[str, Any]:
+    """The names of `drop` as plain Python."""
+    tree = ast.parse(inspect.getsource(drop))
+    tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))]
+    gl = SimpleNamespace(constexpr=lambda x: x, uint32=LOW, uint64=-1, static_range=range)
+    names: dict[str, Any] = {
+        "gl": gl, "gluon": SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f), "ROWS": 64
+    }  # fmt: skip
+    exec(compile(tree, drop.__file__ or "", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("seed", [0, 0x0123456789ABCDEF, -1, -(1 << 63)])
+def test_words_are_those_of_the_definition(seed: int) -> None:
+    """Counters that broadcast, as rows, keys, a head and a batch element do."""
+    g = torch.Generator().manual_seed(0)
+    shapes = (32, 1), (1, 32), (1, 1), (1, 1)
+    counter = [torch.randint(0, 1 << 32, shape, generator=g) for shape in shapes]
+    key = torch.tensor(seed & LOW), torch.tensor(seed >> 32 & LOW)
+    expected = philox(torch.broadcast_tensors(*counter), key)  # type: ignore[arg-type]  # four of them
+    got = device_functions()["_philox"](*map(Words, counter), tuple(map(Words, key)))
+    assert all(torch.equal(a, b.numbers) for a, b in zip(expected, got, strict=True))
+
+
+def assembly() -> list[list[str]]:
+    """Instructions that select: operation, destination and operands."""
+    text = inspect.getsource(drop._keep_from.fn)
+    body = text[text.index("{") + 1 : text.index("}")]
+    lines = [line.strip() for line in body.split(";") if line.strip() and not line.strip().startswith(".reg")]
+    return [re.split(r"[ ,]+", line) for line in lines]
+
+
+def run_assembly(operands: dict[str, Any]) -> Tensor:
+    """What the instructions leave in $0."""
+    values = dict(operands)
+    for name, to, *sources in assembly():
+        a, b, *more = (values[x] if x in values else int(x, 0) for x in sources)
+        if name == "or.b32":
+            values[to] = a | b
+        elif name == "and.b32":
+            values[to] = a & b
+        elif name == "sub.u32":
+            values[to] = a - b & LOW
+        elif name == "lop3.b32" and more[1] == 0xE8:
+            values[to] = a & b | a & more[0] | b & more[0]
+        elif name == "prmt.b32" and more == [0xBB99]:
+            signs = [(a >> 15 & 1) * 0xFFFF, (a >> 31 & 1) * 0xFFFF]
+            values[to] = signs[0] | signs[1] << 16
+        else:
+            raise ValueError(name)
+    found: Tensor = values["$0"]
+    return found
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 2, 6554, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFE, 0xFFFF])
+def test_both_halves_are_compared_with_the_threshold(threshold: int) -> None:
+    """All numbers of 16 bits in one half, and numbers about the threshold in the other."""
+    both = threshold * 0x10001
+    numbers = torch.arange(1 << 16)
+    for other in {0, 0xFFFF, threshold, max(threshold - 1, 0), 0x7FFF, 0x8000}:
+        for words in (numbers | other << 16, numbers << 16 | other):
+            p = torch.full_like(words, 0x3F80BF80)
+            got = run_assembly({"$1": p, "$2": words, "$4": both & 0x7FFF7FFF, "$6": ~both & LOW})
+            low, high = words & 0xFFFF, words >> 16
+            assert torch.equal(got & 0xFFFF, torch.where(low >= threshold, 0xBF80, 0))
+            assert torch.equal(got >> 16, torch.where(high >= threshold, 0x3F80, 0))
+
+
+FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
+HALF = "float16"
+
+# The longest step without a mask, its spills, and bytes spilled anywhere.
+CASES = {
+    Case((64, 64), FULL, dropout=True): (970, 0, 160),
+    Case((64, 64), CAUSAL, HALF, even_kv=False, dropout=True): (970, 8, 640),
+    Case((128, 128), FULL, dropout=True): (1000, 0, 128),
+    Case((128, 128), CAUSAL, even_kv=False, codes=True, dropout=True): (1050, 4, 320),
+    Case((192, 128), CAUSAL, even_kv=False, dropout=True): (1060, 4, 200),
+    Case((256, 256), FULL, HALF, dropout=True): (730, 0, 200),
+}
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@cases
+def test_fits(case: Case) -> None:
+    """A step draws the bits of a thread's scores, as many as 16 multiplications of 32 bits for 8 of them, and no more.
+
+    Of a step without dropout nothing is lost: matrix instructions, exponentials and roundings are as many.
+    """
+    used, (length, spills, spilled) = built(case), CASES[case]
+    assert not used.report.serialised
+    assert used.shared_memory <= 227 << 10
+    assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
+    settings = case.problem().settings
+    block_kv, head_dim = settings.block_kv, case.dims[0]
+    for step in used.steps:
+        assert step.operations["HGMMA"] == head_dim // 16 + block_kv // 16
+        assert step.operations["MUFU"] == block_kv // 2 + 2
+        assert step.operations["F2FP"] == block_kv // 4
+    shortest = sorted(used.steps, key=lambda step: step.instructions)[: settings.consumers]
+    for step in shortest:
+        assert step.instructions <= length, str(used)
+        assert step.spills <= spills
+        assert step.operations["LOP3"] <= 2.1 * block_kv
+
+
+def test_bits_are_drawn_while_matmuls_run() -> None:
+    """Between the first matrix instruction of a step and the wait for its scores, unless it has a mask."""
+    case = Case((128, 128), FULL, dropout=True)
+    text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
+    lines = text.splitlines()
+    waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line]
+    assert len(waits) == case.problem().settings.consumers
+    for wait in waits:
+        begin = max(i for i in range(wait) if "HGMMA" in lines[i] and "RZ, !UPT" in lines[i])
+        assert sum("IMAD.WIDE" in line or "IMAD.HI" in line for line in lines[begin:wait]) >= 90
