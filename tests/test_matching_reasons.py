@@ -57,7 +57,7 @@ def dilated_bias() -> Tensor:
 
 
 LARGE = {"head_dim": 256, "value_dim": 256}
-"""Head dimensions of which no kernel reads masks that are data, or a bias."""
+"""Head dimensions of which no kernel reads a bias."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,6 @@ LARGE = {"head_dim": 256, "value_dim": 256}
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
         (Reason.LAYOUT, flash_backward, {}, {"lse": (8, 256)}),
         (Reason.BIAS_GRADIENT, efficient, LARGE, {"bias": lambda: causal_bias(128), "bias_grad": True}),
-        (Reason.MASK_UNSUPPORTED, efficient, LARGE, {"bias": segment_bias}),
         (Reason.MASK_NOT_A_BAND, efficient, LARGE, {"bias": dilated_bias}),
         (Reason.VARLEN, varlen, {}, {}),
     ],

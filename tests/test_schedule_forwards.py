@@ -27,7 +27,8 @@ TABLE = [
     ("sm_90", site((96, 96)), "hopper:128x128w8"),
     ("sm_90", site((192, 128), mask=Mask(CAUSAL)), "hopper:128x128w8"),
     ("sm_90", site((256, 256)), "hopper:128x64w8"),
-    ("sm_90", site((64, 64), mask=Mask(CAUSAL, KEYS)), "portable:128x64w4"),
+    ("sm_90", site((64, 64), mask=Mask(CAUSAL, KEYS)), "hopper:192x128w12"),
+    ("sm_90", site((8, 8), mask=Mask(CAUSAL, KEYS)), "portable:128x64w4"),  # as its backward
     ("sm_90", site((64, 64), "float32"), "portable:64x64w4"),
     ("sm_80", site((64, 64)), "portable:128x64w4"),
     ("sm_100", site((128, 128), "float16"), "portable:128x64w8"),

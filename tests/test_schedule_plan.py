@@ -12,10 +12,11 @@ import pytest
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.call import Bias, Call
 from dash_inductor.model.mask import Band, Dense, Mask, Operand
-from dash_inductor.model.plan import Plan
+from dash_inductor.model.plan import Kept, Plan
+from dash_inductor.model.reasons import Reason
 from dash_inductor.model.site import Site
 from dash_inductor.planning import costs, families
-from dash_inductor.planning.planner import critical_path, plan
+from dash_inductor.planning.planner import critical_path, decide, plan
 from dash_inductor.schedule.schedules import NAMES, supports
 from tests.support.calls import call_of
 from tests.support.processes import run_python
@@ -258,14 +259,26 @@ def test_bad_input_is_named(facts: Site, arch: str, schedule: str | None, messag
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("kind", ["dense", "bias"])
-def test_what_pairs_decide_is_read_by_the_portable_kernels(arch: str, kind: str) -> None:
+def test_what_pairs_decide(arch: str, kind: str) -> None:
+    """Portable kernels read dense masks and biases; those of sm_90 dense masks alone, at larger head dims too."""
     plain = site(8, 8, 4096, 64, CAUSAL)
     dense = Dense(Operand(0)) if kind == "dense" else None
     bias = Bias(Operand(0), gradient=True) if kind == "bias" else None
     found = replace(plain, call=Call(Mask(CAUSAL, dense=dense), plain.scale, bias=bias))
     chosen = plan(found, arch)
-    assert chosen.kernel == chosen.forward == "portable"
+    on_hopper = (arch, kind) == ("sm_90", "dense")
+    assert chosen.kernel == chosen.forward == ("hopper" if on_hopper else "portable")
     assert f"/{'causal & dense(0)' if kind == 'dense' else 'causal + bias'}/heads8:8/" in chosen.numerics_key
     for large in (replace(found, head_dim=256, value_dim=256), replace(found, head_dim=192, value_dim=128)):
+        if on_hopper:
+            assert plan(large, arch).kernel == "hopper"
+            continue
         with pytest.raises(ArgumentError):
             plan(large, arch)
+        if arch == "sm_90":
+            assert decide(large, arch) == Kept(Reason.MASK_UNSUPPORTED, f"causal + bias at {in_words(large)}")
+
+
+def in_words(facts: Site) -> str:
+    dims = f"head dimension {facts.head_dim}"
+    return dims if facts.value_dim == facts.head_dim else f"{dims}, of value {facts.value_dim}"
