@@ -42,13 +42,6 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
     return aten._flash_attention_backward(do, q, k, v, out, lse, cu, cu, 128, 128, 0.0, True, seed, unused)[:3]
 
 
-def segment_bias() -> Tensor:
-    """Two packed documents: same half of the sequence."""
-    half = torch.arange(128, device="cuda") // 64
-    zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
-    return torch.where(half.unsqueeze(0) == half.unsqueeze(1), zero, low)
-
-
 def dilated_bias() -> Tensor:
     """Every second key from the query on."""
     position = torch.arange(128, device="cuda")
