@@ -35,14 +35,15 @@ demo: $(READY)
 test: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full"
 
-# What a version of torch or triton can break: adoption, caches, matching (but for its fuzzer and whole trainings),
-# lowering, compiled kernels and their budgets.
+# What a version of torch or triton can break: adoption, caches, how graphs look and are rewritten, lowering, and the compiled
+# kernels with their budgets.
 test-torch: $(READY)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" tests/test_adoption_*.py $(filter-out %_fuzz.py %_ways.py %_parallel.py %_model_table.py,$(wildcard tests/test_matching_*.py)) \
-		tests/test_lowering_*.py tests/test_kernels_*budgets.py tests/test_kernels_hopper_control.py \
-		tests/test_kernels_hopper_planned.py
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" tests/test_adoption_*.py \
+		$(foreach name,gqa masks math_path models replace rewrite sites training,tests/test_matching_$(name).py) \
+		tests/test_lowering_*.py tests/test_kernels_budgets.py tests/test_kernels_hopper_budgets.py \
+		tests/test_kernels_hopper_forward_budgets.py tests/test_kernels_hopper_control.py tests/test_kernels_hopper_planned.py
 
-# Every family of models with every kind of inputs: 20 minutes.
+# What takes long: every family of models with every kind of inputs, and more compiled kernels.  30 minutes.
 test-models: $(READY)
 	$(PYTHON) -m pytest -m full
 

@@ -16,6 +16,8 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
 from dash_inductor.planning import costs, plan
 
+from .support.portable_plans import portable_plan
+
 CASES = [
     ("sm_80", "bfloat16", (64, 64), Band(0), False),
     ("sm_80", "bfloat16", (128, 128), Band(0), True),
@@ -201,7 +203,7 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
     facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, call)
     tiles = costs.forward_tiles(arch, 16, dim, dim)
     forward = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
-    kernels = [*standalone.render(plan(facts, arch), facts), standalone.render_forward(forward, facts)]
+    kernels = [*standalone.render(portable_plan(facts, arch), facts), standalone.render_forward(forward, facts)]
     assert len(kernels) == (3 if kind == "dense" else 4)
     for kernel in kernels:
         _, used = compiled(kernel, arch)

@@ -124,7 +124,10 @@ CASES = {
     Case((192, 128), CAUSAL, even_kv=False, dropout=True): (1060, 4, 200),
     Case((256, 256), FULL, HALF, dropout=True): (730, 0, 200),
 }
-cases = pytest.mark.parametrize("case", CASES, ids=str)
+SOON = [Case((64, 64), FULL, dropout=True), Case((128, 128), CAUSAL, even_kv=False, codes=True, dropout=True)]
+cases = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in SOON else pytest.mark.full, id=str(case)) for case in CASES]
+)
 
 
 @cases

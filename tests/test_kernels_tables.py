@@ -25,7 +25,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.table_ops import mask_tables as operator
 
-COUNTS = {"vectors": 6, "dense": 5, "mirrored": 2, "extreme": 3, "alone": 1, "altered": 1}
+COUNTS = {"vectors": 3, "dense": 3, "mirrored": 1, "extreme": 2, "alone": 1, "altered": 1}
 
 
 @pytest.fixture(scope="module")

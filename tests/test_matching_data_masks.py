@@ -723,7 +723,7 @@ def test_queries_and_keys_with_the_same_numbers_have_one_operand(make, mask) -> 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("read", [True, False])
 def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch, read: bool) -> None:
-    """The portable kernels read them; without them such a site is kept, and the record says what the mask is."""
+    """The Hopper kernels read them; where no kernel does, a site is kept, and the record says what the mask is."""
     if not read:
         blind = tuple(dataclasses.replace(family, reads=family.reads - {"segments"}) for family in planner.FAMILIES)
         monkeypatch.setattr(planner, "FAMILIES", blind)
@@ -738,7 +738,7 @@ def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch, read: bool) -> None:
     assert record.mask == "causal & segments(0,0)"
     if read:
         assert record.plan is not None
-        assert record.plan.kernel == record.plan.forward == "portable"
+        assert record.plan.kernel == record.plan.forward == "hopper"
     else:
         assert record.reason == Reason.MASK_UNSUPPORTED
         assert "segments" in record.detail
@@ -775,15 +775,18 @@ def keyed_site() -> GraphModule:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_the_portable_kernels_take_valid_keys_on_cuda() -> None:
+def test_kernels_take_valid_keys_on_cuda() -> None:
+    """The operators read the vector that the graph computes; on sm_90 the tables that are made of it follow."""
     graph, record = rewritten(keyed_site())
     assert (record.status, record.mask) == ("replaced", "causal & keys(0)")
     assert record.plan is not None
-    assert record.plan.kernel == record.plan.forward == "portable"
+    assert record.plan.kernel == record.plan.forward == "hopper"
     assert planes(graph, 128) == []
-    operands = [n.args[-4] for n in graph.nodes if op_name(n) in (FORWARD, BACKWARD)]
-    assert operands[0] == operands[1]
-    assert [(n.meta["val"].shape, n.meta["val"].dtype) for n in operands[0]] == [((2, 128), torch.bool)]
+    forward, backward = (n.args[-4] for n in graph.nodes if op_name(n) in (FORWARD, BACKWARD))
+    assert forward[:3] == backward[:3]
+    assert (forward[0].meta["val"].shape, forward[0].meta["val"].dtype) == ((2, 128), torch.bool)
+    assert [tuple(n.meta["val"].shape) for n in forward[1:]] == [(2, 128), (2, 128), (2, 1), (2, 1, 1)]
+    assert [tuple(n.meta["val"].shape) for n in backward[3:]] == [(4, 1), (4, 1, 1), (4, 1)]
 
 
 @pytest.mark.usefixtures("deterministic")

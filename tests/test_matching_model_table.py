@@ -16,7 +16,7 @@ SOON = [cell for cell in cells() if cell.kind == ("right" if "right" in FAMILIES
 """One kind of inputs for every family, and what is unlike the rest."""
 SOON += [Cell("Llama", "packed", False), Cell("Llama4", "packed", False), Cell("T5", "plain", False)]
 
-H100 = ["Llama4", "DeepseekV3"]
+H100 = ["Llama4"]
 """Families that are compiled for an H100 in every run of the tests."""
 
 

@@ -35,7 +35,9 @@ def test_trainer(kind: str) -> None:
     assert facts_of("tests.support.trainer", "cpu", kind) == [expected]
 
 
-@pytest.mark.parametrize("case", ["ddp right", "fsdp right", "heads right"])
+@pytest.mark.parametrize(
+    "case", ["ddp right", *(pytest.param(case, marks=pytest.mark.full) for case in ("fsdp right", "heads right"))]
+)
 def test_two_processes(case: str) -> None:
     from .support.parallel import BUCKETS, EXPECTED, PROCESSES
 
