@@ -48,7 +48,8 @@ def _shown(data: MaskData) -> Tensor:
 
 def _codes(data: MaskData) -> tuple[Tensor, Tensor]:
     if not data.has_codes:
-        return tuple(torch.empty(0, dtype=torch.int32, device=data.device) for _ in range(2))  # type: ignore[return-value]
+        nothing = torch.empty(0, dtype=torch.int32, device=data.device)
+        return nothing, nothing.clone()
     found = []
     for of_keys, length in enumerate((data.q_len, data.kv_len)):
         codes = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
@@ -115,4 +116,4 @@ def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Ten
             visits[t, kv] = len(words)
             steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
         contributions[t] = torch.tensor([len(walk.visible(head, q)) for q in range(problem.n_q)])
-    return tuple(tensor.to(data.device) for tensor in (visits, steps, contributions))  # type: ignore[return-value]
+    return visits.to(data.device), steps.to(data.device), contributions.to(data.device)

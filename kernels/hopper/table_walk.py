@@ -4,8 +4,8 @@
 some of its heads, where heads differ:
 
 * `visits` [tables, n_kv]: the steps of the walk of a kv tile;
-* `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.entry` makes them, in the order of its
-  steps; what follows them is never read.
+* `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
+  its steps; what follows them is never read.
 
 Every role reads the word of a step for itself: the words of a walk lie side by side, so the first level of the cache
 has them nearly always.  Whatever else is data is read where it is needed, in the steps whose word asks for the mask.
