@@ -1,4 +1,4 @@
-"""What the Hopper kernels need of a mask that is data, as nodes of the graph: its tables, and cleaned operands.
+"""What kernels that walk by tables need of a mask that is data, as nodes of the graph: its tables, and cleaned operands.
 
 The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
 compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..planning.families import HOPPER
+from ..planning.families import family
 from ..table_ops import mask_tables
 from . import layout
 from .emit import Emitter
@@ -28,7 +28,7 @@ Q_CODES, KV_CODES, ROWS_SEEING, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CON
 
 def needs_tables(match: Match) -> bool:
     """Whether the kernels of a match walk by tables."""
-    return match.plan.kernel == HOPPER.name and bool(match.site.mask.operands)
+    return family(match.plan.kernel).walks_by_tables and bool(match.site.mask.operands)
 
 
 @dataclass(frozen=True)
