@@ -1,4 +1,4 @@
-"""What kernels that walk by tables need of a mask that is data, as nodes of the graph: its tables, and cleaned operands.
+"""What kernels that walk by tables need of a mask that is data, as nodes of a graph: its tables, cleaned operands.
 
 The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
 compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
