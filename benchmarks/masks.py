@@ -16,11 +16,14 @@ import argparse
 import functools
 import gc
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -156,7 +159,9 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """The attention of a row as a model writes it."""
+    """The attention of a row as models of transformers write it, which repeat k and v where there is a mask."""
+    if k.shape[1] != q.shape[1]:
+        k, v = (repeated(t, q.shape[1] // k.shape[1]) for t in (k, v))
     if documents is not None:
         place = torch.arange(q.shape[2], device=q.device)
         same = documents[:, None, :, None] == documents[:, None, None, :]
@@ -170,8 +175,21 @@ def attend(
         attn_mask=mask if bias is None else bias,
         dropout_p=dropout,
         is_causal=causal or dropout > 0,
-        enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+def repeated(t: Tensor, group: int) -> Tensor:
+    """Each head `group` times, [batch, kv heads, length, head dim] to [batch, q heads, length, head dim]."""
+    batch, heads, length, dim = t.shape
+    return t[:, :, None].expand(batch, heads, group, length, dim).reshape(batch, heads * group, length, dim)
+
+
+def _compiled(name: str, options: dict[str, Any]) -> Callable[..., Tensor]:
+    """`attend` with these options, compiled for one contender: Dynamo would find one graph for all of one function."""
+    own = types.FunctionType(attend.__code__.replace(co_name=name), globals(), name, attend.__defaults__)
+    own.__kwdefaults__ = attend.__kwdefaults__
+    compiled: Callable[..., Tensor] = torch.compile(functools.partial(own, **options), dynamic=False)
+    return compiled
 
 
 def _leaves(row: Row) -> tuple[list[Tensor], Tensor]:
@@ -181,20 +199,20 @@ def _leaves(row: Row) -> tuple[list[Tensor], Tensor]:
 
 def dash(row: Row) -> Step:
     options, more = _arguments(row)
-    return _replaced(row, options, more)
+    return _replaced("dash", row, options, more)
 
 
 def closed_form(row: Row) -> Step:
     if row.kind not in ("padded", "dense", "dropout"):
         raise NotRun("there is no plain mask like this one")
-    return _replaced(row, {"causal": row.kind != "padded"}, [])
+    return _replaced("closed_form", row, {"causal": row.kind != "padded"}, [])
 
 
-def _replaced(row: Row, options: dict[str, Any], more: list[Tensor]) -> Step:
+def _replaced(name: str, row: Row, options: dict[str, Any], more: list[Tensor]) -> Step:
     dash_inductor.clear_sites()
     leaves, grad_out = _leaves(row)
-    compiled = torch.compile(functools.partial(attend, **options), dynamic=False)
-    step = _step(compiled, leaves + more, grad_out, deterministic=True)
+    with torch._inductor.config.patch(force_disable_caches=True):  # a cached graph has no records
+        step = _step(_compiled(name, options), leaves + more, grad_out, deterministic=True)
     kept = [record for record in dash_inductor.sites() if record.reason is not None]
     if kept or not dash_inductor.sites():
         raise NotRun(f"kept: {kept[0].reason.value}: {kept[0].detail}" if kept else "no site")  # type: ignore[union-attr]
@@ -206,8 +224,7 @@ def pytorch(row: Row) -> Step:
     options, more = _arguments(row)
     leaves, grad_out = _leaves(row)
     with dash_inductor.disabled():
-        compiled = torch.compile(functools.partial(attend, **options), dynamic=False)
-        return _step(compiled, leaves + more, grad_out, deterministic=True)
+        return _step(_compiled("pytorch", options), leaves + more, grad_out, deterministic=True)
 
 
 def flex(row: Row) -> Step:
