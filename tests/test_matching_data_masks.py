@@ -642,11 +642,22 @@ def test_planes_that_are_inputs(make, mask, shape, dynamic) -> None:
 
 
 def test_large_planes_are_not_copied() -> None:
-    """What is too large to check with its operators is kept; what is checked in windows takes no memory."""
-    plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, 1500, 1500)
-    assert str(read_mask(given_beside_a_band, plane, q_len=1500, kv_len=1500).terms) == "causal & dense"
-    plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, 3000, 3000)
-    assert read_mask(given_beside_a_band, plane, q_len=3000, kv_len=3000).reason == "depends_on_input"
+    """Planes of any length are checked, in windows that take no memory."""
+    for length in (1500, 3000, 16384):
+        for make, mask in ((given_beside_a_band, "causal & dense"), (given, "dense"), (hidden_by, "dense")):
+            plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, length, length)
+            found = read_mask(make, plane, q_len=length, kv_len=length)
+            assert (str(found.terms), found.detail) == (mask, "")
+
+
+def test_a_wrong_rule_for_a_large_plane_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(q, k, m):
+        return additive(m <= 3)
+
+    plane = torch.zeros(1, 1, 1, 1, dtype=torch.int64).expand(3, 1, 8192, 8192)
+    assert str(read_mask(make, plane, q_len=8192, kv_len=8192).terms) == "dense"
+    monkeypatch.setitem(masks.RULES, "aten::le", masks.RULES["aten::lt"])
+    assert read_mask(make, plane, q_len=8192, kv_len=8192).terms is None
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ..model.mask import Band
 from .bands import Scores, hides_a_row, to_band
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
-from .predicates import Choice, Comparison, Predicate, comparisons, predicate
+from .predicates import Choice, Comparison, comparisons, of_loads, predicate
 from .restarts import Restarts
 from .token_data import Axis, Load, Loads
 from .token_vectors import Numbers, computable
@@ -69,15 +69,10 @@ class Terms:
     def renamed(self, node: Callable[[Node], Node]) -> Terms:
         """The same terms of other nodes."""
 
-        def part(found: Predicate) -> Predicate:
-            if isinstance(found, bool):
-                return found
-            load = replace(found.comparison.load, node=node(found.comparison.load.node))
-            return Choice(replace(found.comparison, load=load), part(found.then), part(found.other))
+        def load(of: Load) -> Load:
+            return replace(of, node=node(of.node))
 
-        keys, dense = (None if term is None else part(term) for term in (self.keys, self.dense))
-        assert not isinstance(keys, bool)
-        assert not isinstance(dense, bool)
+        keys, dense = (None if term is None else of_loads(term, load) for term in (self.keys, self.dense))
         segments = self.segments
         if segments is not None:
             segments = replace(segments, q=segments.q.renamed(node), kv=segments.kv.renamed(node))

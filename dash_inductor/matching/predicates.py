@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -60,6 +60,16 @@ def comparisons(found: Predicate) -> Iterator[Comparison]:
         yield found.comparison
         yield from comparisons(found.then)
         yield from comparisons(found.other)
+
+
+def of_loads(found: Choice, change: Callable[[Load], Load]) -> Choice:
+    """The same predicate of other loads."""
+
+    def part(found: Predicate) -> Predicate:
+        return found if isinstance(found, bool) else of_loads(found, change)
+
+    comparison = replace(found.comparison, load=change(found.comparison.load))
+    return Choice(comparison, part(found.then), part(found.other))
 
 
 def compute(found: Choice, axes: Sequence[Axis], calculator: Calculator) -> Any:

@@ -7,6 +7,7 @@ that is written with loads reads the tensor itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -52,6 +53,17 @@ class Load:
         """The same elements, moved by the tokens of this axis instead of those of the other one."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, places=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.places))
+
+    def within(self, window: Mapping[Axis, tuple[int, int]]) -> Load:
+        """The same elements of a window of the scores alone, which has (start, stop) for each axis."""
+
+        def cut(place: Place) -> Place:
+            if place.axis is None:
+                return place
+            start, stop = window[place.axis]
+            return Place(place.axis, place.start + start, stop - start)
+
+        return replace(self, places=tuple(map(cut, self.places)))
 
     @property
     def axes(self) -> frozenset[Axis]:

@@ -12,7 +12,7 @@ Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
@@ -27,7 +27,7 @@ from . import predicates
 from .index_expr import NotRecognised
 from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
 from .normal_form import Terms
-from .real_values import LARGE, RealValues, Window, pieces
+from .real_values import RealValues, Window, pieces
 from .token_data import RANGES, Axis, Load
 from .token_vectors import PLANE
 
@@ -105,7 +105,6 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
     resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
     keys, segments = _vectors(terms, values, q_len, kv_len)
-    dense = _plane(terms, values)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -120,9 +119,10 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         if segments is not None:
             q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
             expected = expected & (q[:, None, :, None] == kv[:, None, None])
-        if dense is not None:
+        if terms.dense is not None:
             heads = window[-3] if len(shape) > 2 else (0, 1)
-            expected = expected & _part(dense, entries, heads, rows, columns)
+            part = {"b": entries, "h": heads, "q": rows, "kv": columns}
+            expected = expected & _plane(terms.dense, values, part)
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -168,14 +168,10 @@ class _Tensors:
         return int(self.values.size(symbol))
 
 
-def _plane(terms: Terms, values: RealValues) -> torch.Tensor | None:
-    """The dense mask, with size 1 where it does not change."""
-    if terms.dense is None:
-        return None
-    for load in terms.loads:
-        if torch.Size(values.shape(load.node)).numel() > LARGE:
-            raise NotRecognised("value_mismatch", f"{load.node.name} is too large to check")
-    plane: torch.Tensor = predicates.compute(terms.dense, PLANE, _Tensors(values, {}))
+def _plane(dense: predicates.Choice, values: RealValues, window: Mapping[Axis, tuple[int, int]]) -> torch.Tensor:
+    """The dense mask in a window of the scores, with size 1 where it does not change."""
+    here = predicates.of_loads(dense, lambda load: load.within(window))
+    plane: torch.Tensor = predicates.compute(here, PLANE, _Tensors(values, {}))
     return plane
 
 
