@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import lowering, ops
 from dash_inductor.config import config
-from dash_inductor.model import Band, Dropout, Operand, Tiles
+from dash_inductor.model import Band, Dropout, Operand
 from dash_inductor.observe.records import clear_sites, sites
-from dash_inductor.planning import plan
 
 from .support import keyed
 from .support.dropout import dense, exact, kept_pairs
 from .support.hf_models import VOCABULARY, padding, token_ids
 from .support.keyed import KeyedAttention
+from .support.portable_plans import portable_plan
 from .support.repeats import bits, differing_runs
 
 pytestmark = pytest.mark.gpu
@@ -53,11 +53,10 @@ def arch() -> str:
 def kernels(
     problem: KeyedAttention, p: float = P, schedule: str | None = None
 ) -> Callable[[KeyedAttention, Tensor], list[Tensor]]:
-    """Out, log-sum-exp and gradients of problems like this one, by its planned kernels."""
+    """Out, log-sum-exp and gradients of problems like this one, by the portable kernels."""
     dropout = Dropout(p, Operand(len(problem.extras)))
     site = problem.site()
-    planned = plan(replace(site, call=replace(site.call, dropout=dropout)), arch(), schedule)
-    assert (planned.kernel, planned.forward) == ("portable", "portable")
+    planned = portable_plan(replace(site, call=replace(site.call, dropout=dropout)), arch(), schedule)
     calls = [str(replace(problem.call(results), dropout=dropout)) for results in (1, 3)]
 
     def step(
@@ -125,7 +124,7 @@ def test_bits_repeat_and_belong_to_the_place_of_a_head(dim: int) -> None:
 def test_a_probability_that_rounds_to_zero_drops_nothing() -> None:
     x = problem(64, BF16, Band(0), 300, 300)
     found = kernels(x, 2.0**-20)(x, torch.zeros(1, dtype=torch.int64, device="cuda"))
-    planned = replace(plan(x.site(), arch(), "two_pass"), forward="portable", forward_tiles=Tiles(128, 64, 4, 3))
+    planned = portable_plan(x.site(), arch(), "two_pass")
     out, _ = torch.compile(keyed.attend, dynamic=False)(x.q, x.k, x.v, [], str(x.call(1)), planned)
     assert (found[0] - out).abs().max() < 0.01
 

@@ -1,4 +1,4 @@
-"""What a compiled graph makes of dropout on CUDA: one draw per site, and a template that reads the seed."""
+"""What a compiled graph makes of dropout on CUDA: one draw per site, and a kernel that reads the seed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,32 @@ from .support.fakecuda import compiler
 from .test_lowering_forward import compiled, without_comments
 from .test_lowering_hopper import PROGRAM
 
+DROPPED = PROGRAM.replace("is_causal=True", "is_causal=True, dropout_p=0.1")
+
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
-def test_the_forward_draws_a_seed_and_saves_it() -> None:
-    plan, code = compiled(PROGRAM.replace("is_causal=True", "is_causal=True, dropout_p=0.1"))
-    assert plan.startswith("portable/two_pass/")
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "launch"),
+    [
+        ("float32", "portable/two_pass/", r"triton_tem_\w+\.run\((.*?)\)"),
+        (
+            "bfloat16",
+            "hopper/fold/",
+            r"torch\.ops\.dash\.attention_forward\.default\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
+        ),
+    ],
+)
+def test_the_forward_draws_a_seed_and_saves_it(dtype: str, kernel: str, launch: str) -> None:
+    plan, code = compiled(DROPPED.replace("bfloat16", dtype))
+    assert plan.startswith(kernel)
     body = without_comments(code).split("def call(", 1)[1]
-    assert "torch.ops.dash" not in body
+    assert ("torch.ops.dash" in body) == (dtype == "bfloat16")
     (seed,) = re.findall(r"aten\.randint\.low_out\(-9223372036854775808, 9223372036854775807, \[1\], out=(\w+)\)", body)
-    (launch,) = re.findall(r"triton_tem_\w+\.run\((.*?)\)", body)
+    (arguments,) = re.findall(launch, body)
     (results,) = re.findall(r"return \((reinterpret_tensor.*)\)", body)
-    assert seed in launch
+    assert seed in arguments
     assert f" {seed}," in results
+    if dtype == "bfloat16":
+        return
     assert "THRESHOLD : tl.constexpr = 6554" in code
     assert code.count("return tl.philox(") == 1

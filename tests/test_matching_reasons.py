@@ -57,7 +57,6 @@ LARGE = {"head_dim": 256, "value_dim": 256}
     ("reason", "maker", "shape", "options"),
     [
         (Reason.DROPOUT, flash, {}, {"dropout": 1.0}),
-        (Reason.DROPOUT, flash, {"head_dim": 256, "value_dim": 256}, {"dropout": 0.1}),
         (Reason.DTYPE, flash_backward, {"dtype": torch.float64}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 136, "value_dim": 136, "dtype": torch.float32}, {}),

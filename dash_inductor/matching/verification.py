@@ -121,7 +121,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
             expected = expected & (q[:, None, :, None] == kv[:, None, None])
         if terms.dense is not None:
             heads = window[-3] if len(shape) > 2 else (0, 1)
-            part = {"b": entries, "h": heads, "q": rows, "kv": columns}
+            part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
             expected = expected & _plane(terms.dense, values, part)
         if mask.dtype == torch.bool:
             wrong = mask != expected

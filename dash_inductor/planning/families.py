@@ -104,12 +104,10 @@ PORTABLE = KernelFamily(
     "portable", lambda arch, bits: arch != "cpu", f"equal ones up to {PORTABLE_LIMIT}", _equal,
     EVERYTHING, False, False, _portable_candidates,
 )  # fmt: skip
-# The Hopper kernels have dropout too.  The planner takes them for it once "dropout" stands among what they read, which
-# it does not before a GPU has run them.
 HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
     "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has,
-    frozenset({"keys", "segments", "dense"}), True, True,
+    EVERYTHING - {"bias"}, True, True,
     _hopper_candidates,
 )  # fmt: skip
 

@@ -59,16 +59,10 @@ def _why_not(site: Site, arch: str) -> Kept:
     dims = f"head dimension {site.head_dim}" + (
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
-    if any(f.covers(_without_dropout(site), arch) for f in FAMILIES):
-        return Kept(Reason.DROPOUT, f"no kernel for {dims} has it")
     if any(f.covers_dims(site, arch) for f in FAMILIES):
         return Kept(Reason.MASK_UNSUPPORTED, f"{_terms(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
     return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
-
-
-def _without_dropout(site: Site) -> Site:
-    return replace(site, call=replace(site.call, dropout=None))
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
@@ -124,10 +118,8 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
     if not any(f.covers_dims(site, known) for f in FAMILIES):
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
-    if not any(f.covers(_without_dropout(site), known) for f in FAMILIES):
-        raise ArgumentError("mask", _terms(site), "a mask that kernels for these head dims read")
     if not any(f.covers(site, known) for f in FAMILIES):
-        raise ArgumentError("dropout", str(site.dropout), "None: no kernel for these head dims has it")
+        raise ArgumentError("mask", _terms(site), "a mask that kernels for these head dims read")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
