@@ -37,7 +37,7 @@ TORCH = (
     ("torch._inductor.config", "benchmark_fusion", "semaphores"),
     (
         "torch._inductor.ir",
-        "ExternKernel.require_exact_strides FixedLayout IRNode Pointwise.create TensorBox",
+        "BaseView.unwrap_view ExternKernel.require_exact_strides FixedLayout IRNode Pointwise.create TensorBox",
         "lowerings",
     ),
     ("torch._inductor.inductor_prims", "seeds", "seeds of dropout"),

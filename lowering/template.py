@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import FixedLayout, TensorBox
+from torch._inductor.ir import BaseView, FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided
 from torch._inductor.select_algorithm import SymbolicGridFn
 
@@ -76,8 +76,13 @@ def kind(call: Call) -> str:
 
 
 def realized(x: TensorBox) -> TensorBox:
-    """`x` as a buffer: a template reads memory."""
+    """`x` as a buffer whose strides will not change any more: a template reads memory, by strides that its source has.
+
+    Inductor chooses the strides of a buffer of its own late, by those of what it is computed from.
+    """
     x.realize()
+    base: Any = x.data
+    (base.unwrap_view() if isinstance(base, BaseView) else base).freeze_layout()
     return x
 
 

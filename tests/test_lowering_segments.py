@@ -51,3 +51,53 @@ def test_templates_and_no_plane() -> None:
     sizes = re.findall(r"empty_strided_cuda\(\((.*?)\), \(", code)
     assert "2, 1, 1024" in sizes
     assert not [size for size in sizes if size.count("1024") > 1], sizes
+
+
+TRANSPOSED = """
+    import contextlib, json
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    import torch
+    import torch._inductor.compile_fx
+    import torch._inductor.config
+    from torch._inductor.graph import GraphLowering
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mockgpu.install_torch()
+    from dash_inductor.model import Band
+    from tests.support.keyed import KeyedAttention
+    from tests.support.portable_plans import portable_plan
+    from tests.support.together import Together
+
+    class Compiled(Exception):
+        pass
+
+    codes = []
+
+    def save(code):
+        codes.append(code)
+        raise Compiled  # nothing can be loaded
+
+    GraphLowering.save_output_code = staticmethod(save)
+    torch._inductor.config.fx_graph_cache = False
+    p = KeyedAttention.random(113, 300, Band(), dims=(64, 64), batch=3, dtype=torch.bfloat16, documents="sorted")
+    plan = portable_plan(p.site(), "sm_90", "two_pass")
+    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
+        p = p.for_elements(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda"))
+        Together([p], [plan])([p])
+    print(json.dumps(codes))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_strides_of_the_vector_of_keys_are_those_that_the_template_has() -> None:
+    """Inductor would lay it out as the ids lie, which are transposed here, after the template was written."""
+    output = run_python(TRANSPOSED, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    (code,) = json.loads(output.splitlines()[-1])
+    code = without_comments(code)
+    (read,) = re.findall(r"keys = \(KEYS, \((\d+), 0, (\d+),\)\)", code)
+    (made,) = re.findall(r"empty_strided_cuda\(\(3, 1, 300\), \((\d+), \d+, (\d+)\), torch.bool\)", code)
+    assert read == made
