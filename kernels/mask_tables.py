@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .. import compat
 from ..errors import ArgumentError
+from ..model.mask import Band
 from ..model.plan import Plan
 from ..schedule.schedules import define
 from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS
@@ -44,6 +46,8 @@ class Shape:
             backward.
         consumers: row blocks of a tile of the forward.
         row_tables, walk_tables: tables of a batch element, of forward and backward.
+        band: of both, anchored top left.
+        bounds: of this band, 0 where there is none.
     """
 
     forward: Problem
@@ -51,31 +55,14 @@ class Shape:
     consumers: int
     row_tables: int
     walk_tables: int
+    band: Band
+    bounds: tuple[int, int]
 
     @staticmethod
     def of(data: MaskData, plan: Plan) -> Shape:
         """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles."""
-        tiles = plan.forward_tiles
-        if tiles is None:
-            raise ArgumentError("plan.forward_tiles", None, "tiles: a mask that is data needs a forward of ours")
-        lengths, many = (data.q_len, data.kv_len), {"batch": data.batch, "heads": data.q_heads}
-        forward = Problem(data.band, *lengths, ROW_BLOCK, tiles.block_kv, **many)
-        backward = Problem(data.band, *lengths, plan.dkdv.block_q, plan.dkdv.block_kv, **many)
-        for name, count, bits in (
-            ("q tiles", backward.n_q, TILE_BITS),
-            ("kv tiles", backward.n_kv, TILE_BITS),
-            ("kv tiles of the forward", forward.n_kv, FORWARD_TILE_BITS),
-        ):
-            if count > 1 << bits:
-                raise ArgumentError(name, count, f"at most {1 << bits}")
-        kinds = define(plan.schedule, data.band).kinds
-        return Shape(
-            forward,
-            backward,
-            tiles.block_q // ROW_BLOCK,
-            data.q_heads if data.by_head else 1,
-            data.q_heads if data.by_head else kinds,
-        )
+        sizes = data.batch, data.q_heads, data.q_len, data.kv_len
+        return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)
 
     @property
     def same_tiles(self) -> bool:
@@ -86,6 +73,32 @@ class Shape:
     def q_tiles(self) -> int:
         """Tiles of a head in the forward."""
         return -(-self.forward.n_q // self.consumers)
+
+
+@lru_cache(maxsize=256)
+def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Plan, row_block: int) -> Shape:
+    tiles = plan.forward_tiles
+    if tiles is None:
+        raise ArgumentError("plan.forward_tiles", None, "tiles: a mask that is data needs a forward of ours")
+    batch, q_heads, q_len, kv_len = sizes
+    forward = Problem(band, q_len, kv_len, row_block, tiles.block_kv, batch, q_heads)
+    backward = Problem(band, q_len, kv_len, plan.dkdv.block_q, plan.dkdv.block_kv, batch, q_heads)
+    for name, count, bits in (
+        ("q tiles", backward.n_q, TILE_BITS),
+        ("kv tiles", backward.n_kv, TILE_BITS),
+        ("kv tiles of the forward", forward.n_kv, FORWARD_TILE_BITS),
+    ):
+        if count > 1 << bits:
+            raise ArgumentError(name, count, f"at most {1 << bits}")
+    return Shape(
+        forward,
+        backward,
+        tiles.block_q // row_block,
+        q_heads if by_head else 1,
+        q_heads if by_head else define(plan.schedule, band).kinds,
+        backward.resolved.band,
+        backward.bounds,
+    )
 
 
 def build(data: MaskData, plan: Plan) -> MaskTables:
@@ -102,10 +115,10 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 class _Builder:
     def __init__(self, data: MaskData, plan: Plan) -> None:
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
-        band = self.shape.backward.resolved.band
-        self.bounds = {"HAS_LO": band.lo is not None, "HAS_HI": band.hi is not None}
-        self.lo, self.hi = self.shape.backward.bounds
-        self.kinds_heads = data.q_heads if data.by_head else 1
+        self.bounds = {"HAS_LO": self.shape.band.lo is not None, "HAS_HI": self.shape.band.hi is not None}
+        self.lo, self.hi = self.shape.bounds
+        self.device = data.device
+        self.kinds_heads = self.shape.row_tables
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
         self.flags = {"HAS_CODES": data.has_codes, "HAS_DENSE": data.dense is not None}
 
@@ -191,7 +204,7 @@ class _Builder:
         number, n_q, n_kv = data.batch * each, problem.n_q, problem.n_kv
         visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
         contributions = self._new(number, n_q)
-        functions = schedule_module(self.plan.schedule, problem.resolved.band)
+        functions = schedule_module(self.plan.schedule, self.shape.band)
         self._launch(
             tables.write_walks, (number, n_kv + -(-n_q // COLUMNS)),
             kinds, visits, steps, contributions, each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv,
@@ -203,8 +216,8 @@ class _Builder:
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """An uninitialised contiguous tensor on the mask's device, which is the current one."""
-        if self.data.device.type != "cuda":
-            return torch.empty(shape, dtype=dtype, device=self.data.device)
+        if self.device.type != "cuda":
+            return torch.empty(shape, dtype=dtype, device=self.device)
         return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

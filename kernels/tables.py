@@ -85,8 +85,8 @@ def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, BLOCK: tl.constexp
                 j = tile * BLOCK + part + tl.arange(0, PARTNERS)
                 there = j < kv_len
                 ids = tl.load(KV_IDS + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
-                equal = (own[:, None] == ids[None, :]) & there[None, :]
-                code = tl.minimum(code, tl.min(tl.where(equal, j[None, :], FAR), 1))
+                equal = (ids[:, None] == own[None, :]) & there[:, None]
+                code = tl.minimum(code, tl.min(tl.where(equal, j[:, None], FAR), 0))
             missing = inside & (code == FAR)
             smallest = tl.min(tl.where(missing, own, HIGHEST), 0)
             largest = tl.max(tl.where(missing, own, LOWEST), 0)
@@ -184,15 +184,15 @@ def _look_for_partners(
         while other < number:
             for part in range(0, BLOCK, PARTNERS):
                 j = other * BLOCK + part + tl.arange(0, PARTNERS)
-                keep = inside[:, None] & (j < other_length)[None, :]
-                keep = keep & _in_band(tokens[:, None] - j[None, :], lo, hi, HAS_LO, HAS_HI)
+                keep = (j < other_length)[:, None] & inside[None, :]
+                keep = keep & _in_band(tokens[None, :] - j[:, None], lo, hi, HAS_LO, HAS_HI)
                 if HAS_CODES:
                     codes = tl.load(OTHERS + j, mask=j < other_length, other=HIDDEN)
-                    keep = keep & (own[:, None] == codes[None, :])
+                    keep = keep & (codes[:, None] == own[None, :])
                 if HAS_DENSE:
-                    at = tokens.to(tl.int64)[:, None] * dense_i + j.to(tl.int64)[None, :] * dense_j
+                    at = tokens.to(tl.int64)[None, :] * dense_i + j.to(tl.int64)[:, None] * dense_j
                     keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
-                found = tl.maximum(found, tl.max(keep.to(tl.int32), 1))
+                found = tl.maximum(found, tl.max(keep.to(tl.int32), 0))
             missing = inside & (own >= 0) & (found == 0)
             smallest = tl.min(tl.where(missing, own, FAR), 0)
             largest = tl.max(tl.where(missing, own, HIDDEN), 0)
@@ -256,7 +256,7 @@ def _kind_of_pair(
         if HAS_DENSE:
             at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
             keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
-        visible += tl.sum(tl.sum(keep.to(tl.int32), 1), 0)
+        visible += tl.sum(keep.to(tl.int32), None)
         looked_at += tl.minimum(LINES, end - row) * BLOCK_KV
         row += LINES
     return tl.where(visible == 0, EMPTY, tl.where(visible == looked_at, FULL, PARTIAL))
@@ -315,14 +315,14 @@ def classify(
             kinds = tl.where(nowhere, EMPTY, kinds)
             decided = nowhere | one | (within & meet)
     pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
-    pair = tl.min(tl.min(tl.where(decided, FAR, pairs), 1), 0)
+    pair = tl.min(tl.where(decided, FAR, pairs), None)
     while pair < KV_TILES * Q_TILES:
         kind = _kind_of_pair(
             first_q + pair % Q_TILES, first_kv + pair // Q_TILES, q_codes, kv_codes, dense, dense_i, dense_j,
             q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK_Q, BLOCK_KV, LINES,
         )  # fmt: skip
         kinds = tl.where(pairs == pair, kind, kinds)
-        pair = tl.min(tl.min(tl.where(decided | (pairs <= pair), FAR, pairs), 1), 0)
+        pair = tl.min(tl.where(decided | (pairs <= pair), FAR, pairs), None)
     tl.store(KINDS + (head * n_kv + kv[:, None]) * n_q + q[None, :], kinds.to(tl.int8), mask=exists)
 
 
