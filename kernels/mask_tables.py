@@ -203,14 +203,20 @@ class _Builder:
         data, problem, each = self.data, self.shape.backward, self.shape.walk_tables
         number, n_q, n_kv = data.batch * each, problem.n_q, problem.n_kv
         visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
-        contributions = self._new(number, n_q)
+        contributions, ranks = self._new(number, n_q), self._new(number, n_kv, n_q)
         functions = schedule_module(self.plan.schedule, self.shape.band)
+        walk = each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
+        constants = {
+            "GROUP": data.q_heads // data.kv_heads, "BY_HEAD": data.by_head,
+            "BLOCK_Q": problem.block_q, "BLOCK_KV": problem.block_kv, "COLUMNS": COLUMNS,
+        }  # fmt: skip
         self._launch(
-            tables.write_walks, (number, n_kv + -(-n_q // COLUMNS)),
-            kinds, visits, steps, contributions, each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv,
-            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, RANK=functions.dash_rank,
-            GROUP=data.q_heads // data.kv_heads, BY_HEAD=data.by_head,
-            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, ROWS=ROWS, COLUMNS=COLUMNS,
+            tables.rank_contributors, (number, n_kv + 1, -(-n_q // COLUMNS)),
+            kinds, ranks, contributions, *walk, RANK=functions.dash_rank, ROWS=ROWS, **constants,
+        )  # fmt: skip
+        self._launch(
+            tables.write_walks, (number, n_kv), kinds, ranks, visits, steps, *walk,
+            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, **constants,
         )  # fmt: skip
         return visits, steps, contributions
 

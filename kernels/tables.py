@@ -327,12 +327,75 @@ def classify(
 
 
 @triton.jit
-def _write_walk(
-    kinds, VISITS, STEPS, place, kv, walk, n_q, n_kv,
-    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, RANK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+def _table(KINDS, tables, heads, n_q, n_kv, GROUP: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Of the table of this program: the place of its head in the schedule, and its tile pairs.
+
+    There are `tables` of them for each batch element: one for every query head with BY_HEAD; else the first for most
+    heads of the schedule, and a second for those that it mirrors, of which the last is one.  KINDS: as `classify`
+    writes them, by head with BY_HEAD.  heads: of the schedule, which are the query heads, GROUP for each kv head.
+    """
+    table = tl.program_id(0)
+    place = tl.where(table % tables == 0, 0, heads - 1)
+    element = table // tables
+    if BY_HEAD:
+        q_head = table % tables
+        place = q_head % GROUP * (heads // GROUP) + q_head // GROUP
+        element = table
+    return place, KINDS + element.to(tl.int64) * n_kv * n_q
+
+
+@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def rank_contributors(
+    KINDS, RANKS, CONTRIBUTIONS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
+    RANK: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The walk of a kv tile in one table, COLUMNS steps at a time; ROWS of the other kv tiles together are ranked."""
+    """One program per (table, kv tile or all of them, COLUMNS q tiles): contributors that come before a kv tile.
+
+    RANKS: int32 [tables of all, n_kv, n_q], by Note [Tables]; not written where a kv tile does not contribute.
+    CONTRIBUTIONS: int32 [tables of all, n_q], kv tiles that a q tile sees.  ROWS kv tiles are looked at together; RANK:
+    a function of the schedule; the other arguments are those of `_table`.
+    """
+    place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
+    table = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
+    walk = heads, q_len, kv_len, lo, hi
+    q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = q < n_q
+    own = tl.zeros([COLUMNS], tl.int32)
+    if kv < n_kv:
+        wanted = wanted & (tl.load(kinds + kv * n_q + q, mask=wanted, other=0) != EMPTY)
+        own += RANK(place, q, kv, walk, BLOCK_Q, BLOCK_KV)
+    if tl.max(wanted.to(tl.int32), 0) > 0:
+        count = tl.zeros([COLUMNS], tl.int32)
+        for first in range(0, n_kv, ROWS):
+            other = first + tl.arange(0, ROWS)[:, None]
+            present = wanted[None, :] & (other < n_kv)
+            counted = tl.load(kinds + other * n_q + q[None, :], mask=present, other=0) != EMPTY
+            before = RANK(place, q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
+            count += tl.sum((counted & (before | (kv == n_kv))).to(tl.int32), 0)
+        if kv < n_kv:
+            tl.store(RANKS + (table * n_kv + kv) * n_q + q, count, mask=wanted)
+        else:
+            tl.store(CONTRIBUTIONS + table * n_q + q, count, mask=wanted)
+
+
+@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def write_walks(
+    KINDS, RANKS, VISITS, STEPS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
+    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
+
+    RANKS: as `rank_contributors` writes them.  VISITS: int32 [tables of all, n_kv], steps of a walk.  STEPS: int32
+    [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.  WALK_LENGTH, Q_TILE:
+    functions of the schedule; the other arguments are those of `_table`.
+    """
+    place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
+    kv = tl.program_id(1)
+    walk = heads, q_len, kv_len, lo, hi
+    row = tl.program_id(0).to(tl.int64) * n_kv + kv
     length = WALK_LENGTH(place, kv, walk, BLOCK_Q, BLOCK_KV)
     count = 0
     for first in range(0, length, COLUMNS):
@@ -341,70 +404,12 @@ def _write_walk(
         inside = (step < length) & (q >= 0) & (q < n_q)
         kind = tl.load(kinds + kv * n_q + q, mask=inside, other=0)
         visible = inside & (kind != EMPTY)
-        found = tl.sum(visible.to(tl.int32), 0)
-        if found > 0:
-            own = RANK(place, q, kv, walk, BLOCK_Q, BLOCK_KV) + tl.zeros([COLUMNS], tl.int32)
-            rank = tl.zeros([COLUMNS], tl.int32)
-            for first_other in range(0, n_kv, ROWS):
-                other = first_other + tl.arange(0, ROWS)[:, None]
-                present = visible[None, :] & (other < n_kv)
-                contributes = tl.load(kinds + other * n_q + q[None, :], mask=present, other=0) != EMPTY
-                before = RANK(place, q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
-                rank += tl.sum((contributes & before).to(tl.int32), 0)
-            at = count + tl.cumsum(visible.to(tl.int32), 0) - 1
-            word = q | (rank << TILE_BITS) | tl.where(kind == PARTIAL, MASKED, 0)
-            tl.store(STEPS + at, word, mask=visible)
-        count += found
-    tl.store(VISITS, count)
-
-
-@triton.jit
-def _count_contributions(kinds, CONTRIBUTIONS, first_q, n_q, n_kv, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The kv tiles that COLUMNS q tiles of one table see."""
-    q = first_q + tl.arange(0, COLUMNS)
-    count = tl.zeros([COLUMNS], tl.int32)
-    for first in range(0, n_kv, ROWS):
-        kv = first + tl.arange(0, ROWS)
-        inside = (kv < n_kv)[:, None] & (q < n_q)[None, :]
-        kind = tl.load(kinds + kv[:, None] * n_q + q[None, :], mask=inside, other=0)
-        count += tl.sum((kind != EMPTY).to(tl.int32), 0)
-    tl.store(CONTRIBUTIONS + q, count, mask=q < n_q)
-
-
-@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
-def write_walks(
-    KINDS, VISITS, STEPS, CONTRIBUTIONS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
-    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """One program per (table, kv tile): its walk, by Note [Tables]; then one per (table, COLUMNS q tiles).
-
-    There are `tables` of them for each batch element: one for every query head with BY_HEAD; else the first for most
-    heads of the schedule, and a second for those that it mirrors, of which the last is one.  KINDS: as `classify`
-    writes them, by head with BY_HEAD.  VISITS: int32 [tables of all, n_kv], steps of a walk.  STEPS: int32 [tables of
-    all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.  CONTRIBUTIONS: int32 [tables of all,
-    n_q], kv tiles that a q tile sees.  heads: of the schedule, which are the query heads; WALK_LENGTH, Q_TILE, RANK:
-    functions of the schedule.  ROWS kv tiles and COLUMNS q tiles are looked at together.
-    """
-    table = tl.program_id(0)
-    kv = tl.program_id(1)
-    place = tl.where(table % tables == 0, 0, heads - 1)
-    element = table // tables
-    if BY_HEAD:
-        q_head = table % tables
-        place = q_head % GROUP * (heads // GROUP) + q_head // GROUP
-        element = table
-    kinds = KINDS + element.to(tl.int64) * n_kv * n_q
-    if kv < n_kv:
-        walk = heads, q_len, kv_len, lo, hi
-        row = table.to(tl.int64) * n_kv + kv
-        _write_walk(
-            kinds, VISITS + row, STEPS + row * n_q, place, kv, walk, n_q, n_kv, WALK_LENGTH, Q_TILE, RANK,
-            BLOCK_Q, BLOCK_KV, ROWS, COLUMNS,
-        )  # fmt: skip
-    else:
-        contributions = CONTRIBUTIONS + table.to(tl.int64) * n_q
-        _count_contributions(kinds, contributions, (kv - n_kv) * COLUMNS, n_q, n_kv, ROWS, COLUMNS)
+        rank = tl.load(RANKS + row * n_q + q, mask=visible, other=0)
+        at = count + tl.cumsum(visible.to(tl.int32), 0) - 1
+        word = q | (rank << TILE_BITS) | tl.where(kind == PARTIAL, MASKED, 0)
+        tl.store(STEPS + row * n_q + at, word, mask=visible)
+        count += tl.sum(visible.to(tl.int32), 0)
+    tl.store(VISITS + row, count)
 
 
 @triton.jit
