@@ -31,7 +31,7 @@ Q_TILES, KV_TILES = 16, 4
 """q tiles and kv tiles that a program of `classify` looks at together."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
 """The same where a dense mask has to be read for each of them."""
-LINES = 32
+LINES = 16
 """Rows of a tile pair that `classify` looks at together."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels looks at together."""

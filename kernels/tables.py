@@ -3,8 +3,12 @@
 `first_equal` turns ids of any integers into *codes*, small integers that are equal where the ids are.  With them every
 mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
 `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
-partial or full, as `schedule.visibility` defines it.  `write_walks` and `count_contributions` make the tables of a
+partial or full, as `schedule.visibility` defines it.  `rank_contributors` and `write_walks` make the tables of a
 backward of it, `write_rows` those of a forward.
+
+Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
+few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or code, and only tiles
+whose ranges meet are compared token by token.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.
@@ -41,7 +45,7 @@ def _in_band(d, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 @triton.jit
 def _next_tile(tiles, low, high, after, smallest, largest):
-    """The first of `tiles` beyond `after` whose range ``low .. high`` meets ``smallest .. largest``; FAR if none does."""
+    """The first of `tiles` beyond `after` whose range ``low .. high`` meets ``smallest .. largest``, or FAR."""
     return tl.min(tl.where((tiles > after) & (low <= largest) & (high >= smallest), tiles, FAR), 0)
 
 
@@ -66,7 +70,10 @@ def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr):
+def _first_key(
+    own, inside, KV_IDS, STARTS, kv_ids_j, kv_len,
+    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
 
     Tiles are looked at in their order, those alone in which a run of an id begins that may be one of those not found.
@@ -120,14 +127,15 @@ def _encode(
 @triton.jit(do_not_specialize=["q_len", "kv_len"])
 def first_equal(
     Q_IDS, KV_IDS, STARTS, VALID, Q_CODES, KV_CODES, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j,
-    q_len, kv_len, HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+    q_len, kv_len,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, BLOCK queries or keys): the code of a token is the first key with the same id.
 
     Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
     VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
     [batch, kv_len]; without ids the code is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
-    TILES of a row's tiles are looked at together.
+    The ranges of TILES tiles are looked at together, and PARTNERS tokens of a tile.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b
@@ -209,8 +217,8 @@ def seen(
     """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
 
     Q_CODES, KV_CODES, RANGES: as `first_equal` writes them with the same BLOCK; DENSE: bool, with its strides; heads:
-    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].  TILES of a row's
-    tiles are looked at together.
+    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].  The ranges of TILES
+    tiles are looked at together, and PARTNERS tokens of a tile.
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
