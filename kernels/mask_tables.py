@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from .. import compat
 from ..errors import ArgumentError
+from ..model.mask import Band
 from ..model.plan import Plan
 from ..schedule.schedules import define
 from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS
@@ -21,10 +24,15 @@ from .strides import dense_strides
 
 ROW_BLOCK = 64
 """Queries of a row block of the Hopper forward."""
-TOKENS, PARTNERS = 64, 32
-"""Tokens that a program of `first_equal` and `seen` looks at together, and partners of theirs in `seen`."""
-Q_TILES = 16
-"""q tiles that a program of `classify` looks at together."""
+TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
+"""Tokens of a program of `first_equal` and `seen`, others that are compared with them at once, and tiles of so many
+tokens whose ranges are."""
+Q_TILES, KV_TILES = 16, 4
+"""q tiles and kv tiles that a program of `classify` looks at together."""
+DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
+"""The same where a dense mask has to be read for each of them."""
+LINES = 16
+"""Rows of a tile pair that `classify` looks at together."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels looks at together."""
 
@@ -38,6 +46,8 @@ class Shape:
             backward.
         consumers: row blocks of a tile of the forward.
         row_tables, walk_tables: tables of a batch element, of forward and backward.
+        band: of both, anchored top left.
+        bounds: of this band, 0 where there is none.
     """
 
     forward: Problem
@@ -45,36 +55,50 @@ class Shape:
     consumers: int
     row_tables: int
     walk_tables: int
+    band: Band
+    bounds: tuple[int, int]
 
     @staticmethod
     def of(data: MaskData, plan: Plan) -> Shape:
         """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles."""
-        tiles = plan.forward_tiles
-        if tiles is None:
-            raise ArgumentError("plan.forward_tiles", None, "tiles: a mask that is data needs a forward of ours")
-        lengths, many = (data.q_len, data.kv_len), {"batch": data.batch, "heads": data.q_heads}
-        forward = Problem(data.band, *lengths, ROW_BLOCK, tiles.block_kv, **many)
-        backward = Problem(data.band, *lengths, plan.dkdv.block_q, plan.dkdv.block_kv, **many)
-        for name, count, bits in (
-            ("q tiles", backward.n_q, TILE_BITS),
-            ("kv tiles", backward.n_kv, TILE_BITS),
-            ("kv tiles of the forward", forward.n_kv, FORWARD_TILE_BITS),
-        ):
-            if count > 1 << bits:
-                raise ArgumentError(name, count, f"at most {1 << bits}")
-        kinds = define(plan.schedule, data.band).kinds
-        return Shape(
-            forward,
-            backward,
-            tiles.block_q // ROW_BLOCK,
-            data.q_heads if data.by_head else 1,
-            data.q_heads if data.by_head else kinds,
-        )
+        sizes = data.batch, data.q_heads, data.q_len, data.kv_len
+        return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)
+
+    @property
+    def same_tiles(self) -> bool:
+        """Whether forward and backward have the same tile pairs."""
+        return self.forward == self.backward
 
     @property
     def q_tiles(self) -> int:
         """Tiles of a head in the forward."""
         return -(-self.forward.n_q // self.consumers)
+
+
+@lru_cache(maxsize=256)
+def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Plan, row_block: int) -> Shape:
+    tiles = plan.forward_tiles
+    if tiles is None:
+        raise ArgumentError("plan.forward_tiles", None, "tiles: a mask that is data needs a forward of ours")
+    batch, q_heads, q_len, kv_len = sizes
+    forward = Problem(band, q_len, kv_len, row_block, tiles.block_kv, batch, q_heads)
+    backward = Problem(band, q_len, kv_len, plan.dkdv.block_q, plan.dkdv.block_kv, batch, q_heads)
+    for name, count, bits in (
+        ("q tiles", backward.n_q, TILE_BITS),
+        ("kv tiles", backward.n_kv, TILE_BITS),
+        ("kv tiles of the forward", forward.n_kv, FORWARD_TILE_BITS),
+    ):
+        if count > 1 << bits:
+            raise ArgumentError(name, count, f"at most {1 << bits}")
+    return Shape(
+        forward,
+        backward,
+        tiles.block_q // row_block,
+        q_heads if by_head else 1,
+        q_heads if by_head else define(plan.schedule, band).kinds,
+        backward.resolved.band,
+        backward.bounds,
+    )
 
 
 def build(data: MaskData, plan: Plan) -> MaskTables:
@@ -83,43 +107,54 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     Raises:
         ArgumentError: as `Shape.of`.
     """
-    return _Builder(data, plan).build()
+    device = data.device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton uses the current device
+        return _Builder(data, plan).build()
 
 
 class _Builder:
     def __init__(self, data: MaskData, plan: Plan) -> None:
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
-        band = self.shape.backward.resolved.band
-        self.bounds = {"HAS_LO": band.lo is not None, "HAS_HI": band.hi is not None}
-        self.lo, self.hi = self.shape.backward.bounds
-        self.kinds_heads = data.q_heads if data.by_head else 1
+        self.bounds = {"HAS_LO": self.shape.band.lo is not None, "HAS_HI": self.shape.band.hi is not None}
+        self.lo, self.hi = self.shape.bounds
+        self.device = data.device
+        self.kinds_heads = self.shape.row_tables
+        self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
         self.flags = {"HAS_CODES": data.has_codes, "HAS_DENSE": data.dense is not None}
 
     def build(self) -> MaskTables:
-        q_codes, kv_codes = self._codes()
-        rows_seeing = self._seen(q_codes, kv_codes, of_keys=False)
-        keys_seen = self._seen(q_codes, kv_codes, of_keys=True)
+        shape = self.shape
+        q_codes, kv_codes, ranges = self._codes()
+        rows_seeing, keys_seen = self._seen(q_codes, kv_codes, ranges)
         if self.data.by_head:  # heads of a group share their keys
             keys_seen = keys_seen.unflatten(1, (self.data.kv_heads, -1)).any(2)
-        counts, row_steps = self._rows(self._classified(self.shape.forward, q_codes, kv_codes))
-        walks = self._walks(self._classified(self.shape.backward, q_codes, kv_codes))
-        return MaskTables(q_codes, kv_codes, rows_seeing, keys_seen, counts, row_steps, *walks)
+        of_rows = self._classified(shape.forward, q_codes, kv_codes)
+        of_walks = of_rows if shape.same_tiles else self._classified(shape.backward, q_codes, kv_codes)
+        return MaskTables(q_codes, kv_codes, rows_seeing, keys_seen, *self._rows(of_rows), *self._walks(of_walks))
 
-    def _codes(self) -> tuple[Tensor, Tensor]:
+    def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes of queries and keys, and the ranges of both by tiles of TOKENS; all empty without codes."""
         data = self.data
         if not data.has_codes:
-            return self._new(0), self._new(0)
+            return self._new(0), self._new(0), self._new(0)
         q_codes, kv_codes = self._new(data.batch, data.q_len), self._new(data.batch, data.kv_len)
+        q_tiles, kv_tiles = self.token_tiles
+        ranges = self._new(data.batch, q_tiles + kv_tiles, 2)
         q_ids, kv_ids = data.segments or (q_codes, kv_codes)  # never read without segments
-        valid = kv_codes if data.valid is None else data.valid
-        for codes, ids, of_keys in ((q_codes, q_ids, False), (kv_codes, kv_ids, True)):
-            length = codes.shape[1]
+        starts = ranges
+        if data.segments is not None:
+            starts = self._new(data.batch, kv_tiles, 2, dtype=torch.int64)
             self._launch(
-                tables.first_equal, (data.batch, -(-length // TOKENS)),
-                ids, kv_ids, valid, codes, *ids.stride(), *kv_ids.stride(), *valid.stride(), length, data.kv_len,
-                OF_KEYS=of_keys, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None, BLOCK=TOKENS,
-            )  # fmt: skip
-        return q_codes, kv_codes
+                tables.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len, BLOCK=TOKENS
+            )
+        valid = kv_codes if data.valid is None else data.valid
+        self._launch(
+            tables.first_equal, (data.batch, q_tiles + kv_tiles),
+            q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
+            data.q_len, data.kv_len, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None,
+            BLOCK=TOKENS, PARTNERS=PARTNERS, TILES=TOKEN_TILES,
+        )  # fmt: skip
+        return q_codes, kv_codes, ranges
 
     def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
         """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""
@@ -128,32 +163,30 @@ class _Builder:
             return fallback, [0, 0, 0, 0]
         return dense, [0 if size == 1 else stride for size, stride in zip(dense.shape, dense.stride(), strict=True)]
 
-    def _seen(self, q_codes: Tensor, kv_codes: Tensor, *, of_keys: bool) -> Tensor:
-        """bool [batch, 1 or q_heads, length]: who has a partner."""
-        data, bounds, lo, hi = self.data, self.bounds, self.lo, self.hi
-        codes, others, lengths = (q_codes, kv_codes), (kv_codes, q_codes), (data.q_len, data.kv_len)
-        found = self._new(data.batch, self.kinds_heads, lengths[of_keys], dtype=torch.bool)
-        dense, (b, h, i, j) = self._dense(found)
-        if of_keys:
-            lo, hi, i, j = -hi, -lo, j, i
-            bounds = {"HAS_LO": bounds["HAS_HI"], "HAS_HI": bounds["HAS_LO"]}
+    def _seen(self, q_codes: Tensor, kv_codes: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
+        """bool [batch, 1 or q_heads, q_len] and [batch, 1 or q_heads, kv_len]: who sees a key, and who is seen."""
+        data, heads = self.data, self.kinds_heads
+        q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
+        dense, strides = self._dense(q_found)
         self._launch(
-            tables.seen, (data.batch * self.kinds_heads, -(-lengths[of_keys] // TOKENS)),
-            codes[of_keys], others[of_keys], dense, found, b, h, i, j, self.kinds_heads, lengths[of_keys],
-            lengths[not of_keys], lo, hi, **bounds, **self.flags, BLOCK=TOKENS, PARTNERS=PARTNERS,
+            tables.seen, (data.batch * heads, sum(self.token_tiles)),
+            q_codes, kv_codes, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
+            self.lo, self.hi, **self.bounds, **self.flags, BLOCK=TOKENS, PARTNERS=PARTNERS, TILES=TOKEN_TILES,
         )  # fmt: skip
-        return found
+        return q_found, kv_found
 
     def _classified(self, problem: Problem, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
         """int8 [batch and heads that differ, n_kv, n_q]: the kind of every tile pair."""
         data = self.data
         kinds = self._new(data.batch * self.kinds_heads, problem.n_kv, problem.n_q, dtype=torch.int8)
         dense, strides = self._dense(kinds)
+        q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
-            tables.classify, (len(kinds), -(-problem.n_q // Q_TILES), problem.n_kv),
+            tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
             kinds, q_codes, kv_codes, dense, *strides, self.kinds_heads, data.q_len, data.kv_len, self.lo, self.hi,
             problem.n_q, problem.n_kv, **self.bounds, **self.flags,
-            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=Q_TILES,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=q_tiles, KV_TILES=kv_tiles,
+            LINES=min(LINES, problem.block_q),
         )  # fmt: skip
         return kinds
 
@@ -170,34 +203,29 @@ class _Builder:
         data, problem, each = self.data, self.shape.backward, self.shape.walk_tables
         number, n_q, n_kv = data.batch * each, problem.n_q, problem.n_kv
         visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
-        contributions = self._new(number, n_q)
-        functions = schedule_module(self.plan.schedule, problem.resolved.band)
+        contributions, ranks = self._new(number, n_q), self._new(number, n_kv, n_q)
+        functions = schedule_module(self.plan.schedule, self.shape.band)
+        walk = each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
+        constants = {
+            "GROUP": data.q_heads // data.kv_heads, "BY_HEAD": data.by_head,
+            "BLOCK_Q": problem.block_q, "BLOCK_KV": problem.block_kv, "COLUMNS": COLUMNS,
+        }  # fmt: skip
         self._launch(
-            tables.write_walks, (number, n_kv),
-            kinds, visits, steps, each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv,
-            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, RANK=functions.dash_rank,
-            GROUP=data.q_heads // data.kv_heads, BY_HEAD=data.by_head,
-            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
+            tables.rank_contributors, (number, n_kv + 1, -(-n_q // COLUMNS)),
+            kinds, ranks, contributions, *walk, RANK=functions.dash_rank, ROWS=ROWS, **constants,
         )  # fmt: skip
         self._launch(
-            tables.count_contributions, (number, -(-n_q // COLUMNS)), kinds, contributions, each, n_q, n_kv,
-            BY_HEAD=data.by_head, ROWS=ROWS, COLUMNS=COLUMNS,
+            tables.write_walks, (number, n_kv), kinds, ranks, visits, steps, *walk,
+            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, **constants,
         )  # fmt: skip
         return visits, steps, contributions
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        """An uninitialised contiguous tensor on the mask's device."""
-        device = self.data.device
-        if device.type != "cuda":
-            return torch.empty(shape, dtype=dtype, device=device)
-        with torch.cuda.device(device):
-            return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
+        """An uninitialised contiguous tensor on the mask's device, which is the current one."""
+        if self.device.type != "cuda":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        """Launch on the mask's device; Triton itself uses the current one."""
-        device = self.data.device
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                kernel[grid](*arguments, **constants, num_warps=4)
-        else:  # Triton's interpreter
-            kernel[grid](*arguments, **constants, num_warps=4)
+        """Launch on the current device, or in Triton's interpreter."""
+        kernel[grid](*arguments, **constants, num_warps=4)

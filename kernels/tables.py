@@ -3,8 +3,12 @@
 `first_equal` turns ids of any integers into *codes*, small integers that are equal where the ids are.  With them every
 mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
 `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
-partial or full, as `schedule.visibility` defines it.  `write_walks` and `count_contributions` make the tables of a
+partial or full, as `schedule.visibility` defines it.  `rank_contributors` and `write_walks` make the tables of a
 backward of it, `write_rows` those of a forward.
+
+Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
+few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or code, and only tiles
+whose ranges meet are compared token by token.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.
@@ -39,175 +43,367 @@ def _in_band(d, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     return inside
 
 
-@triton.jit(do_not_specialize=["length", "kv_len"])
-def first_equal(
-    IDS, KV_IDS, VALID, CODES, ids_b, ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j, length, kv_len,
-    OF_KEYS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program per (batch element, BLOCK tokens): the code of a token is the first key with the same id.
+@triton.jit
+def _next_tile(tiles, low, high, after, smallest, largest):
+    """The first of `tiles` beyond `after` whose range ``low .. high`` meets ``smallest .. largest``, or FAR."""
+    return tl.min(tl.where((tiles > after) & (low <= largest) & (high >= smallest), tiles, FAR), 0)
 
-    IDS: integers [batch, length], those of the keys themselves with OF_KEYS; KV_IDS: integers [batch, kv_len]; VALID:
-    bool or uint8 [batch, kv_len]; each with its strides.  CODES: int32 [batch, length].  Without ids the code is 0.
+
+@triton.jit(do_not_specialize=["kv_len"])
+def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr):
+    """One program per (batch element, BLOCK keys): STARTS, the smallest and the largest id with which a run begins.
+
+    A run is of neighbouring keys with the same id; the first key that has an id begins one.  KV_IDS: integers [batch,
+    kv_len], with its strides; STARTS: int64 [batch, key tiles, 2], an empty range where no run begins.
     """
-    b = tl.program_id(0).to(tl.int64)
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    keys = tile * BLOCK + tl.arange(0, BLOCK)
+    there = keys < kv_len
+    ids = KV_IDS + b * kv_ids_b
+    own = tl.load(ids + keys.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
+    follows = there & (keys > 0)
+    left = tl.load(ids + (keys.to(tl.int64) - 1) * kv_ids_j, mask=follows, other=0).to(tl.int64)
+    begins = there & ((keys == 0) | (own != left))
+    place = STARTS + (b * tl.num_programs(1) + tile) * 2
+    tl.store(place, tl.min(tl.where(begins, own, HIGHEST), 0))
+    tl.store(place + 1, tl.max(tl.where(begins, own, LOWEST), 0))
+
+
+@triton.jit
+def _first_key(
+    own, inside, KV_IDS, STARTS, kv_ids_j, kv_len,
+    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
+
+    Tiles are looked at in their order, those alone in which a run of an id begins that may be one of those not found.
+    """
+    code = tl.full([BLOCK], FAR, tl.int32)
+    smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
+    largest = tl.max(tl.where(inside, own, LOWEST), 0)
+    number = tl.cdiv(kv_len, BLOCK)
+    for first in range(0, number, TILES):
+        tiles = first + tl.arange(0, TILES)
+        low = tl.load(STARTS + tiles * 2, mask=tiles < number, other=HIGHEST)
+        high = tl.load(STARTS + tiles * 2 + 1, mask=tiles < number, other=LOWEST)
+        tile = _next_tile(tiles, low, high, -1, smallest, largest)
+        while tile < number:
+            for part in range(0, BLOCK, PARTNERS):
+                j = tile * BLOCK + part + tl.arange(0, PARTNERS)
+                there = j < kv_len
+                ids = tl.load(KV_IDS + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
+                equal = (ids[:, None] == own[None, :]) & there[:, None]
+                code = tl.minimum(code, tl.min(tl.where(equal, j[:, None], FAR), 0))
+            missing = inside & (code == FAR)
+            smallest = tl.min(tl.where(missing, own, HIGHEST), 0)
+            largest = tl.max(tl.where(missing, own, LOWEST), 0)
+            tile = _next_tile(tiles, low, high, tile, smallest, largest)
+    return tl.where(code == FAR, ALONE, code)
+
+
+@triton.jit
+def _encode(
+    tile, IDS, KV_IDS, STARTS, VALID, CODES, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """The codes of the BLOCK tokens of a tile, of one batch element and one side; RANGE: the smallest and the largest.
+
+    Codes of tokens that have no partner do not count for the range, which may be empty.
+    """
+    tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < length
     code = tl.zeros([BLOCK], tl.int32)
     if HAS_IDS:
-        own = tl.load(IDS + b * ids_b + tokens.to(tl.int64) * ids_i, mask=inside, other=0).to(tl.int64)
-        smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
-        largest = tl.max(tl.where(inside, own, LOWEST), 0)
-        code = tl.full([BLOCK], FAR, tl.int32)
-        for first in range(0, kv_len, BLOCK):
-            j = first + tl.arange(0, BLOCK)
-            there = j < kv_len
-            ids = tl.load(KV_IDS + b * kv_ids_b + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
-            below = tl.min(tl.where(there, ids, HIGHEST), 0) <= largest
-            above = tl.max(tl.where(there, ids, LOWEST), 0) >= smallest
-            if below & above:
-                equal = (own[:, None] == ids[None, :]) & there[None, :]
-                code = tl.minimum(code, tl.min(tl.where(equal, j[None, :], FAR), 1))
-        code = tl.where(code == FAR, ALONE, code)
-    if OF_KEYS and HAS_VALID:
-        valid = tl.load(VALID + b * valid_b + tokens.to(tl.int64) * valid_j, mask=inside, other=0) != 0
+        own = tl.load(IDS + tokens.to(tl.int64) * ids_i, mask=inside, other=0).to(tl.int64)
+        code = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, BLOCK, PARTNERS, TILES)
+    if HAS_VALID:
+        valid = tl.load(VALID + tokens.to(tl.int64) * valid_j, mask=inside, other=0) != 0
         code = tl.where(valid, code, HIDDEN)
-    tl.store(CODES + b * length + tokens, code, mask=inside)
+    tl.store(CODES + tokens, code, mask=inside)
+    tl.store(RANGE, tl.min(tl.where(inside & (code >= 0), code, FAR), 0))
+    tl.store(RANGE + 1, tl.max(tl.where(inside, code, HIDDEN), 0))
 
 
-@triton.jit(do_not_specialize=["heads", "length", "other_length", "lo", "hi"])
-def seen(
-    CODES, OTHERS, DENSE, FOUND, dense_b, dense_h, dense_i, dense_j, heads, length, other_length, lo, hi,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr,
-    PARTNERS: tl.constexpr,
+@triton.jit(do_not_specialize=["q_len", "kv_len"])
+def first_equal(
+    Q_IDS, KV_IDS, STARTS, VALID, Q_CODES, KV_CODES, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j,
+    q_len, kv_len,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, BLOCK tokens): FOUND, whether a token has a partner;
-    PARTNERS of them are looked at together.
+    """One program per (batch element, BLOCK queries or keys): the code of a token is the first key with the same id.
 
-    CODES, OTHERS: int32 [batch, length], [batch, other_length]; DENSE: bool, with its strides, that of the tokens third
-    and that of their partners last; heads: of DENSE, 1 without.  FOUND: bool [batch * heads, length].  A partner lies
-    within ``lo <= token - partner <= hi``; for keys these are the negative bounds of the band.
+    Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
+    VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
+    [batch, kv_len]; without ids the code is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
+    The ranges of TILES tiles are looked at together, and PARTNERS tokens of a tile.
     """
-    head = tl.program_id(0).to(tl.int64)
-    b = head // heads
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kv_ids = KV_IDS + b * kv_ids_b
+    starts = STARTS + b * tl.cdiv(kv_len, BLOCK) * 2
+    place = RANGES + (b * tl.num_programs(1) + tile) * 2
+    q_tiles = tl.cdiv(q_len, BLOCK)
+    if tile < q_tiles:
+        _encode(
+            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * q_len, place, q_ids_i, kv_ids_j, valid_j,
+            q_len, kv_len, HAS_IDS, False, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+    else:
+        _encode(
+            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * kv_len, place, kv_ids_j,
+            kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _look_for_partners(
+    tile, CODES, OTHERS, RANGES, DENSE, FOUND, dense_i, dense_j, length, other_length, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
+
+    Tiles are looked at in their order, those alone whose codes may be one of those that have no partner yet.
+    """
+    tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < length
     begin = 0
     end = other_length
     if HAS_HI:
-        begin = tl.maximum(tl.program_id(1) * BLOCK - hi, 0) // PARTNERS * PARTNERS
+        begin = tl.maximum(tile * BLOCK - hi, 0)
     if HAS_LO:
-        end = tl.minimum(end, tl.minimum(tl.program_id(1) * BLOCK + BLOCK, length) - lo)
-    own = tokens
+        end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, length) - lo), 0)
+    own = tl.zeros([BLOCK], tl.int32)
     if HAS_CODES:
-        own = tl.load(CODES + b * length + tokens, mask=inside, other=ALONE)
+        own = tl.load(CODES + tokens, mask=inside, other=ALONE)
+    missing = inside & (own >= 0)
+    smallest = tl.min(tl.where(missing, own, FAR), 0)
+    largest = tl.max(tl.where(missing, own, HIDDEN), 0)
     found = tl.zeros([BLOCK], tl.int32)
-    missing = tl.sum(inside.to(tl.int32), 0)
-    while (begin < end) & (missing > 0):
-        j = begin + tl.arange(0, PARTNERS)
-        keep = inside[:, None] & (j < other_length)[None, :]
-        keep = keep & _in_band(tokens[:, None] - j[None, :], lo, hi, HAS_LO, HAS_HI)
+    first_tile = begin // BLOCK
+    number = tl.cdiv(end, BLOCK)
+    for first in range(first_tile // TILES * TILES, number, TILES):
+        others = first + tl.arange(0, TILES)
+        low = tl.zeros([TILES], tl.int32)
+        high = tl.zeros([TILES], tl.int32)
         if HAS_CODES:
-            others = tl.load(OTHERS + b * other_length + j, mask=j < other_length, other=HIDDEN)
-            keep = keep & (own[:, None] == others[None, :])
+            low = tl.load(RANGES + others * 2, mask=others < number, other=FAR)
+            high = tl.load(RANGES + others * 2 + 1, mask=others < number, other=HIDDEN)
+        other = _next_tile(others, low, high, first_tile - 1, smallest, largest)
+        while other < number:
+            for part in range(0, BLOCK, PARTNERS):
+                j = other * BLOCK + part + tl.arange(0, PARTNERS)
+                keep = (j < other_length)[:, None] & inside[None, :]
+                keep = keep & _in_band(tokens[None, :] - j[:, None], lo, hi, HAS_LO, HAS_HI)
+                if HAS_CODES:
+                    codes = tl.load(OTHERS + j, mask=j < other_length, other=HIDDEN)
+                    keep = keep & (codes[:, None] == own[None, :])
+                if HAS_DENSE:
+                    at = tokens.to(tl.int64)[None, :] * dense_i + j.to(tl.int64)[:, None] * dense_j
+                    keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+                found = tl.maximum(found, tl.max(keep.to(tl.int32), 0))
+            missing = inside & (own >= 0) & (found == 0)
+            smallest = tl.min(tl.where(missing, own, FAR), 0)
+            largest = tl.max(tl.where(missing, own, HIDDEN), 0)
+            other = _next_tile(others, low, high, other, smallest, largest)
+    tl.store(FOUND + tokens, found != 0, mask=inside)
+
+
+@triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
+def seen(
+    Q_CODES, KV_CODES, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo,
+    hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
+    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
+
+    Q_CODES, KV_CODES, RANGES: as `first_equal` writes them with the same BLOCK; DENSE: bool, with its strides; heads:
+    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].  The ranges of TILES
+    tiles are looked at together, and PARTNERS tokens of a tile.
+    """
+    head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = head // heads
+    q_codes, kv_codes = Q_CODES + b * q_len, KV_CODES + b * kv_len
+    ranges = RANGES + b * tl.num_programs(1) * 2
+    dense = DENSE + b * dense_b + head % heads * dense_h
+    q_tiles = tl.cdiv(q_len, BLOCK)
+    if tile < q_tiles:
+        _look_for_partners(
+            tile, q_codes, kv_codes, ranges + q_tiles * 2, dense, Q_FOUND + head * q_len, dense_i, dense_j,
+            q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+    else:
+        _look_for_partners(
+            tile - q_tiles, kv_codes, q_codes, ranges, dense, KV_FOUND + head * kv_len, dense_j, dense_i,
+            kv_len, q_len, -hi, -lo, HAS_HI, HAS_LO, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _kind_of_pair(
+    q, kv, Q_CODES, KV_CODES, DENSE, dense_i, dense_j, q_len, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """The kind of one tile pair, from its elements, LINES rows at a time until it is known."""
+    keys = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    there = keys < kv_len
+    kv_codes = keys
+    if HAS_CODES:
+        kv_codes = tl.load(KV_CODES + keys, mask=there, other=HIDDEN)
+    row = q * BLOCK_Q
+    end = tl.minimum(row + BLOCK_Q, q_len)
+    visible = 0
+    looked_at = 0
+    while (row < end) & ((visible == 0) | (visible == looked_at)):
+        rows = row + tl.arange(0, LINES)
+        keep = (rows < end)[:, None] & there[None, :]
+        keep = keep & _in_band(rows[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI)
+        if HAS_CODES:
+            codes = tl.load(Q_CODES + rows, mask=rows < end, other=ALONE)
+            keep = keep & (codes[:, None] == kv_codes[None, :])
         if HAS_DENSE:
-            at = b * dense_b + head % heads * dense_h + tokens.to(tl.int64)[:, None] * dense_i
-            keep = keep & (tl.load(DENSE + at + j.to(tl.int64)[None, :] * dense_j, mask=keep, other=0) != 0)
-        found = tl.maximum(found, tl.max(keep.to(tl.int32), 1))
-        missing = tl.sum((inside & (found == 0)).to(tl.int32), 0)
-        begin += PARTNERS
-    tl.store(FOUND + head * length + tokens, found != 0, mask=inside)
+            at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
+            keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+        visible += tl.sum(keep.to(tl.int32), None)
+        looked_at += tl.minimum(LINES, end - row) * BLOCK_KV
+        row += LINES
+    return tl.where(visible == 0, EMPTY, tl.where(visible == looked_at, FULL, PARTIAL))
 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def classify(
     KINDS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi, n_q, n_kv,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, Q_TILES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, Q_TILES: tl.constexpr, KV_TILES: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, Q_TILES q tiles, kv tile).
+    """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
     KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; a full one has a complete kv tile.  The other
-    arguments are those of `seen`, for queries and keys.  Where band and codes decide for all the tile pairs of a
-    program, no pair of elements is looked at.
+    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and the smallest and
+    the largest code of either tile do not decide: both are those of an existing token.
     """
     head = tl.program_id(0).to(tl.int64)
     b = head // heads
-    first_q = tl.program_id(1) * Q_TILES
-    kv = tl.program_id(2)
-    keys = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)
-    there = keys < kv_len
-    tiles = first_q + tl.arange(0, Q_TILES)
-    first_row = first_q * BLOCK_Q
-    last_row = tl.minimum((first_q + Q_TILES) * BLOCK_Q, q_len) - 1
-    last_key = tl.minimum((kv + 1) * BLOCK_KV, kv_len) - 1
-    lowest = first_row - last_key
-    highest = last_row - kv * BLOCK_KV
-    everywhere = _in_band(lowest, lo, hi, HAS_LO, HAS_HI) & _in_band(highest, lo, hi, HAS_LO, HAS_HI)
-    everywhere = everywhere & (kv * BLOCK_KV + BLOCK_KV <= kv_len)
-    nowhere = first_row > last_row
+    first_q, first_kv = tl.program_id(1) * Q_TILES, tl.program_id(2) * KV_TILES
+    q_codes, kv_codes = Q_CODES + b * q_len, KV_CODES + b * kv_len
+    dense = DENSE + b * dense_b + head % heads * dense_h
+    q = first_q + tl.arange(0, Q_TILES)
+    kv = first_kv + tl.arange(0, KV_TILES)
+    first_row = (q * BLOCK_Q)[None, :]
+    first_key = (kv * BLOCK_KV)[:, None]
+    lowest = first_row - (tl.minimum(first_key + BLOCK_KV, kv_len) - 1)
+    highest = tl.minimum(first_row + BLOCK_Q, q_len) - 1 - first_key
+    exists = (q < n_q)[None, :] & (kv < n_kv)[:, None]
+    nowhere = exists == 0
     if HAS_LO:
         nowhere = nowhere | (highest < lo)
     if HAS_HI:
         nowhere = nowhere | (lowest > hi)
-    kv_codes = keys
+    decided = nowhere
+    kinds = tl.zeros([KV_TILES, Q_TILES], tl.int32) + EMPTY
     if HAS_CODES:
-        kv_codes = tl.load(KV_CODES + b * kv_len + keys, mask=there, other=HIDDEN)
-        rows = tiles[:, None] * BLOCK_Q + tl.arange(0, BLOCK_Q)[None, :]
-        q_codes = tl.load(Q_CODES + b * q_len + rows, mask=rows < q_len, other=ALONE)
-        smallest = tl.min(tl.min(tl.where(rows < q_len, q_codes, FAR), 1), 0)
-        largest = tl.max(tl.max(tl.where(rows < q_len, q_codes, -FAR), 1), 0)
-        kv_smallest = tl.min(tl.where(there, kv_codes, FAR), 0)
-        kv_largest = tl.max(tl.where(there, kv_codes, -FAR), 0)
-        nowhere = nowhere | (largest < kv_smallest) | (kv_largest < smallest)
-        everywhere = everywhere & (smallest == largest) & (kv_smallest == kv_largest) & (smallest == kv_smallest)
-    if HAS_DENSE:
-        everywhere = everywhere & (first_row < 0)  # never: every element has to be looked at
-    kinds = tl.where(everywhere, FULL, EMPTY) + tl.zeros([Q_TILES], tl.int32)
-    if (not nowhere) & (not everywhere):
-        some = tl.zeros([Q_TILES, BLOCK_KV], tl.int32)
-        hidden = tl.zeros([Q_TILES, BLOCK_KV], tl.int32)
-        for i in range(BLOCK_Q):
-            row = tiles * BLOCK_Q + i
-            real = row < q_len
-            keep = there[None, :] & _in_band(row[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI) & real[:, None]
-            if HAS_CODES:
-                codes = tl.load(Q_CODES + b * q_len + row, mask=real, other=ALONE)
-                keep = keep & (codes[:, None] == kv_codes[None, :])
-            if HAS_DENSE:
-                at = b * dense_b + head % heads * dense_h + row.to(tl.int64)[:, None] * dense_i
-                keep = keep & (tl.load(DENSE + at + keys.to(tl.int64)[None, :] * dense_j, mask=keep, other=0) != 0)
-            some = tl.maximum(some, keep.to(tl.int32))
-            hidden = tl.maximum(hidden, (real[:, None] & (keep == 0)).to(tl.int32))
-        whole = tl.max(hidden, 1) == 0
-        kinds = tl.where(tl.max(some, 1) == 1, tl.where(whole, FULL, PARTIAL), EMPTY)
-    tl.store(KINDS + (head * n_kv + kv) * n_q + tiles, kinds.to(tl.int8), mask=tiles < n_q)
+        rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
+        of_rows = tl.load(q_codes + rows, mask=rows < q_len, other=ALONE)
+        keys = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
+        of_keys = tl.load(kv_codes + keys, mask=keys < kv_len, other=HIDDEN)
+        q_low = tl.min(tl.where(of_rows < 0, FAR, of_rows), 1)[None, :]
+        q_high = tl.max(of_rows, 1)[None, :]
+        kv_low = tl.min(tl.where(of_keys < 0, FAR, of_keys), 1)[:, None]
+        kv_high = tl.max(of_keys, 1)[:, None]
+        nowhere = nowhere | (q_high < kv_low) | (kv_high < q_low)
+        decided = nowhere
+        if not HAS_DENSE:
+            # All existing rows, or all keys of a complete tile, have the one code; a last row counts for those missing.
+            q_one = (tl.min(tl.where(rows < q_len, of_rows, FAR), 1)[None, :]) == q_high
+            kv_one = tl.min(of_keys, 1)[:, None] == kv_high
+            one = q_one & kv_one & (q_high == kv_high)
+            within = _in_band(lowest, lo, hi, HAS_LO, HAS_HI) & _in_band(highest, lo, hi, HAS_LO, HAS_HI)
+            meet = (q_low == kv_low) | (q_low == kv_high) | (q_high == kv_low) | (q_high == kv_high)
+            kinds = tl.where(one & within, FULL, PARTIAL)
+            kinds = tl.where(nowhere, EMPTY, kinds)
+            decided = nowhere | one | (within & meet)
+    pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
+    pair = tl.min(tl.where(decided, FAR, pairs), None)
+    while pair < KV_TILES * Q_TILES:
+        kind = _kind_of_pair(
+            first_q + pair % Q_TILES, first_kv + pair // Q_TILES, q_codes, kv_codes, dense, dense_i, dense_j,
+            q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK_Q, BLOCK_KV, LINES,
+        )  # fmt: skip
+        kinds = tl.where(pairs == pair, kind, kinds)
+        pair = tl.min(tl.where(decided | (pairs <= pair), FAR, pairs), None)
+    tl.store(KINDS + (head * n_kv + kv[:, None]) * n_q + q[None, :], kinds.to(tl.int8), mask=exists)
 
 
-@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
-def write_walks(
-    KINDS, VISITS, STEPS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
-    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, RANK: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """One program per (table, kv tile): the walk of a kv tile, by Note [Tables].
+@triton.jit
+def _table(KINDS, tables, heads, n_q, n_kv, GROUP: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Of the table of this program: the place of its head in the schedule, and its tile pairs.
 
     There are `tables` of them for each batch element: one for every query head with BY_HEAD; else the first for most
     heads of the schedule, and a second for those that it mirrors, of which the last is one.  KINDS: as `classify`
-    writes them, by head with BY_HEAD.  VISITS: int32 [tables of all, n_kv], steps of a walk.  STEPS: int32 [tables of
-    all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.  heads: of the schedule, which are the
-    query heads; WALK_LENGTH, Q_TILE, RANK: functions of the schedule.
+    writes them, by head with BY_HEAD.  heads: of the schedule, which are the query heads, GROUP for each kv head.
     """
     table = tl.program_id(0)
-    kv = tl.program_id(1)
     place = tl.where(table % tables == 0, 0, heads - 1)
     element = table // tables
     if BY_HEAD:
         q_head = table % tables
         place = q_head % GROUP * (heads // GROUP) + q_head // GROUP
         element = table
+    return place, KINDS + element.to(tl.int64) * n_kv * n_q
+
+
+@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def rank_contributors(
+    KINDS, RANKS, CONTRIBUTIONS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
+    RANK: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile or all of them, COLUMNS q tiles): contributors that come before a kv tile.
+
+    RANKS: int32 [tables of all, n_kv, n_q], by Note [Tables]; not written where a kv tile does not contribute.
+    CONTRIBUTIONS: int32 [tables of all, n_q], kv tiles that a q tile sees.  ROWS kv tiles are looked at together; RANK:
+    a function of the schedule; the other arguments are those of `_table`.
+    """
+    place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
+    table = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
     walk = heads, q_len, kv_len, lo, hi
-    kinds = KINDS + element.to(tl.int64) * n_kv * n_q
-    row = table.to(tl.int64) * n_kv + kv
+    q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = q < n_q
+    own = tl.zeros([COLUMNS], tl.int32)
+    if kv < n_kv:
+        wanted = wanted & (tl.load(kinds + kv * n_q + q, mask=wanted, other=0) != EMPTY)
+        own += RANK(place, q, kv, walk, BLOCK_Q, BLOCK_KV)
+    if tl.max(wanted.to(tl.int32), 0) > 0:
+        count = tl.zeros([COLUMNS], tl.int32)
+        for first in range(0, n_kv, ROWS):
+            other = first + tl.arange(0, ROWS)[:, None]
+            present = wanted[None, :] & (other < n_kv)
+            counted = tl.load(kinds + other * n_q + q[None, :], mask=present, other=0) != EMPTY
+            before = RANK(place, q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
+            count += tl.sum((counted & (before | (kv == n_kv))).to(tl.int32), 0)
+        if kv < n_kv:
+            tl.store(RANKS + (table * n_kv + kv) * n_q + q, count, mask=wanted)
+        else:
+            tl.store(CONTRIBUTIONS + table * n_q + q, count, mask=wanted)
+
+
+@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def write_walks(
+    KINDS, RANKS, VISITS, STEPS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
+    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
+
+    RANKS: as `rank_contributors` writes them.  VISITS: int32 [tables of all, n_kv], steps of a walk.  STEPS: int32
+    [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.  WALK_LENGTH, Q_TILE:
+    functions of the schedule; the other arguments are those of `_table`.
+    """
+    place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
+    kv = tl.program_id(1)
+    walk = heads, q_len, kv_len, lo, hi
+    row = tl.program_id(0).to(tl.int64) * n_kv + kv
     length = WALK_LENGTH(place, kv, walk, BLOCK_Q, BLOCK_KV)
     count = 0
     for first in range(0, length, COLUMNS):
@@ -216,35 +412,12 @@ def write_walks(
         inside = (step < length) & (q >= 0) & (q < n_q)
         kind = tl.load(kinds + kv * n_q + q, mask=inside, other=0)
         visible = inside & (kind != EMPTY)
-        own = RANK(place, q, kv, walk, BLOCK_Q, BLOCK_KV)
-        rank = tl.zeros([COLUMNS], tl.int32)
-        for other in range(n_kv):
-            contributes = tl.load(kinds + other * n_q + q, mask=inside, other=0) != EMPTY
-            before = RANK(place, q, other, walk, BLOCK_Q, BLOCK_KV) < own
-            rank += (contributes & before).to(tl.int32)
+        rank = tl.load(RANKS + row * n_q + q, mask=visible, other=0)
         at = count + tl.cumsum(visible.to(tl.int32), 0) - 1
         word = q | (rank << TILE_BITS) | tl.where(kind == PARTIAL, MASKED, 0)
         tl.store(STEPS + row * n_q + at, word, mask=visible)
         count += tl.sum(visible.to(tl.int32), 0)
     tl.store(VISITS + row, count)
-
-
-@triton.jit(do_not_specialize=["tables", "n_q", "n_kv"])
-def count_contributions(
-    KINDS, CONTRIBUTIONS, tables, n_q, n_kv, BY_HEAD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """One program per (table, COLUMNS q tiles).  CONTRIBUTIONS: int32 [tables of all, n_q]: kv tiles that it sees."""
-    table = tl.program_id(0)
-    q = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    element = table if BY_HEAD else table // tables
-    kinds = KINDS + element.to(tl.int64) * n_kv * n_q
-    count = tl.zeros([COLUMNS], tl.int32)
-    for first in range(0, n_kv, ROWS):
-        kv = first + tl.arange(0, ROWS)
-        inside = (kv < n_kv)[:, None] & (q < n_q)[None, :]
-        kind = tl.load(kinds + kv[:, None] * n_q + q[None, :], mask=inside, other=0)
-        count += tl.sum((kind != EMPTY).to(tl.int32), 0)
-    tl.store(CONTRIBUTIONS + table.to(tl.int64) * n_q + q, count, mask=q < n_q)
 
 
 @triton.jit

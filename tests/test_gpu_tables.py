@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -41,20 +42,59 @@ def defined(data: MaskData, plan: Plan) -> MaskTables:
     return MaskTables(*(t.cuda() for t in found))
 
 
-def packed(length: int, documents: int) -> MaskData:
+def packed(length: int, documents: int, batch: int = 2) -> MaskData:
     """Causal documents, and a batch element of one giant and many small ones."""
     generator = torch.Generator().manual_seed(length)
     cuts = torch.randperm(length, generator=generator)[: documents - 1]
     starts = torch.zeros(2, length, dtype=torch.int64)
     starts[0, cuts], starts[1, cuts[cuts > length // 2]] = 1, 1
-    ids = starts.cumsum(1).cuda()
-    return MaskData(Band(0), 2, 4, 2, length, length, segments=(ids, ids))
+    ids = starts.cumsum(1)[:batch].cuda()
+    return MaskData(Band(0), batch, 4, 2, length, length, segments=(ids, ids))
 
 
-def test_long_packed_documents() -> None:
+@pytest.mark.parametrize("token_tiles", [8, 512])
+def test_long_packed_documents(token_tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """4096 tokens: walks of many steps, and every loop of the kernels has several turns."""
+    monkeypatch.setattr(mask_tables, "TOKEN_TILES", token_tiles)
     data = packed(4096, 16)
     same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
+
+
+def test_very_long_packed_documents() -> None:
+    data = packed(16384, 8, batch=1)
+    same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
+
+
+IDS: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
+    "every token of its own, in any order": lambda rng, length: torch.randperm(length, generator=rng),
+    "few in any order": lambda rng, length: torch.randint(-3, 3, (length,), generator=rng),
+    "many in any order": lambda rng, length: torch.randint(0, 2000, (length,), generator=rng) - 2**62,
+    "short documents, ids in any order": (
+        lambda rng, length: torch.randperm(1000, generator=rng)[torch.arange(length) // 7 % 1000]
+    ),
+    "one": lambda rng, length: torch.full((length,), 2**63 - 1),
+}
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-100, 700)], ids=str)
+@pytest.mark.parametrize("ids", IDS)
+def test_ids_that_no_range_tells_apart(ids: str, band: Band) -> None:
+    """Lengths that differ, a few keys that are not valid; both forms of tiles: one for both walks, and two."""
+    rng = torch.Generator().manual_seed(len(ids))
+    q, kv = (torch.stack([IDS[ids](rng, length) for _ in range(2)]).cuda() for length in (1900, 2500))
+    valid = torch.rand(2, 2500, generator=rng).cuda() < 0.98
+    data = MaskData(band, 2, 4, 2, 1900, 2500, valid=valid, segments=(q, kv))
+    for plan in (replace(PLAN, schedule="spt"), replace(PLAN, schedule="spt", dkdv=Tiles(128, 64, 8, 2))):
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(0, 500)], ids=str)
+def test_padding_on_either_side_and_holes(band: Band) -> None:
+    keys = torch.arange(3000)
+    valid = torch.stack([keys < 1777, keys >= 1500, keys % 97 != 5, keys < 0]).cuda()
+    data = MaskData(band, 4, 4, 2, 3000, 3000, valid=valid)
+    plan = replace(PLAN, schedule="spt")
+    same_tables(mask_tables.build(data, plan), defined(data, plan))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

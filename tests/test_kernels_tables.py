@@ -54,25 +54,35 @@ STRIDES = dict.fromkeys(
 )
 TYPES = {
     **STRIDES,
-    **dict.fromkeys(("IDS", "KV_IDS"), "*i64"),
-    **dict.fromkeys(("VALID", "DENSE", "FOUND"), "*i1"),
-    **dict.fromkeys(("CODES", "OTHERS", "Q_CODES", "KV_CODES", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
+    **dict.fromkeys(("Q_IDS", "KV_IDS", "STARTS"), "*i64"),
+    **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
+    **dict.fromkeys(("Q_CODES", "KV_CODES", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
     "KINDS": "*i8",
 }
 FOLD = schedule_module("fold", Band(0))
+TOKENS = {"BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS, "TILES": mask_tables.TOKEN_TILES}
+TILES = {"BLOCK_Q": 64, "BLOCK_KV": 128, "LINES": mask_tables.LINES}
+WALK = {"GROUP": 4, "BY_HEAD": True, "BLOCK_Q": 64, "BLOCK_KV": 128}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "first_equal": (
-        tables.first_equal, {"OF_KEYS": True, "HAS_IDS": True, "HAS_VALID": True, "BLOCK": mask_tables.TOKENS}
+    "find_starts": (tables.find_starts, {"BLOCK": mask_tables.TOKENS}),
+    "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, **TOKENS}),
+    "seen": (tables.seen, {**FLAGS, **TOKENS}),
+    "seen by vectors": (tables.seen, {**FLAGS, "HAS_DENSE": False, **TOKENS}),
+    "classify": (
+        tables.classify,
+        {**FLAGS, **TILES, "Q_TILES": mask_tables.DENSE_Q_TILES, "KV_TILES": mask_tables.DENSE_KV_TILES},
     ),
-    "seen": (tables.seen, {**FLAGS, "BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS}),
-    "classify": (tables.classify, {**FLAGS, "BLOCK_Q": 64, "BLOCK_KV": 128, "Q_TILES": mask_tables.Q_TILES}),
+    "classify by vectors": (
+        tables.classify,
+        {**FLAGS, "HAS_DENSE": False, **TILES, "Q_TILES": mask_tables.Q_TILES, "KV_TILES": mask_tables.KV_TILES},
+    ),
+    "rank_contributors": (
+        tables.rank_contributors,
+        {**WALK, "RANK": FOLD.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},
+    ),
     "write_walks": (
         tables.write_walks,
-        {"WALK_LENGTH": FOLD.dash_visits, "Q_TILE": FOLD.dash_q_tile, "RANK": FOLD.dash_rank, "GROUP": 4,
-         "BY_HEAD": True, "BLOCK_Q": 64, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS},
-    ),
-    "count_contributions": (
-        tables.count_contributions, {"BY_HEAD": True, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS}
+        {**WALK, "WALK_LENGTH": FOLD.dash_visits, "Q_TILE": FOLD.dash_q_tile, "COLUMNS": mask_tables.COLUMNS},
     ),
     "write_rows": (tables.write_rows, {"FROM_THE_END": True, "CONSUMERS": 3, "COLUMNS": mask_tables.COLUMNS}),
 }  # fmt: skip

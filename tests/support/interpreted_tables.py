@@ -24,9 +24,11 @@ from .tile_pairs import DataMask, random_mask
 
 def compare(rng: random.Random, data: MaskData, schedule: str | None = None) -> None:
     """Under tiles and blocks of any size."""
-    mask_tables.ROW_BLOCK, mask_tables.TOKENS = rng.choice((4, 8)), rng.choice((4, 32))
-    mask_tables.PARTNERS = rng.choice((4, 32))
-    mask_tables.Q_TILES, mask_tables.ROWS, mask_tables.COLUMNS = (rng.choice((1, 4, 32)) for _ in range(3))
+    mask_tables.ROW_BLOCK = rng.choice((4, 8))
+    mask_tables.TOKENS, mask_tables.PARTNERS = rng.choice(((4, 4), (32, 8)))
+    mask_tables.TOKEN_TILES, mask_tables.LINES = rng.choice((1, 4, 32)), rng.choice((1, 2, 8))
+    for name in ("Q_TILES", "KV_TILES", "DENSE_Q_TILES", "DENSE_KV_TILES", "ROWS", "COLUMNS"):
+        setattr(mask_tables, name, rng.choice((1, 4, 32)))
     plan = plan_of(rng, data.band, schedule, mask_tables.ROW_BLOCK)
     same_tables(mask_tables.build(data, plan), reference_tables.build(data, plan))
 
