@@ -16,7 +16,7 @@ import torch
 
 import _dash_inductor_state as _state
 
-from . import _cache_key, _switch, compat, probe
+from . import _cache_key, _embeddings, _switch, compat, probe
 from .config import config
 from .errors import UnsupportedVersionError
 
@@ -60,6 +60,7 @@ def install() -> None:
     compat.joint_passes().append(JointPass())
     _record_what_no_pass_sees()
     _choose_no_pointwise_kernel_by_timing()
+    _embeddings.install(lambda: rewriter() is not None)
     _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
     if "dash_inductor.ops" in sys.modules:

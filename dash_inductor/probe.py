@@ -26,6 +26,7 @@ TORCH = (
     ("torch._inductor.compile_fx", "_recursive_joint_graph_passes", "whether joint-graph passes run"),
     ("torch._inductor.compile_fx", "fx_codegen_and_compile", "pointwise kernels that are not chosen by timing"),
     ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
+    ("torch._inductor.decomposition", "decompositions", "gradients of embeddings"),
     ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
     ("torch._inductor.codecache", "PyCodeCache.load", "generated index functions"),
     ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),

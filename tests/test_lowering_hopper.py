@@ -12,6 +12,7 @@ import pytest
 from .support.fakecuda import compiler
 from .support.processes import run_python
 
+SDPA = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
 PROGRAM = """
     import contextlib, json
 
@@ -101,3 +102,19 @@ def asserted_strides(code: str) -> dict[str, str]:
             names, _, strides = (group.elts for group in node.args[:3] if isinstance(group, ast.Tuple))
             found |= {ast.unparse(n): ast.unparse(s) for n, s in zip(names, strides, strict=True)}
     return found
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_all_sizes_may_be_dynamic() -> None:
+    """Batch, heads and head dimension too, as `dynamic=True` has them; heads and head dimension become numbers."""
+    program = PROGRAM.replace("torch.compile(attend)(x, w)", "torch.compile(attend, dynamic=True)(*parts)")
+    program = program.replace(
+        "def attend(x, w):", "def attend(q, k, v):\n        return " + SDPA + "\n\n    def unused(x, w):"
+    )
+    program = program.replace(
+        "x, w = (torch.empty(s, dtype=torch.bfloat16, requires_grad=True) for s in ((2, 1024, 512), (512, 1536)))",
+        "parts = [torch.empty(2, 4, 300, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]",
+    )
+    output = run_python(program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    plan, _, _ = json.loads(output.splitlines()[-1])
+    assert plan.startswith("hopper/fold/")

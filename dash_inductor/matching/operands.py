@@ -43,7 +43,7 @@ class Operands:
     key: Node
     value: Node
     repeats: tuple[Repeat, Repeat] | None
-    kv_heads: int
+    kv_heads: layout.Dim
     gradients: tuple[Gradient, Gradient, Gradient]
     detail: str = ""
 

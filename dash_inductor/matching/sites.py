@@ -128,7 +128,7 @@ def analyse(node: Node, facts: Facts) -> Match:
         dtype=dtype,
         batch=layout.static(query.shape[0]),
         q_heads=q_heads,
-        kv_heads=operands.kv_heads,
+        kv_heads=_known(operands.kv_heads),
         q_len=layout.static(query.shape[2]),
         kv_len=layout.static(key.shape[2]),
         head_dim=head_dim,

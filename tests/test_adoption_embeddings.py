@@ -1,0 +1,116 @@
+"""The gradient of an embedding under deterministic algorithms: PyTorch's own kernel on CUDA, nothing else elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .support.fakecuda import compiler
+from .support.processes import run_python
+from .support.repeats import differing_runs
+
+KEPT = "aten.embedding_dense_backward.default"
+PROGRAM = """
+    import contextlib, json
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    import torch
+    import torch._inductor.compile_fx  # installs our pass: what looks at graphs comes after it
+    import torch._inductor.config
+    import torch.nn.functional as F
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mockgpu.install_torch()
+    import dash_inductor
+    from dash_inductor import compat
+
+    seen = []
+
+    class Look:
+        def apply(self, graph):
+            seen.append([str(node.target) for node in graph.nodes])
+            return 0
+
+    compat.joint_passes().append(Look())
+    torch._inductor.config.fx_graph_cache = False
+    torch._inductor.config.joint_graph_constant_folding = False  # it computes with real tensors
+
+    def embed(indices, weight):
+        return F.embedding(indices, weight).sin()
+
+    found = []
+    for deterministic, active in ((True, True), (True, False), (False, True)):
+        torch.use_deterministic_algorithms(deterministic)
+        torch._dynamo.reset()
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), contextlib.ExitStack() as stack:
+            if not active:
+                stack.enter_context(dash_inductor.disabled())
+            indices, weight = torch.zeros(8, 512, dtype=torch.int64), torch.empty(1000, 64, requires_grad=True)
+            with contextlib.suppress(Exception):
+                torch.compile(embed)(indices, weight)
+        found.append(seen.pop())
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_the_operator_is_kept_on_cuda_under_deterministic_algorithms_while_we_are_active() -> None:
+    output = run_python(PROGRAM, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    kept, off, default = json.loads(output.splitlines()[-1])
+    assert [name for name in kept if "embedding" in name] == ["aten.embedding.default", KEPT]
+    assert KEPT not in off + default
+    assert not [name for name in kept if "index_put" in name]
+
+
+def gradient(indices: Tensor, weight: Tensor, padding: int | None, grad: Tensor) -> Tensor:
+    leaf = weight.detach().requires_grad_()
+    (found,) = torch.autograd.grad(F.embedding(indices, leaf, padding_idx=padding), leaf, grad)
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_gradients_on_a_gpu(mode: str, padding: int | None, dtype: torch.dtype, deterministic: None) -> None:
+    """Few and many rows, equal indices and different ones; two runs have the same bits, under load too."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    for rows, count in ((2, 30000), (2, 100), (1000, 30000), (50000, 20000)):
+        indices = torch.randint(0, rows, (2, count // 2), device="cuda", generator=generator)
+        indices[:, ::3] = 0
+        weight = torch.randn(rows, 256, device="cuda", generator=generator).to(dtype)
+        grad = torch.randn(2, count // 2, 256, device="cuda", generator=generator).to(dtype)
+        torch._dynamo.reset()
+        compiled = torch.compile(F.embedding, mode=mode)
+
+        def run(indices=indices, weight=weight, grad=grad, compiled=compiled):  # type: ignore[no-untyped-def]
+            torch.compiler.cudagraph_mark_step_begin()
+            leaf = weight.detach().requires_grad_()
+            (found,) = torch.autograd.grad(compiled(indices, leaf, padding), leaf, grad)
+            return [found.clone()]
+
+        exact = gradient(indices, weight.double(), padding, grad.double())
+        found = run()[0]
+        assert (found - exact).norm() <= torch.finfo(dtype).eps * exact.norm()
+        assert differing_runs(run, 50, load=True) == 0
+
+
+def test_the_cpu_keeps_its_decomposition() -> None:
+    from torch._inductor.decomposition import decompositions
+
+    decompose = decompositions[torch.ops.aten.embedding_dense_backward.default]
+    grad, indices = torch.randn(3, 4), torch.tensor([0, 2, 2])
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = decompose(grad, indices, 5, -1, False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(found, torch.zeros(5, 4).index_add(0, indices, grad))
