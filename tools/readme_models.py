@@ -30,7 +30,8 @@ def _row(name: str) -> tuple[str, str]:
 
 def _cell(lines: dict[str, dict[str, str]], family: str, kinds: tuple[str, ...], dropout: str) -> str:
     texts = {}
-    for device, found in lines.items():
+    for device in ("cpu", "cuda"):
+        found = lines[device]
         names = [" ".join(filter(None, (family, kind, dropout))) for kind in kinds]
         texts[device] = "; ".join(dict.fromkeys(_short(found[name]) for name in names if name in found))
     return texts["cuda"] if texts["cuda"] == texts["cpu"] else f"{texts['cuda']} (CPU: {texts['cpu']})"
