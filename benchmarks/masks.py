@@ -26,6 +26,7 @@ import torch._functorch.config
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import dash_inductor
 
@@ -36,6 +37,8 @@ from .turns import chosen, report
 DEVICE = "cuda"
 HEAD_DIM = 128
 DROPOUT = 0.1
+TABLES = ("find_starts", "first_equal", "seen", "classify", "rank_contributors", "write_walks", "write_rows")
+"""The kernels of `dash::mask_tables`."""
 PARTS = (5, 8, 10, 12, 13, 15, 17, 20)
 """Lengths of documents, in parts of their sum, over and over."""
 
@@ -128,6 +131,7 @@ def _step(attend: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor,
 
     forward = under(lambda: attend(*leaves))
     out = forward()
+    grad_out = torch.empty_like(out).copy_(grad_out)  # in the layout that a compiled backward expects
     backward = under(lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True))
     backward()
     return forward, backward
@@ -316,11 +320,26 @@ def measure(row: Row, repeats: int) -> dict[str, Any]:
                 row.batch * row.q_heads * row.length**2 if (name, row.kind) == ("closed form", "padded") else row.pairs
             )
             result[f"{name} {direction}"] = 2 * products * HEAD_DIM * pairs / ms / 1e9
+    if "dash" in steps:
+        result |= _without_tables(row, steps["dash"][0], times["dash"][0])
     result |= {"ms": times, "not run": reasons}
     del steps
     gc.collect()
     torch.cuda.empty_cache()
     return result
+
+
+def _without_tables(row: Row, forward: Callable[[], Any], ms: float) -> dict[str, Any]:
+    """The time of the tables of the mask, which a model builds once for all of its layers, and the rate without it."""
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(5):
+            forward()
+        torch.cuda.synchronize()
+    events = [event for event in recorded.key_averages() if event.key in TABLES]
+    tables = sum(event.device_time_total for event in events) / 5e3
+    if not tables:
+        return {}
+    return {"dash forward, tables apart": 4 * HEAD_DIM * row.pairs / (ms - tables) / 1e9, "tables ms": tables}
 
 
 def main() -> None:

@@ -44,14 +44,22 @@ def result(process: subprocess.Popen[str], what: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("free", [8, 1])
+@pytest.mark.parametrize("mask", ["band", "documents"])
 @pytest.mark.parametrize("schedule", ["ascending", "descending", "spt", "fold", "bent_fold"])
-def test_most_sms_are_held(schedule: str, free: int) -> None:
+def test_most_sms_are_held(schedule: str, mask: str, free: int) -> None:
     """A grid of 1024 CTAs ends on the SMs that are left, with the bits of an idle GPU."""
-    found = result(start("held", schedule, str(free)), f"{schedule} on {free} SMs")
+    found = result(start("held", schedule, mask, str(free)), f"{schedule} of a {mask} on {free} SMs")
     assert found == {"held until the end": True, "equal": True}
 
 
-@pytest.mark.parametrize(("case", "names"), [("big", ("first", "second")), ("grouped", ("first", "second", "third"))])
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("big", ("first", "second")),
+        ("grouped", ("first", "second", "third")),
+        ("grouped documents", ("first", "second", "third")),
+    ],
+)
 def test_processes_at_once(case: str, names: tuple[str, ...], tmp_path: Path) -> None:
     """They take turns on the GPU as the driver likes; all see the same bits every time.
 

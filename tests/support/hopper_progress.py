@@ -1,6 +1,7 @@
 """Programs of `test_gpu_hopper_progress`, each run in a process that may be killed.  Their last line is a JSON object.
 
-python -m tests.support.hopper_progress held SCHEDULE FREE: the backward while all but FREE SMs are held.
+python -m tests.support.hopper_progress held SCHEDULE MASK FREE: the backward while all but FREE SMs are held; MASK is
+    "band", or "documents" for packed documents of very different lengths.
 python -m tests.support.hopper_progress beside FOLDER CASE NAME OTHERS...: a case of `CASES` while others run it too.
 """
 
@@ -10,16 +11,24 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from dash_inductor.kernels import mask_tables
+from dash_inductor.kernels.hopper import launch
+from dash_inductor.kernels.hopper.data import BackwardData
+from dash_inductor.kernels.mask_data import MaskData
 
-from dash_inductor.model import Band
+from dash_inductor.model import Band, Call, Mask, Operand, Segments, Tiles
 
-from .attention import Attention
+from .attention import Attention, Gradients
+from .calls import BSHD
 from .hopper import Direct, any_forward
 from .repeats import differing_runs, digest
 from .spinner import sms_held
+
+Run = Callable[[], Gradients]
 
 
 def big(schedule: str) -> Direct:
@@ -29,9 +38,34 @@ def big(schedule: str) -> Direct:
     return Direct(p, schedule, forward=any_forward(p))
 
 
-def held(schedule: str, free: int) -> dict[str, object]:
+@dataclass(frozen=True)
+class Documents:
+    """A backward as large as that of `Direct`, whose mask also hides what belongs to other documents."""
+
+    direct: Direct
+    data: BackwardData
+
+    @staticmethod
+    def of(direct: Direct) -> Documents:
+        p, generator = direct.problem, torch.Generator().manual_seed(0)
+        (batch, q_heads, length, _), kv_heads = p.q.shape, p.k.shape[1]
+        begins = torch.rand(batch, length, generator=generator) < torch.linspace(0.02, 0.0005, length)
+        ids = begins.cumsum(1).cuda()
+        mask = MaskData(p.mask, batch, q_heads, kv_heads, length, length, segments=(ids, ids))
+        found = mask_tables.build(mask, replace(direct.plan, forward_tiles=Tiles(128, 128, 8, 2)))
+        tables = found.visits, found.steps, found.contributions
+        return Documents(direct, BackwardData(found.q_codes, found.kv_codes, *tables))
+
+    def __call__(self) -> Gradients:
+        p, mask = self.direct.problem, Mask(self.direct.problem.mask, segments=Segments(Operand(0), Operand(0)))
+        call = Call(mask, p.scale, (BSHD,) * 3)
+        return launch.backward(p.do, p.q, p.k, p.v, *self.direct.forward, call, self.direct.plan, self.data)
+
+
+def held(schedule: str, mask: str, free: int) -> dict[str, object]:
     """Whether the backward ended while the SMs were held, and with the bits of an idle GPU."""
-    run, stream = big(schedule), torch.cuda.Stream()
+    direct, stream = big(schedule), torch.cuda.Stream()
+    run = direct if mask == "band" else Documents.of(direct)
     expected = digest(run())
     with torch.cuda.stream(stream):
         run()  # its memory belongs to this stream now
@@ -54,9 +88,10 @@ def grouped() -> Direct:
     return Direct(p, "descending", forward=any_forward(p))
 
 
-CASES: dict[str, tuple[Callable[[], Direct], int, bool]] = {
+CASES: dict[str, tuple[Callable[[], Run], int, bool]] = {
     "big": (lambda: big("spt"), 500, False),
     "grouped": (grouped, 5000, True),
+    "grouped documents": (lambda: Documents.of(grouped()), 5000, True),
 }
 """The backward, how often it runs, and whether under load of its own process too."""
 
@@ -77,7 +112,7 @@ def beside(folder: Path, case: str, name: str, *others: str) -> dict[str, object
 def main() -> None:
     program, *arguments = sys.argv[1:]
     if program == "held":
-        print(json.dumps(held(arguments[0], int(arguments[1]))), flush=True)
+        print(json.dumps(held(arguments[0], arguments[1], int(arguments[2]))), flush=True)
     else:
         print(json.dumps(beside(Path(arguments[0]), *arguments[1:])), flush=True)
 
