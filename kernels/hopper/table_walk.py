@@ -196,32 +196,37 @@ class DataMask:
             work = self.walk.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-            q_rows = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1] + gl.arange(0, p.shape[1], columns)
+            q_row = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
             piece = slot * (work.BLOCK_Q // p.shape[1]) + PIECE
-            p = gl.where(self._sees(q_rows, rows, piece), p, 0.0)
+            p = gl.where(self._sees(q_row, gl.arange(0, p.shape[1], columns), rows, piece), p, 0.0)
         return p
 
     @gluon.jit
-    def _sees(self, q_rows, rows, piece):
+    def _sees(self, q_row, columns, rows, piece):
         """Whether each query of a piece sees each key: [keys, queries], false for keys past the last.
 
-        For queries past the last it says anything: their P is zero.
+        For queries past the last it says anything: their P is zero.  q_row: the first query.
         """
         walk = self.walk
         work = walk.work
-        columns = gl.expand_dims(q_rows, 0)
         keys = gl.expand_dims(rows, 1)
         if walk.HAS_CODES:
-            q_codes = walk.told_codes.index(piece).load(q_rows.type.layout)
+            q_codes = walk.told_codes.index(piece).load(columns.type.layout)
             keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
         else:
             keep = keys < work.kv_len
+        # In a matmul's result bits 1 and 2 of a column are the thread's, the others those of the register: a register
+        # is compared to its own constant.
+        columns = gl.expand_dims(columns, 0)
+        registers = columns & ~6
+        threads = keys - (columns & 6)
         if walk.HAS_LO:
-            keep = keep & (columns - keys >= work.lo)
+            keep = keep & (registers >= threads + (work.lo - q_row))
         if walk.HAS_HI:
-            keep = keep & (columns - keys <= work.hi)
+            keep = keep & (registers <= threads + (work.hi - q_row))
         if walk.HAS_DENSE:
+            columns = columns + q_row
             keep = keep & (columns < work.q_len)
             batch = here(work.batch)
             start = walk.dense + batch.to(gl.int64) * walk.dense_b + here(work.q_head()).to(gl.int64) * walk.dense_h
