@@ -45,7 +45,7 @@ def test_fits(case: Case) -> None:
     assert used.report.registers <= 168
     assert not used.report.serialised
     assert used.spills.loops == 1
-    spilled, in_loop = (0, 0) if case.dims == (256, 256) else (220, 44) if case.dense else (110, 18)
+    spilled, in_loop = (0, 0) if case.dims == (256, 256) else (150, 28) if case.dense else (110, 18)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
 
@@ -77,14 +77,14 @@ def test_pinned() -> None:
         """\
 64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 0/0, shared 200204, in loops 0+0
 64/64 causal fold float16 group 4 codes: registers 168, spilled 0/0, shared 200220, in loops 0+0
-64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 68/80, shared 199164, in loops 20+13
+64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 0/0, shared 199164, in loops 0+0
 128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 0/0, shared 231708, in loops 0+0
 128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 8/12, shared 231724, in loops 0+0
 128/128 band(0,1023) fold float16 group 1 codes: registers 168, spilled 0/0, shared 231724, in loops 0+0
-128/128 causal fold bfloat16 group 1 codes dense: registers 168, spilled 136/148, shared 231724, in loops 36+22
-128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 104/108, shared 231180, in loops 22+18
+128/128 causal fold bfloat16 group 1 codes dense: registers 168, spilled 56/72, shared 231724, in loops 9+7
+128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 60/80, shared 231180, in loops 11+9
 192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 84/104, shared 231500, in loops 15+8
-192/128 full ascending float16 group 1 dense: registers 168, spilled 128/160, shared 230956, in loops 31+15
+192/128 full ascending float16 group 1 dense: registers 168, spilled 108/140, shared 230956, in loops 26+16
 256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 0/0, shared 214392, in loops 0+0
 256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 0/0, shared 214392, in loops 0+0""",
     )

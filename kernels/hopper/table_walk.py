@@ -197,14 +197,31 @@ class DataMask:
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
             q_row = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+            queries = gl.arange(0, p.shape[1], columns)
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
             piece = slot * (work.BLOCK_Q // p.shape[1]) + PIECE
-            p = gl.where(self._sees(q_row, gl.arange(0, p.shape[1], columns), rows, piece), p, 0.0)
+            p = gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
+            if self.walk.HAS_DENSE:
+                p = gl.where(self._dense(q_row, queries, rows) != 0, p, 0.0)
         return p
 
     @gluon.jit
+    def _dense(self, q_row, columns, rows):
+        """The dense mask of a piece, int32 [keys, queries]; past the lengths that of the last query or key.
+
+        No load has a condition, which would be in a register until it has come.
+        """
+        walk = self.walk
+        work = walk.work
+        keys = gl.expand_dims(gl.minimum(rows, work.kv_len - 1), 1).to(gl.int64)
+        queries = gl.expand_dims(gl.minimum(q_row + columns, work.q_len - 1), 0).to(gl.int64)
+        batch, q_head = here(work.batch), here(work.q_head())
+        start = walk.dense + batch.to(gl.int64) * walk.dense_b + q_head.to(gl.int64) * walk.dense_h
+        return gl.load(start + keys * walk.dense_j + queries * walk.dense_i).to(gl.int32)
+
+    @gluon.jit
     def _sees(self, q_row, columns, rows, piece):
-        """Whether each query of a piece sees each key: [keys, queries], false for keys past the last.
+        """Whether band and codes let each query of a piece see each key: [keys, queries], false for keys past the last.
 
         For queries past the last it says anything: their P is zero.  q_row: the first query.
         """
@@ -225,13 +242,6 @@ class DataMask:
             keep = keep & (registers >= threads + (work.lo - q_row))
         if walk.HAS_HI:
             keep = keep & (registers <= threads + (work.hi - q_row))
-        if walk.HAS_DENSE:
-            columns = columns + q_row
-            keep = keep & (columns < work.q_len)
-            batch = here(work.batch)
-            start = walk.dense + batch.to(gl.int64) * walk.dense_b + here(work.q_head()).to(gl.int64) * walk.dense_h
-            place = columns.to(gl.int64) * walk.dense_i + keys.to(gl.int64) * walk.dense_j
-            keep = keep & (gl.load(start + place, mask=keep, other=0) != 0)
         return keep
 
 
