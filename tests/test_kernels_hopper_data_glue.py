@@ -170,8 +170,9 @@ CONTROLS = {
     "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
     "codes of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
     "the word of another slot": ("told_words.index(here(slot))", "told_words.index(here((slot + 1) % 2))"),
-    "the second word first": ("self.work.n_q, volatile=True", "self.work.n_q + 1, volatile=True"),
-    "the word of the same step": ("gl.minimum(step + 1, steps - 1)", "gl.minimum(step, steps - 1)"),
+    "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
+    "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
+    "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
 }
 
 

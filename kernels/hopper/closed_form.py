@@ -57,13 +57,13 @@ class ClosedForm:
         return self.RANK(work.place(), word, kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
 
     @gluon.jit
-    def begin(self, kv):
-        """What `following` wants for the first step."""
+    def begin(self, step, kv):
+        """What `following` wants for the first step of a role, which is `step`."""
         return 0
 
     @gluon.jit
-    def following(self, ahead, step, steps, kv):
-        """(word of a step, what `following` wants for the next one), for one who walks step by step."""
+    def following(self, ahead, step, after, steps, kv):
+        """(word of a step, what `following` wants for the role's next one, which is `after`)."""
         return self.word(step, kv), ahead
 
     @gluon.jit

@@ -37,7 +37,7 @@ def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         kv_row = kv * work.BLOCK_KV - work.first_key()
-        ahead = walk.begin(kv)
+        ahead = walk.begin(0, kv)
         steps = walk.steps(kv)
         if steps > 0:
             # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
@@ -49,7 +49,7 @@ def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             if TAIL:
                 load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
         for step in range(steps):
-            word, ahead = walk.following(ahead, step, steps, kv)
+            word, ahead = walk.following(ahead, step, step + 1, steps, kv)
             q = walk.q_tile(word)
             q_row = q * work.BLOCK_Q - work.first_row()
             row = work.tile_index(q) * work.BLOCK_Q

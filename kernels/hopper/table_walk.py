@@ -10,10 +10,10 @@ some of its heads, where heads differ:
 Note [What consumers are told]
     Every load from global memory goes to the L2 cache: a reducer that has seen its turn empties the first one.  A
     consumer that loaded a word would wait for it, and in a step whose word asks for the mask also for codes.  So the
-    producer, who is a step ahead, loads every word a step before it needs it, and puts it into shared memory before the
-    dO of the step is announced; the codes of the queries go there by asynchronous copies that arrive with the dO.
-    Consumers keep the codes of their keys in registers.  Reducers load their words themselves, and have the time.
-    Bytes of a dense mask are read where they are needed.
+    producer, who is a step ahead, puts words into shared memory before the dO of their steps is announced; the codes of
+    the queries go there by asynchronous copies that arrive with the dO.  Consumers keep the codes of their keys in
+    registers.  Producer and reducers load every word a step of theirs before they need it.  Bytes of a dense mask are
+    read where they are needed.
 """
 
 from triton.experimental import gluon
@@ -104,17 +104,18 @@ class TableWalk:
         return (word >> WORD_BITS) & ((1 << WORD_BITS) - 1)
 
     @gluon.jit
-    def begin(self, kv):
-        """The first word of the walk of kv tile `kv`; any number where there is none.
+    def begin(self, step, kv):
+        """The word of a role's first step in the walk of kv tile `kv`; any number where there is no such step.
 
         The load is volatile: any other would be put off until the number of steps is there, which is loaded, too.
         """
-        return gl.load(self.words + self._row(self._existing(kv)) * self.work.n_q, volatile=True)
+        n_q = self.work.n_q
+        return gl.load(self.words + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True)
 
     @gluon.jit
-    def following(self, ahead, step, steps, kv):
-        """(word of a step, that of the next one), for one who walks step by step and has the first from `begin`."""
-        return ahead, self.word(gl.minimum(step + 1, steps - 1), kv)
+    def following(self, ahead, step, after, steps, kv):
+        """(word of a step, that of the role's next one, which is `after`); the first is from `begin`."""
+        return ahead, self.word(gl.minimum(after, steps - 1), kv)
 
     @gluon.jit
     def tell(self, word, slot, full):
