@@ -84,7 +84,7 @@ class DataExpected(Expected):
         if self.pairs[b][q][kv] == FULL:
             return set()
         row = b * self.launch.q_len + q * BLOCK_Q + half * BLOCK_Q // self.halves
-        return {("q_codes", row, -2), ("kv_codes", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
+        return {("q_codes", row), ("kv_codes", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
 
     def _with_codes(self, terms: list[set[Any]], b: int, column: Column) -> list[set[Any]]:
         pieces = itertools.product((q for q, _ in column.steps), range(self.halves))
@@ -163,8 +163,16 @@ CONTROLS = {
     "one table for all heads": ("gl.where(work.place() >= self.first_mirrored, 1, 0)", "0"),
     "query head for place": ("work.place() >= self.first_mirrored", "work.q_head() >= self.first_mirrored"),
     "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
-    "codes of the first batch element": ("(batch * work.kv_len + rows)", "(rows)"),
-    "codes of the first half": ("q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]", "q_tile(word) * work.BLOCK_Q"),
+    "keys of the first batch element": ("(work.batch * work.kv_len + keys)", "(keys)"),
+    "queries of the first batch element": ("(work.batch * work.q_len + places)", "(places)"),
+    "codes of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
+    "codes in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
+    "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
+    "codes of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
+    "the word of another slot": ("told_words.index(here(slot))", "told_words.index(here((slot + 1) % 2))"),
+    "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
+    "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
+    "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
 }
 
 

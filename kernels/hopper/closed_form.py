@@ -57,6 +57,25 @@ class ClosedForm:
         return self.RANK(work.place(), word, kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
 
     @gluon.jit
+    def begin(self, step, kv):
+        """What `following` wants for the first step of a role, which is `step`."""
+        return 0
+
+    @gluon.jit
+    def following(self, ahead, step, after, steps, kv):
+        """(word of a step, what `following` wants for the role's next one, which is `after`)."""
+        return self.word(step, kv), ahead
+
+    @gluon.jit
+    def tell(self, word, slot, full):
+        """Nothing: the consumers know the word of a step."""
+
+    @gluon.jit
+    def expected(self, step, kv):
+        """What a consumer gives to `told` of the mask."""
+        return self.word(step, kv)
+
+    @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
         """The mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
         work = self.work
@@ -97,7 +116,12 @@ class BandMask:
         return word
 
     @gluon.jit
-    def applied(self, p, q_tile, PIECE: gl.constexpr):
+    def told(self, word, slot):
+        """The word of a step whose dO is in this slot of its ring."""
+        return word
+
+    @gluon.jit
+    def applied(self, p, q_tile, slot, PIECE: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
         if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
             if (q_tile < self.first) | (q_tile >= self.end):

@@ -71,7 +71,7 @@ def consume(
             if LEFT_IN_REGISTERS:
                 v = shared.v.load(left_operand(layout_s))
         for step in range(steps):
-            word = walk.word(step, kv)
+            word = walk.expected(step, kv)
             q_it = first_q_it + step
             if STEP == "overlapped":
                 s, dk, dv = overlapped_step(

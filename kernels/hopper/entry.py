@@ -10,8 +10,8 @@ from .consumer import consume
 from .dropout import AllKept, Dropout
 from .producer import produce
 from .reducer import reduce
-from .table_walk import TableWalk
-from .work import Work, allocate_shared
+from .table_walk import TableWalk, allocate_told
+from .work import Work, allocate_shared, pieces
 
 
 @gluon.jit
@@ -51,9 +51,10 @@ def hopper_backward(
         KV_TILE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
     )  # fmt: skip
     if HAS_CODES or HAS_DENSE:
+        told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
         walk = TableWalk(
             work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
-            dense_b, dense_h, dense_i, dense_j, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
+            dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)

@@ -37,6 +37,7 @@ def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         kv_row = kv * work.BLOCK_KV - work.first_key()
+        ahead = walk.begin(0, kv)
         steps = walk.steps(kv)
         if steps > 0:
             # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
@@ -48,7 +49,8 @@ def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
             if TAIL:
                 load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
         for step in range(steps):
-            q = walk.q_tile(walk.word(step, kv))
+            word, ahead = walk.following(ahead, step, step + 1, steps, kv)
+            q = walk.q_tile(word)
             q_row = q * work.BLOCK_Q - work.first_row()
             row = work.tile_index(q) * work.BLOCK_Q
             it = done + step
@@ -68,6 +70,7 @@ def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                 load_rows(v_desc, b, head, kv_row, full, shared.v)
             do_slot = it % shared.STAGES
             full = shared.do_full.index(do_slot)
+            walk.tell(word, do_slot, full)
             mbarrier.expect(full, DO_BYTES)
             for h in gl.static_range(HALVES):
                 piece = do_slot * HALVES + h

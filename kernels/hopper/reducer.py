@@ -21,8 +21,11 @@ def reduce(walk, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.cons
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         steps = walk.steps(kv)
-        for it in range(done + (WARP + WARPS - done % WARPS) % WARPS, done + steps, WARPS):
-            word = walk.word(it - done, kv)
+        first = done + (WARP + WARPS - done % WARPS) % WARPS
+        ahead = walk.begin(first - done, kv)
+        for it in range(first, done + steps, WARPS):
+            step = it - done
+            word, ahead = walk.following(ahead, step, step + WARPS, steps, kv)
             rank = walk.rank(word, kv)
             tile = work.tile_index(walk.q_tile(word))
             slot = it % shared.DQ_STAGES

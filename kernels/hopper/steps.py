@@ -37,11 +37,11 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, drops, s, scale_log2, lse, word, PIECE: gl.constexpr):
+def probabilities(mask, drops, s, scale_log2, lse, word, do_slot, PIECE: gl.constexpr):
     """P of a piece of the queries of a step, from their scores; signed, see `dropout`."""
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
-    return drops.marked(mask.applied(p, word, PIECE), mask.q_tile(word), mask.kv, PIECE)
+    return drops.marked(mask.applied(p, word, do_slot, PIECE), mask.q_tile(word), mask.kv, PIECE)
 
 
 @gluon.jit
@@ -157,11 +157,12 @@ def overlapped_step(shared, mask, drops, scale_log2, word, q_it, it, first_q_it,
     """
     slot = q_it % shared.Q_STAGES
     do_slot = wait_for_do(shared, it)
+    word = mask.told(word, do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     before = gl.maximum(q_it - 1, first_q_it) % shared.Q_STAGES
     dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
-    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, 0)
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, do_slot)
@@ -190,7 +191,9 @@ def halved_step(
     if not AHEAD:
         wait_for_q(shared, q_it)
     tile = q_it % shared.Q_STAGES * 2
-    do_tile = wait_for_do(shared, it) * 2
+    do_slot = wait_for_do(shared, it)
+    word = mask.told(word, do_slot)
+    do_tile = do_slot * 2
     do0 = shared.do.index(do_tile)
     do1 = shared.do.index(do_tile + 1)
     if AHEAD:
@@ -200,7 +203,7 @@ def halved_step(
         s0 = scores(k, shared, tile, zero)
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s0 = warpgroup_mma_wait(1, deps=(s0,))
-    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, 0)
+    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
     ds0 = gradient_of_scores(shared, drops, p, dp0, do_tile)
@@ -212,7 +215,7 @@ def halved_step(
         s1 = scores(k, shared, tile + 1, zero)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
-    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, 1)
+    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, do_slot, 1)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
     ds1 = gradient_of_scores(shared, drops, p, dp1, do_tile + 1)
@@ -239,10 +242,11 @@ def shared_step(shared, mask, drops, scale_log2, word, q_it, it, dk, dv, zero, W
     slot = wait_for_q(shared, q_it)
     s = scores(shared.k, shared, slot, zero)
     do_slot = wait_for_do(shared, it)
+    word = mask.told(word, do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
-    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, 0)
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
     shared.p.store(drops.rounded(p, shared.k.dtype))
     fence_async_shared()
     role_barrier()

@@ -7,16 +7,22 @@ some of its heads, where heads differ:
 * `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
   its steps; what follows them is never read.
 
-Every role reads the word of a step for itself: the words of a walk lie side by side, so the first level of the cache
-has them nearly always.  Whatever else is data is read where it is needed, in the steps whose word asks for the mask.
+Note [What consumers are told]
+    Every load from global memory goes to the L2 cache: a reducer that has seen its turn empties the first one.  A
+    consumer that loaded a word would wait for it, and in a step whose word asks for the mask also for codes.  So the
+    producer, who is a step ahead, puts words into shared memory before the dO of their steps is announced; the codes of
+    the queries go there by asynchronous copies that arrive with the dO.  Consumers keep the codes of their keys in
+    registers.  Producer and reducers load every word a step of theirs before they need it.  Bytes of a dense mask are
+    read where they are needed.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy
 from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import TILE_BITS
-from .operations import here
+from .operations import here, role_barrier
 from .work import Work
 
 WORD_BITS = gl.constexpr(TILE_BITS)
@@ -30,7 +36,8 @@ class TableWalk:
     The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  With
     HAS_CODES, q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone;
     none has -1, and no key has -2.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides dense_b,
-    dense_h, dense_i and dense_j; 0 hides.
+    dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a ring of
+    words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
     """
 
     work: Work
@@ -46,6 +53,8 @@ class TableWalk:
     dense_h: gl.tensor
     dense_i: gl.tensor
     dense_j: gl.tensor
+    told_words: gl.shared_memory_descriptor
+    told_codes: gl.shared_memory_descriptor
     HAS_LO: gl.constexpr
     HAS_HI: gl.constexpr
     HAS_CODES: gl.constexpr
@@ -54,7 +63,7 @@ class TableWalk:
     @gluon.constexpr_function
     def __init__(
         self, work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
-        dense_b, dense_h, dense_i, dense_j, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
+        dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
     ):  # fmt: skip
         self.work = work
         self.visits = visits
@@ -69,6 +78,8 @@ class TableWalk:
         self.dense_h = dense_h
         self.dense_i = dense_i
         self.dense_j = dense_j
+        self.told_words = told_words
+        self.told_codes = told_codes
         self.HAS_LO = gl.constexpr(HAS_LO)
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
@@ -77,9 +88,8 @@ class TableWalk:
     @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`; none past the last one."""
-        n_kv = (self.work.kv_len + self.work.BLOCK_KV - 1) // self.work.BLOCK_KV
-        steps = gl.load(self.visits + self._row(gl.minimum(kv, n_kv - 1)))
-        return gl.where(kv < n_kv, steps, 0)
+        steps = gl.load(self.visits + self._row(self._existing(kv)))
+        return gl.where(kv * self.work.BLOCK_KV < self.work.kv_len, steps, 0)
 
     @gluon.jit
     def word(self, step, kv):
@@ -94,9 +104,54 @@ class TableWalk:
         return (word >> WORD_BITS) & ((1 << WORD_BITS) - 1)
 
     @gluon.jit
+    def begin(self, step, kv):
+        """The word of a role's first step in the walk of kv tile `kv`; any number where there is no such step.
+
+        The load is volatile: any other would be put off until the number of steps is there, which is loaded, too.
+        """
+        n_q = self.work.n_q
+        return gl.load(self.words + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True)
+
+    @gluon.jit
+    def following(self, ahead, step, after, steps, kv):
+        """(word of a step, that of the role's next one, which is `after`); the first is from `begin`."""
+        return ahead, self.word(gl.minimum(after, steps - 1), kv)
+
+    @gluon.jit
+    def tell(self, word, slot, full):
+        """Tell consumers what they need besides tiles, before the barrier of this slot of dO, `full`, is armed."""
+        work = self.work
+        if self.HAS_CODES:
+            ROWS: gl.constexpr = self.told_codes.shape[1]
+            PIECES: gl.constexpr = work.BLOCK_Q // ROWS
+            rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
+            for piece in gl.static_range(PIECES):
+                places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
+                codes = self.told_codes.index(slot * PIECES + piece)
+                async_copy.async_copy_global_to_shared(codes, self.q_codes + (work.batch * work.q_len + places))
+            async_copy.mbarrier_arrive(full)
+        self.told_words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
+        role_barrier()
+
+    @gluon.jit
+    def expected(self, step, kv):
+        """What a consumer gives to `told` of the mask, which does not look at it."""
+        return step
+
+    @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
-        """The mask of scores [BLOCK_KV, q rows] of kv tile `kv`, in any layout."""
-        return DataMask(self, kv)
+        """The mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
+        work = self.work
+        kv_codes = kv
+        if self.HAS_CODES:  # past the end there is a code that no query has
+            keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
+            kv_codes = gl.load(self.kv_codes + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1)
+        return DataMask(self, kv, kv_codes)
+
+    @gluon.jit
+    def _existing(self, kv):
+        """`kv`, or the last kv tile where it is past that."""
+        return gl.minimum(kv, (self.work.kv_len + self.work.BLOCK_KV - 1) // self.work.BLOCK_KV - 1)
 
     @gluon.jit
     def _row(self, kv):
@@ -110,52 +165,93 @@ class TableWalk:
 
 @aggregate
 class DataMask:
-    """Which scores of kv tile `kv` count: those that the band, the codes and the dense mask all let through."""
+    """Which scores of kv tile `kv` count: those that the band, the codes and the dense mask all let through.
+
+    kv_codes: those of its keys, if the mask has codes.
+    """
 
     walk: TableWalk
     kv: gl.tensor
+    kv_codes: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, walk, kv):
+    def __init__(self, walk, kv, kv_codes):
         self.walk = walk
         self.kv = kv
+        self.kv_codes = kv_codes
 
     @gluon.jit
     def q_tile(self, word):
         return self.walk.q_tile(word)
 
     @gluon.jit
-    def applied(self, p, word, PIECE: gl.constexpr):
+    def told(self, word, slot):
+        """The word of a step whose dO is in this slot of its ring."""
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        return gl.max(self.walk.told_words.index(here(slot)).load(layout), 0)
+
+    @gluon.jit
+    def applied(self, p, word, slot, PIECE: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
         if word >> (2 * WORD_BITS) != 0:
             work = self.walk.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-            q_rows = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1] + gl.arange(0, p.shape[1], columns)
+            q_row = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+            queries = gl.arange(0, p.shape[1], columns)
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
-            p = gl.where(self._sees(q_rows, rows), p, 0.0)
+            piece = slot * (work.BLOCK_Q // p.shape[1]) + PIECE
+            p = gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
+            if self.walk.HAS_DENSE:
+                p = gl.where(self._dense(q_row, queries, rows) != 0, p, 0.0)
         return p
 
     @gluon.jit
-    def _sees(self, q_rows, rows):
-        """Whether each query sees each key: [keys, queries], false past the lengths."""
+    def _dense(self, q_row, columns, rows):
+        """The dense mask of a piece, int32 [keys, queries]; past the lengths that of the last query or key.
+
+        No load has a condition, which would be in a register until it has come.
+        """
         walk = self.walk
         work = walk.work
-        batch = here(work.batch)
-        columns = gl.expand_dims(q_rows, 0)
+        keys = gl.expand_dims(gl.minimum(rows, work.kv_len - 1), 1).to(gl.int64)
+        queries = gl.expand_dims(gl.minimum(q_row + columns, work.q_len - 1), 0).to(gl.int64)
+        batch, q_head = here(work.batch), here(work.q_head())
+        start = walk.dense + batch.to(gl.int64) * walk.dense_b + q_head.to(gl.int64) * walk.dense_h
+        return gl.load(start + keys * walk.dense_j + queries * walk.dense_i).to(gl.int32)
+
+    @gluon.jit
+    def _sees(self, q_row, columns, rows, piece):
+        """Whether band and codes let each query of a piece see each key: [keys, queries], false for keys past the last.
+
+        For queries past the last it says anything: their P is zero.  q_row: the first query.
+        """
+        walk = self.walk
+        work = walk.work
         keys = gl.expand_dims(rows, 1)
-        if walk.HAS_CODES:  # past the lengths there are two codes that differ from each other and from all others
-            q_codes = gl.load(walk.q_codes + (batch * work.q_len + q_rows), mask=q_rows < work.q_len, other=-2)
-            kv_codes = gl.load(walk.kv_codes + (batch * work.kv_len + rows), mask=rows < work.kv_len, other=-1)
-            keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(kv_codes, 1)
+        if walk.HAS_CODES:
+            q_codes = walk.told_codes.index(piece).load(columns.type.layout)
+            keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
         else:
-            keep = (columns < work.q_len) & (keys < work.kv_len)
+            keep = keys < work.kv_len
+        # In a matmul's result bits 1 and 2 of a column are the thread's, the others those of the register: a register
+        # is compared to its own constant.
+        columns = gl.expand_dims(columns, 0)
+        registers = columns & ~6
+        threads = keys - (columns & 6)
         if walk.HAS_LO:
-            keep = keep & (columns - keys >= work.lo)
+            keep = keep & (registers >= threads + (work.lo - q_row))
         if walk.HAS_HI:
-            keep = keep & (columns - keys <= work.hi)
-        if walk.HAS_DENSE:
-            start = walk.dense + batch.to(gl.int64) * walk.dense_b + here(work.q_head()).to(gl.int64) * walk.dense_h
-            place = columns.to(gl.int64) * walk.dense_i + keys.to(gl.int64) * walk.dense_j
-            keep = keep & (gl.load(start + place, mask=keep, other=0) != 0)
+            keep = keep & (registers <= threads + (work.hi - q_row))
         return keep
+
+
+@gluon.jit
+def allocate_told(BLOCK_Q: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, HAS_CODES: gl.constexpr):
+    """(told_words, told_codes) of a `TableWalk`; the latter is the former without codes."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    words = gl.allocate_shared_memory(gl.int32, [STAGES, 1], layout)
+    codes = words
+    if HAS_CODES:
+        codes = gl.allocate_shared_memory(gl.int32, [STAGES * PIECES, BLOCK_Q // PIECES], layout)
+    return words, codes

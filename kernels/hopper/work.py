@@ -94,6 +94,12 @@ class Work:
         return (self.batch * self.q_heads + self.q_head()) * self.n_q + q
 
 
+@gluon.constexpr_function
+def pieces(step):
+    """Pieces of a q tile in shared memory, for a form of a step."""
+    return 2 if step == "halved" else 1
+
+
 @gluon.jit
 def _barriers(COUNT: gl.constexpr):
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
@@ -183,7 +189,7 @@ def allocate_shared(
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    HALVES: gl.constexpr = 2 if STEP == "halved" else 1
+    HALVES: gl.constexpr = pieces(STEP)
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if STEP == "shared":

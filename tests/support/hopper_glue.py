@@ -105,7 +105,7 @@ class Tile:
     """A tile in shared memory, in blocks as descriptors see them.
 
     blocks: what each holds, None while a copy is under way; readers: matmuls and bulk stores that may still read it;
-    unfenced: written by threads, not yet visible to matmuls and TMA.
+    unfenced: written by threads, not yet visible to matmuls and TMA; first: as of a `Value`.
     """
 
     def __init__(self, simulation: Simulation, name: str, shape: Sequence[int], dtype: DType) -> None:
@@ -113,6 +113,7 @@ class Tile:
         self.blocks: dict[int, tuple[Any, ...] | None] = {}
         self.readers: list[Any] = []
         self.unfenced = False
+        self.first: int | None = None
 
     def permute(self, _: Any) -> Tile:
         return self
@@ -145,12 +146,12 @@ class Tile:
     def store(self, value: Value) -> None:
         assert math.prod(value.shape) == math.prod(self.shape), (value.shape, self.shape)
         self.check_free()
-        self.blocks, self.unfenced = {0: value.read()}, True
+        self.blocks, self.unfenced, self.first = {0: value.read()}, True, value.first
         assert self.simulation.current is not None
         self.simulation.current.written.append(self)
 
     def load(self, _: Any) -> Value:
-        return Value(self.shape, self.contents())
+        return Value(self.shape, self.contents(), first=self.first)
 
 
 class Ring:
@@ -216,6 +217,7 @@ class Role:
     written: list[Tile] = field(default_factory=list)
     fenced: list[Tile] = field(default_factory=list)
     storing: list[Tile] = field(default_factory=list)
+    copying: list[tuple[Tile, Pointer]] = field(default_factory=list)
 
 
 class Store(NamedTuple):
@@ -411,6 +413,23 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
         s.copies.append(arrive)
 
+    def copy_in_threads(tile: Tile, pointer: Pointer) -> None:
+        tile.check_free()
+        tile.blocks = {0: None}
+        current().copying.append((tile, pointer))
+
+    def arrive_with_copies(barrier: Barrier) -> None:
+        begun = list(current().copying)
+        current().copying.clear()
+        barrier.arrivals += 1
+
+        def arrive() -> None:
+            for tile, pointer in begun:
+                tile.blocks = {0: ((pointer.name, pointer.offset),)}
+            barrier.arrive(1)
+
+        s.copies.append(arrive)
+
     def copy_out(how: str) -> Callable[..., None]:
         def copy(desc: Descriptor, coordinates: Sequence[int], source: tuple[Tile, int]) -> None:
             tile = source[0]
@@ -472,7 +491,9 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         s.sums[pointer] = Value(what.shape, load(pointer, ".cg").parts + what.read())
         return None
 
-    def load(pointer: Pointer, cache_modifier: str = "", mask: Any = None, other: int | None = None) -> Any:
+    def load(
+        pointer: Pointer, cache_modifier: str = "", mask: Any = None, other: int | None = None, volatile: bool = False
+    ) -> Any:
         if pointer.name in s.memory:
             return s.memory[pointer.name][pointer.offset]
         if mask is not None:  # an operand of the mask
@@ -490,6 +511,14 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             return condition * a * b
         return a if condition else b
 
+    def minimum(a: Any, b: Any) -> Any:
+        return a if isinstance(a, Value) else min(a, b)
+
+    def largest(value: Value, axis: int) -> int:
+        if value.shape != [1] or value.first is None:
+            raise Fault("a word is read before it is written")
+        return value.first
+
     def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:
         assert len(partitions) - 1 == len(warps) == len(registers)
         s.specialise(partitions)
@@ -502,7 +531,9 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
-        int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max, minimum=min, where=where,
+        int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max, minimum=minimum,
+        where=where, max=largest, full=lambda shape, number, *_: Value(shape, first=number),
+        BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: "rows",
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
         NVMMASharedLayout=_SharedLayout, allocate_shared_memory=allocate, warp_specialize=specialise,
         zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first], first=first), exp2=same,
@@ -522,6 +553,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
+        "async_copy": SimpleNamespace(async_copy_global_to_shared=copy_in_threads, mbarrier_arrive=arrive_with_copies),
         "TILE_BITS": TILE_BITS, "here": same,
         "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip
