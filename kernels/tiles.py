@@ -24,6 +24,13 @@ Note [Log-sum-exp in two parts]
     `finfo.min`, which is a uniform softmax.  So the forward of a call with a bias writes two numbers per row, the
     largest score and the logarithm in base 2 of the sum of exp(score - largest), and the backward reads both.  LSE is
     then [batch, q heads, 2 * q_len]: all rows of the first number, then all of the second.
+
+Note [Rows of a tile of pairs]
+    The dk/dv kernel multiplies by P and dS from the left, with a row for each key.  Matmuls give them that way (BY_KEY,
+    [keys, queries]), so that they stay in registers.  But where one number is read for each pair, a bias or a dense
+    mask, tiles have a row for each query, as memory has (not BY_KEY, [queries, keys]): such a tile is loaded ahead into
+    shared memory as it is, and what there is once for each query is in registers once for each row.  P and dS are then
+    transposed through shared memory, rounded to 16 bits.
 """
 
 import triton
@@ -184,6 +191,51 @@ def probabilities(s, bias, lse, excess, scale, HAS_BIAS: tl.constexpr):
         return tl.math.exp2(tl.math.fma(tl.math.fma(s, scale, bias) - lse, log2e, -excess))
     else:
         return tl.math.exp2(s * (scale * log2e) - lse)
+
+
+@triton.jit
+def by_query(x, BY_KEY: tl.constexpr):
+    """A vector with one entry for each query, as it broadcasts to a tile of pairs; Note [Rows of a tile of pairs]."""
+    if BY_KEY:
+        return x[None, :]
+    else:
+        return x[:, None]
+
+
+@triton.jit
+def by_key(x, BY_KEY: tl.constexpr):
+    """A vector with one entry for each key, as it broadcasts to a tile of pairs."""
+    if BY_KEY:
+        return x[:, None]
+    else:
+        return x[None, :]
+
+
+@triton.jit
+def pair_products(of_queries, of_keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
+    """The products of the rows [queries, columns] and [keys, columns] of two tiles, a tile of pairs."""
+    if BY_KEY:
+        return tl.dot(of_keys, tl.trans(of_queries), input_precision=PRECISION)
+    else:
+        return tl.dot(of_queries, tl.trans(of_keys), input_precision=PRECISION)
+
+
+@triton.jit
+def rows_of_keys(pairs, BY_KEY: tl.constexpr):
+    """A tile of pairs as [keys, queries]."""
+    if BY_KEY:
+        return pairs
+    else:
+        return tl.trans(pairs)
+
+
+@triton.jit
+def rows_of_queries(pairs, BY_KEY: tl.constexpr):
+    """A tile of pairs as [queries, keys]."""
+    if BY_KEY:
+        return tl.trans(pairs)
+    else:
+        return pairs
 
 
 @triton.jit
