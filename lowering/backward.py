@@ -1,4 +1,4 @@
-"""Lowering of the backward, with a bias's gradient or without: a Triton template per kernel, or a call of the operator.
+"""Lowering of the backward, with a bias's gradient or without: a template per kernel, or a call of the operator.
 
 Templates exist for the families that `kernels.registry` says; Gluon kernels are launched by the operator.
 """
