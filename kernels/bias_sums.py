@@ -15,23 +15,32 @@ import triton
 import triton.language as tl
 
 from .schedule_functions import dash_kv_range
+from .tiles import prefetch
 
 
 @triton.jit
 def add_to_sum(
     sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ADDS: tl.constexpr,
+    AHEAD: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Add p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv); after the last addend, write it.
 
     sums: (SUMS, begins, ends, gradient, strides).  SUMS: fp32 [q tiles, kv tiles, BLOCK_Q * BLOCK_KV] of a plane, which
     is not used unless ADDS; begins and ends: whether this is the first addend of the plane, and the last; gradient:
     pointer to the first element of the plane's gradient, strides (row, key).
+
+    The sum of tile pair (q_tile, kv + AHEAD) is asked to be in the L2 cache soon.
     """
     SUMS, begins, ends, gradient, strides = sums
     if ADDS:
         places = tl.arange(0, BLOCK_Q * BLOCK_KV)
-        tile = SUMS + (q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) + kv) * (BLOCK_Q * BLOCK_KV)
+        n_kv = tl.cdiv(kv_len, BLOCK_KV)
+        row = SUMS + q_tile.to(tl.int64) * n_kv * (BLOCK_Q * BLOCK_KV)
+        tile = row + kv * (BLOCK_Q * BLOCK_KV)
+        lines = tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16  # 64 bytes each
+        later = row + tl.minimum(kv + AHEAD, n_kv - 1) * (BLOCK_Q * BLOCK_KV)
+        prefetch(later + tl.where(begins, 0, lines), INTERPRET)  # where there is no sum yet, nothing worth a request
         before = tl.load(tile + places, mask=(places >= 0) & (begins == 0), other=0.0)
         total = tl.math.fma(p, dp, by_pairs(before, BLOCK_Q, BLOCK_KV))
         if ends:

@@ -27,6 +27,7 @@ from .tiles import (
     load_tile,
     load_valid,
     pair_products,
+    prefetch_bias,
     probabilities,
     rows_of_keys,
     rows_of_queries,
@@ -93,7 +94,13 @@ def dkdv_tile(
         q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)
         lse_head = head_start(LSE, b, hq, lse_strides)
         row = (b * heads * GROUP + hq).to(tl.int64)
+        AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
+        for step in range(tl.minimum(AHEAD, steps)):
+            q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
+            prefetch_bias(data, b, hq, q_tile, kv, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         for step in tl.range(0, steps, num_stages=STAGES):
+            later = dash_q_tile(h, kv, tl.minimum(step + AHEAD, steps - 1), walk, BLOCK_Q, BLOCK_KV)
+            prefetch_bias(data, b, hq, later, kv, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)

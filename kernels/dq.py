@@ -16,6 +16,7 @@ from .tiles import (
     load_sums,
     load_tile,
     load_valid,
+    prefetch_bias,
     probabilities,
     visible,
 )
@@ -30,6 +31,7 @@ def dq_tile(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
@@ -54,7 +56,11 @@ def dq_tile(
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
+    AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
+    for kv in range(first, tl.minimum(first + AHEAD, end)):
+        prefetch_bias(data, b, hq, q_tile, kv, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
     for kv in tl.range(first, end, num_stages=STAGES):
+        prefetch_bias(data, b, hq, q_tile, kv + AHEAD, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
@@ -83,7 +89,9 @@ def dq_tile(
                 keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything
                 p, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
         if GRADIENT:
-            add_to_sum(sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len, BLOCK_Q, BLOCK_KV, ADDS)
+            add_to_sum(
+                sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len, BLOCK_Q, BLOCK_KV, ADDS, AHEAD, INTERPRET
+            )
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if HAS_BIAS:
         dq = tl.where((lse != float("inf"))[:, None], dq, 0.0)

@@ -158,7 +158,7 @@ _DQ_TAIL = """
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
         b, hq, q_tile, walk, SCALE, sums,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -216,7 +216,7 @@ _DQ_BIAS_TAIL = """
             q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
             b, hq, q_tile, walk, SCALE, sums,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+            DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
