@@ -20,9 +20,8 @@ from .tiles import prefetch
 
 @triton.jit
 def add_to_sum(
-    sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ADDS: tl.constexpr,
-    AHEAD: tl.constexpr, INTERPRET: tl.constexpr,
+    sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len, later, wanted,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ADDS: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Add p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv); after the last addend, write it.
 
@@ -30,17 +29,15 @@ def add_to_sum(
     is not used unless ADDS; begins and ends: whether this is the first addend of the plane, and the last; gradient:
     pointer to the first element of the plane's gradient, strides (row, key).
 
-    The sum of tile pair (q_tile, kv + AHEAD) is asked to be in the L2 cache soon.
+    The sum of tile pair (q_tile, later) is asked to be in the L2 cache soon, if that is `wanted`.
     """
     SUMS, begins, ends, gradient, strides = sums
     if ADDS:
         places = tl.arange(0, BLOCK_Q * BLOCK_KV)
-        n_kv = tl.cdiv(kv_len, BLOCK_KV)
-        row = SUMS + q_tile.to(tl.int64) * n_kv * (BLOCK_Q * BLOCK_KV)
+        row = SUMS + q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
         tile = row + kv * (BLOCK_Q * BLOCK_KV)
-        lines = tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16  # 64 bytes each
-        later = row + tl.minimum(kv + AHEAD, n_kv - 1) * (BLOCK_Q * BLOCK_KV)
-        prefetch(later + tl.where(begins, 0, lines), INTERPRET)  # where there is no sum yet, nothing worth a request
+        if wanted & (begins == 0):
+            prefetch(row + later * (BLOCK_Q * BLOCK_KV) + tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16, INTERPRET)
         before = tl.load(tile + places, mask=(places >= 0) & (begins == 0), other=0.0)
         total = tl.math.fma(p, dp, by_pairs(before, BLOCK_Q, BLOCK_KV))
         if ends:

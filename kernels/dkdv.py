@@ -97,10 +97,10 @@ def dkdv_tile(
         AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
         for step in range(tl.minimum(AHEAD, steps)):
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
-            prefetch_bias(data, b, hq, q_tile, kv, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
+            prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         for step in tl.range(0, steps, num_stages=STAGES):
-            later = dash_q_tile(h, kv, tl.minimum(step + AHEAD, steps - 1), walk, BLOCK_Q, BLOCK_KV)
-            prefetch_bias(data, b, hq, later, kv, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
+            later, wanted = dash_q_tile(h, kv, step + AHEAD, walk, BLOCK_Q, BLOCK_KV), step + AHEAD < steps
+            prefetch_bias(data, b, hq, later, kv, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)

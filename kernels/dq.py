@@ -58,9 +58,10 @@ def dq_tile(
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
-        prefetch_bias(data, b, hq, q_tile, kv, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
+        prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
     for kv in tl.range(first, end, num_stages=STAGES):
-        prefetch_bias(data, b, hq, q_tile, kv + AHEAD, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
+        later, wanted = kv + AHEAD, kv + AHEAD < end
+        prefetch_bias(data, b, hq, q_tile, later, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
@@ -90,7 +91,21 @@ def dq_tile(
                 p, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
         if GRADIENT:
             add_to_sum(
-                sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len, BLOCK_Q, BLOCK_KV, ADDS, AHEAD, INTERPRET
+                sums,
+                p,
+                dp,
+                q_tile,
+                kv,
+                q_rows,
+                kv_rows,
+                q_len,
+                kv_len,
+                later,
+                wanted,
+                BLOCK_Q,
+                BLOCK_KV,
+                ADDS,
+                INTERPRET,
             )
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if HAS_BIAS:

@@ -119,7 +119,7 @@ def render_dq_bias(
     """
     _, q_len, _ = _sizes(site)
     bounds = site.band.lo is not None, site.band.hi is not None
-    tiles = templates.bias_tiles(plan)
+    tiles = templates.dq_bias_tiles(plan)
     text = templates.dq_bias_template(*bounds, templates.reads(site.call), adds=bool(summed))
     programs = _planes(site, summed) * -(-q_len // tiles.block_q)
     extra = templates.dq_constants(summed)
@@ -137,7 +137,7 @@ def render_bias_gradient(
     """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
     _, q_len, kv_len = _sizes(site)
     bounds = site.band.lo is not None, site.band.hi is not None
-    tiles = templates.bias_tiles(plan)
+    tiles = templates.bias_gradient_tiles(plan)
     text = templates.bias_gradient_template(*bounds, templates.reads(site.call))
     programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
     extra = templates.bias_gradient_constants(summed)

@@ -241,7 +241,7 @@ _FORWARD_TAIL = """
         Q, K, V, q_strides, k_strides, v_strides, data, drop,
         b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        HAS_DENSE, HAS_BIAS, DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        HAS_DENSE, HAS_BIAS, DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
@@ -513,14 +513,26 @@ def dq_constants(summed: Sequence[int] | None = None) -> dict[str, Any]:
     return {"GRADIENT": summed is not None, "ADDS": bool(summed)} | of_bias
 
 
-def bias_tiles(plan: Plan) -> Tiles:
-    """Tiles of the kernels that make the bias's gradient, equal ones for all of them, on which its bits depend.
+def bias_gradient_tiles(plan: Plan) -> Tiles:
+    """Tiles of the kernel of the bias's gradient.
 
-    Those of the dq kernel where the plan has one.  Tiles of pairs are loaded ahead too: more than two stages do not fit
-    into shared memory, and where the dk/dv kernel has one alone, there are no registers for two.
+    Tiles of queries and pairs are loaded ahead too: more than two stages do not fit into shared memory, and where the
+    dk/dv kernel has one alone, there are no registers for two.
     """
     tiles = plan.dq or plan.dkdv
     return replace(tiles, num_stages=min(2, tiles.num_stages, plan.dkdv.num_stages))
+
+
+def dq_bias_tiles(plan: Plan) -> Tiles:
+    """Tiles of the dq kernel that also makes the bias's gradient, in place of the plan's for dq.
+
+    Tiles of pairs are loaded ahead too, and of more than two stages they fit into shared memory with half of the keys
+    alone.  In 16 bits that changes no sum: an instruction adds up 16 keys, whatever the tile has.
+    """
+    assert plan.dq is not None
+    if plan.dq.num_stages > 2:
+        return replace(plan.dq, block_kv=plan.dq.block_kv // 2)
+    return bias_gradient_tiles(plan)
 
 
 def signed_slope(scale: float) -> tuple[float, float]:

@@ -170,27 +170,31 @@ def load_bias(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_BIAS: tl.constexp
 
 @triton.jit
 def prefetch_bias(
-    data, b, hq, q_tile, kv, q_len, kv_len,
+    data, b, hq, q_tile, kv, wanted, q_len, kv_len,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the bias of tile pair (q_tile, kv), any numbers from 0 on, to be in the L2 cache soon.
+    """Ask for the bias of tile pair (q_tile, kv) to be in the L2 cache soon, if that is `wanted`.
 
     A loop's own loads ahead are for what is there already.  What a bias needs comes from the GPU's memory, few bytes of
     each of many rows, and takes longer than a step or two.
     """
     _keys, _ids, _dense, bias = data
-    if HAS_BIAS:
+    if HAS_BIAS and wanted:
         ptr, strides = bias
         # 64 bytes for each request, and the tile's columns at least once
         EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, BLOCK_KV)
         rows = tl.minimum(q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX), q_len - 1)
         keys = tl.minimum(kv * BLOCK_KV + tl.arange(0, BLOCK_KV // EVERY).to(INDEX) * EVERY, kv_len - 1)
-        prefetch(head_start(ptr, b, hq, strides) + rows[:, None] * strides[2] + keys[None, :] * strides[3], INTERPRET)
+        pointers = head_start(ptr, b, hq, strides) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
+        prefetch(pointers, INTERPRET)
 
 
 @triton.jit
 def prefetch(pointers, INTERPRET: tl.constexpr):
-    """Ask for what lies at these addresses, all of them readable, to be in the L2 cache soon."""
+    """Ask for what lies at these addresses, all of them readable, to be in the L2 cache soon.
+
+    In a loop that is pipelined it must stand in a branch: the compiler cannot make anything else of it conditional.
+    """
     if not INTERPRET:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1

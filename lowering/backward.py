@@ -162,7 +162,7 @@ class _Kernels:
         batch, heads, q_len = (
             int(x) if sympy.sympify(x).is_number else other for x, other in zip(size[:3], nominal, strict=True)
         )
-        return batch * heads * -(-q_len // templates.bias_tiles(self.plan).block_q) >= ENOUGH_PROGRAMS
+        return batch * heads * -(-q_len // templates.dq_bias_tiles(self.plan).block_q) >= ENOUGH_PROGRAMS
 
     def _dq(self) -> tuple[TensorBox, TensorBox]:
         """dq, and delta, by one kernel."""
@@ -184,7 +184,7 @@ class _Kernels:
 
     def _dq_bias(self, size: list[Any], summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox]:
         """dq, delta and the gradient of the bias, which has this size, by one kernel."""
-        delta, tiles = self._empty_delta(), templates.bias_tiles(self.plan)
+        delta, tiles = self._empty_delta(), templates.dq_bias_tiles(self.plan)
         gradient = empty(size, (0, 1, 2, 3), self._bias_dtype(), self.device)
         written = [gradient]
         if summed:
@@ -244,7 +244,7 @@ class _Kernels:
 
     def _bias_gradient(self, delta: TensorBox, size: list[Any], summed: Sequence[int]) -> TensorBox:
         """The gradient of the bias, which has this size, by a kernel of its own."""
-        tiles = templates.bias_tiles(self.plan)
+        tiles = templates.bias_gradient_tiles(self.plan)
         return template(
             f"dash_dbias_{self.name}",
             templates.bias_gradient_template(*self.bounds, templates.reads(self.call)),
