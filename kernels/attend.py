@@ -13,6 +13,9 @@ Note [Bits of the forward]
     3. A tile of which a row sees nothing leaves the row as it is: its largest score stays, so `shrink` is exactly 1,
        and zeros are added.
 
+    4. With a bias, a tile of pairs that is loaded may have a layout of its own, which depends on what is known of its
+       strides, and scores may take it over.  So there rows are summed by `row_sums`, in the same order in any layout.
+
     Hence neither EVEN_Q and EVEN_KV, which say what is known of lengths when a graph is compiled, nor the other rows
     of a tile change a bit.  The order inside a matmul or a row's sum follows from the tile shape and the number of
     warps.
@@ -32,6 +35,7 @@ from .tiles import (
     load_tile,
     load_valid,
     prefetch_bias,
+    row_sums,
     visible,
 )
 
@@ -91,7 +95,10 @@ def attend_range(
         else:
             p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
             shrink = tl.math.exp2(largest - shift)
-        total = tl.math.fma(total, shrink, tl.sum(p, 1))
+        if HAS_BIAS:
+            total = tl.math.fma(total, shrink, row_sums(p, BLOCK_Q, BLOCK_KV))
+        else:
+            total = tl.math.fma(total, shrink, tl.sum(p, 1))
         if DROPS:
             p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), p, 0.0)
         v = load_valid(

@@ -88,7 +88,7 @@ def dkdv_tile(
     ASKS_KEYS: tl.constexpr = HAS_KEYS and ORDERED
     ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or HAS_SEGMENTS or HAS_DENSE
     MASKED: tl.constexpr = ALWAYS_MASKED or HAS_LO or HAS_HI or not EVEN_KV
-    BY_KEY: tl.constexpr = not (HAS_DENSE or HAS_BIAS)
+    BY_KEY: tl.constexpr = not HAS_BIAS
     for g in range(GROUP):
         hq = h * GROUP + g
         q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)

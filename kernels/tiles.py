@@ -27,10 +27,10 @@ Note [Log-sum-exp in two parts]
 
 Note [Rows of a tile of pairs]
     The dk/dv kernel multiplies by P and dS from the left, with a row for each key.  Matmuls give them that way (BY_KEY,
-    [keys, queries]), so that they stay in registers.  But where one number is read for each pair, a bias or a dense
-    mask, tiles have a row for each query, as memory has (not BY_KEY, [queries, keys]): such a tile is loaded ahead into
-    shared memory as it is, and what there is once for each query is in registers once for each row.  P and dS are then
-    transposed through shared memory, rounded to 16 bits.
+    [keys, queries]), so that they stay in registers.  But where there is a bias, tiles have a row for each query, as
+    memory has (not BY_KEY, [queries, keys]): the bias is loaded ahead into shared memory as it is, and what there is
+    once for each query is in registers once for each row.  P and dS are then transposed through shared memory, rounded
+    to the dtype of the operands.
 """
 
 import triton
@@ -224,6 +224,18 @@ def probabilities(s, bias, lse, excess, scale, HAS_BIAS: tl.constexpr):
         return tl.math.exp2(tl.math.fma(tl.math.fma(s, scale, bias) - lse, log2e, -excess))
     else:
         return tl.math.exp2(s * (scale * log2e) - lse)
+
+
+@triton.jit
+def row_sums(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums of the rows of [ROWS, COLUMNS], in an order of their own, however the threads hold the tile.
+
+    Two numbers are added at a time: first those that a thread has of a matmul's result, then those of four threads.
+    """
+    sums = tl.sum(tl.reshape(tile, [ROWS, COLUMNS // 8, 4, 2]), 3)
+    for i in tl.static_range((COLUMNS // 8).bit_length() - 1):
+        sums = tl.sum(tl.reshape(sums, [ROWS, COLUMNS >> (4 + i), 2, 4]), 2)
+    return tl.sum(tl.sum(tl.reshape(sums, [ROWS, 2, 2]), 2), 1)
 
 
 @triton.jit

@@ -39,9 +39,9 @@ NEWER_THAN_3_8 = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 8)
 
 
 def rendered(
-    arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001
+    arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001, *, bias: bool = False
 ) -> standalone.Rendered:
-    call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125)
+    call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125, bias=Bias(Operand(1)) if bias else None)
     site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, call)  # type: ignore[arg-type]  # a name
     tiles = costs.forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
@@ -128,6 +128,24 @@ def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, tu
     assert dynamic == two, "a loop for full tiles and one for others"
     assert all(one[name] <= two[name] <= 2 * one[name] for name in one)
     assert two.keys() == one.keys()
+
+
+@pytest.mark.parametrize("length", [4096, 4008, 4001])
+@pytest.mark.parametrize("case", SAME, ids=lambda c: "-".join(map(str, c)))
+def test_rows_with_a_bias_are_summed_in_the_same_order_in_any_layout(
+    case: tuple[str, str, tuple[int, int]], length: int
+) -> None:
+    """Note [Bits of the forward], 4: two numbers at a time, whatever the alignment of the bias makes of layouts."""
+    kernel = rendered(*case, Band(), False, length, bias=True)
+    for known in (kernel, with_runtime_lengths(kernel)):
+        ttgir = compiled(known, case[0])[0]["ttgir"]
+        reductions = re.findall(
+            r'"tt\.reduce".*?axis = (\d).*?(arith\.\w+) .*?\}\) : \(tensor<([\dx]+)xf32', ttgir, re.DOTALL
+        )
+        sums = [shape.split("x")[int(axis)] for axis, kind, shape in reductions if kind == "arith.addf"]
+        assert {kind for _, kind, _ in reductions} == {"arith.addf", "arith.maxnumf"}
+        assert len(sums) >= 6
+        assert set(sums) == {"2"}
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
