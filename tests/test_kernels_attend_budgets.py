@@ -232,6 +232,22 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
         assert ("DENSE" in kernel.names) == (kind == "dense")
 
 
+def test_a_bias_is_loaded_ahead() -> None:
+    """On sm_90, for lengths that fill tiles: what the kernels of a backward with a bias's gradient are built for."""
+    call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
+    facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, call)
+    dq, dkdv, apart = standalone.render(portable_plan(facts, "sm_90"), facts)
+    for kernel in (dq, dkdv, apart):
+        asm, used = compiled(kernel, "sm_90")
+        assert not re.search(r"\b(red|atom)\.global", asm["ptx"]), "sums belong to one program"
+        assert max(used.spill_stores, used.spill_loads) <= 64, used
+        assert re.search(r"async_copy_global_to_local.*x!tt.ptr<bf16>.*-> <\d+x(32|64)xbf16", asm["ttgir"]), "the bias"
+        assert ("prefetch.global.L2" in asm["ptx"]) == (kernel is not apart)
+    assert "SUMS" in dq.names
+    assert re.search(r"async_copy_global_to_local.*-> <4096xf32", compiled(dq, "sm_90")[0]["ttgir"]), "the sums"
+    assert 2 * (compiled(dkdv, "sm_90")[1].shared_memory + 1024) <= 228 * 1024, "two CTAs of an SM hide each other"
+
+
 def test_every_class_has_tiles() -> None:
     for arch, bits, dim, value_dim in product(costs.WORKERS, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
         tiles = costs.forward_tiles(arch, bits, dim, value_dim)
