@@ -134,7 +134,7 @@ class _Kernels:
         """As `two_pass`, and the gradient of the bias: by the dq kernel, or by one of its own, with equal bits."""
         size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
         summed = [dim for dim in summed if not V.graph.sizevars.statically_known_equals(self.query.get_size()[dim], 1)]
-        if self._fills_gpu(size, summed):
+        if not summed or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
             dq, delta, gradient = self._dq_bias(size, summed)
         else:
             dq, delta = self._dq()
@@ -150,19 +150,6 @@ class _Kernels:
         delta = self._delta()
         size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
         return *self._one_pass(delta), self._bias_gradient(delta, size, summed)
-
-    def _fills_gpu(self, size: Sequence[Any], summed: Sequence[int]) -> bool:
-        """Whether programs that each own a q tile of the gradient of this size, for all that is summed, are enough.
-
-        Sizes that are not known when a graph is compiled count as nominal ones: this decides about speed alone.
-        """
-        if not summed:
-            return True
-        nominal = costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, costs.NOMINAL_LEN
-        batch, heads, q_len = (
-            int(x) if sympy.sympify(x).is_number else other for x, other in zip(size[:3], nominal, strict=True)
-        )
-        return batch * heads * -(-q_len // templates.dq_bias_tiles(self.plan).block_q) >= ENOUGH_PROGRAMS
 
     def _dq(self) -> tuple[TensorBox, TensorBox]:
         """dq, and delta, by one kernel."""
@@ -314,6 +301,22 @@ class _Kernels:
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:
         size = list(like.get_size())
         return FixedLayout(self.device, like.get_dtype(), size, stride=strides(size, order))
+
+
+def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
+    """Whether programs that each own a q tile of a bias's gradient of this size, for all that is summed, are enough.
+
+    Sizes that are not known when a graph is compiled count as nominal ones: this decides about speed alone.
+
+    Args:
+        size: batch elements and heads that are not summed, q_len, and kv_len, integers or sympy's.
+        block_q: rows of a q tile.
+    """
+    nominal = costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, costs.NOMINAL_LEN
+    batch, heads, q_len = (
+        int(x) if sympy.sympify(x).is_number else other for x, other in zip(size[:3], nominal, strict=True)
+    )
+    return batch * heads * -(-q_len // block_q) >= ENOUGH_PROGRAMS
 
 
 def _dkdv_grid(
