@@ -2,11 +2,11 @@
 
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
-    attention_bias_gradient(grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed) -> dbias
+    attention_backward_with_bias(grad_out, ..., site, summed) -> (dq, dk, dv, dbias)
     dropout_seed(like, site) -> seed
 
-The third one stands only in graphs that ask for the gradient of a bias.  It is [batch, q heads, q_len, kv_len], of
-which the dimensions `summed`, 0 or 1, are added up and have size 1.
+The third one stands in the place of the second where a graph asks for the gradient of a bias.  That is [batch, q heads,
+q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.
 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
@@ -47,14 +47,15 @@ _lib.define(
 _lib.define("dropout_seed(Tensor like, str site) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
 _lib.define(
-    "attention_bias_gradient(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    "Tensor[] extras, str call, str plan, str site, int[] summed) -> Tensor",
+    "attention_backward_with_bias(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, Tensor[] extras, str call, str plan, str site, int[] summed) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
 attention_forward = torch.ops.dash.attention_forward.default
 attention_backward = torch.ops.dash.attention_backward.default
-attention_bias_gradient = torch.ops.dash.attention_bias_gradient.default
+attention_backward_with_bias = torch.ops.dash.attention_backward_with_bias.default
 dropout_seed = torch.ops.dash.dropout_seed.default
 
 
@@ -103,7 +104,7 @@ def _fake_backward(
     )
 
 
-def _fake_bias_gradient(
+def _fake_backward_with_bias(
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -115,9 +116,10 @@ def _fake_bias_gradient(
     plan: str,
     site: str,
     summed: list[int],
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias = _bias(_parsed(call, extras, results=3), extras)
-    return query.new_empty(bias_gradient_size(query.shape, key.shape[2], summed), dtype=bias.dtype)
+    gradient = query.new_empty(bias_gradient_size(query.shape, key.shape[2], summed), dtype=bias.dtype)
+    return *_fake_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site), gradient
 
 
 def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
@@ -188,7 +190,7 @@ def _backward(
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
 
-def _bias_gradient(
+def _backward_with_bias(
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -200,14 +202,15 @@ def _bias_gradient(
     plan: str,
     site: str,
     summed: list[int],
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .kernels import registry
 
     parsed = _parsed(call, extras, results=3)
     _bias(parsed, extras)
     bias_gradient_size(query.shape, key.shape[2], summed)
     tensors = grad_out, query, key, value, out, logsumexp
-    return registry.bias_gradient(tensors, extras, parsed, Plan.parse(plan), summed)
+    gradient = registry.bias_gradient(tensors, extras, parsed, Plan.parse(plan), summed)
+    return *_backward(*tensors, extras, call, plan, site), gradient
 
 
 def _fake_seed(like: Tensor, site: str) -> Tensor:
@@ -237,7 +240,7 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
 _FAKES: dict[str, Callable[..., Any]] = {
     "attention_forward": _fake_forward,
     "attention_backward": _fake_backward,
-    "attention_bias_gradient": _fake_bias_gradient,
+    "attention_backward_with_bias": _fake_backward_with_bias,
     "dropout_seed": _fake_seed,
 }
 for _name, _fake in _FAKES.items():
@@ -251,19 +254,11 @@ def _forward_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: ob
     return int(sdpa_flop_count(query, _as_many_heads(query, key), _as_many_heads(query, value)))
 
 
-@register_flop_formula(torch.ops.dash.attention_backward)
+@register_flop_formula([torch.ops.dash.attention_backward, torch.ops.dash.attention_backward_with_bias])
 def _backward_flops(
     grad_out: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None
 ) -> int:
     return int(sdpa_backward_flop_count(grad_out, query, _as_many_heads(query, key), _as_many_heads(query, value)))
-
-
-@register_flop_formula(torch.ops.dash.attention_bias_gradient)
-def _bias_gradient_flops(
-    grad_out: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None
-) -> int:
-    """Scores and dP."""
-    return int(sdpa_flop_count(query, _as_many_heads(query, key), _as_many_heads(query, value)))
 
 
 def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
@@ -275,5 +270,5 @@ def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
 for _device in ("CPU", "CUDA"):
     _lib.impl("attention_forward", _forward, _device)
     _lib.impl("attention_backward", _backward, _device)
-    _lib.impl("attention_bias_gradient", _bias_gradient, _device)
+    _lib.impl("attention_backward_with_bias", _backward_with_bias, _device)
     _lib.impl("dropout_seed", _seed, _device)

@@ -13,6 +13,9 @@ Note [Bits of the forward]
     3. A tile of which a row sees nothing leaves the row as it is: its largest score stays, so `shrink` is exactly 1,
        and zeros are added.
 
+    4. With a bias, a tile of pairs that is loaded may have a layout of its own, which depends on what is known of its
+       strides, and scores may take it over.  So there rows are summed by `row_sums`, in the same order in any layout.
+
     Hence neither EVEN_Q and EVEN_KV, which say what is known of lengths when a graph is compiled, nor the other rows
     of a tile change a bit.  The order inside a matmul or a row's sum follows from the tile shape and the number of
     warps.
@@ -23,7 +26,18 @@ import triton.language as tl
 
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .tiles import head_start, load_bias, load_of_keys, load_of_queries, load_shown, load_tile, load_valid, visible
+from .tiles import (
+    head_start,
+    load_bias,
+    load_of_keys,
+    load_of_queries,
+    load_shown,
+    load_tile,
+    load_valid,
+    prefetch_bias,
+    row_sums,
+    visible,
+)
 
 
 @triton.jit
@@ -32,7 +46,7 @@ def attend_range(
     SLOPE: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr, HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
-    EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
 
@@ -43,9 +57,15 @@ def attend_range(
     """
     out, total, largest = state
     q, k_head, v_head, k_strides, v_strides, data, drop = operands
-    b, h, hq, q_tile, q_rows, q_ids, q_end, kv_first, kv_end, kv_len, lo, hi = place
+    b, h, hq, q_tile, q_rows, q_ids, q_len, q_end, kv_first, kv_end, kv_len, lo, hi = place
     log2e = 1.4426950408889634
+    BLOCK_Q: tl.constexpr = q_rows.shape[0]
+    AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
+    for kv in range(first, tl.minimum(first + AHEAD, end)):
+        prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
     for kv in tl.range(first, end, num_stages=STAGES):
+        later, wanted = kv + AHEAD, kv + AHEAD < end
+        prefetch_bias(data, b, hq, q_tile, later, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
@@ -75,9 +95,12 @@ def attend_range(
         else:
             p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
             shrink = tl.math.exp2(largest - shift)
-        total = tl.math.fma(total, shrink, tl.sum(p, 1))
+        if HAS_BIAS:
+            total = tl.math.fma(total, shrink, row_sums(p, BLOCK_Q, BLOCK_KV))
+        else:
+            total = tl.math.fma(total, shrink, tl.sum(p, 1))
         if DROPS:
-            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, q_rows.shape[0], BLOCK_KV), p, 0.0)
+            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), p, 0.0)
         v = load_valid(
             v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
         )
@@ -95,6 +118,7 @@ def attend_tile(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
 
@@ -114,7 +138,7 @@ def attend_tile(
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
     depend on nothing but the operands, the mask and the tile shape.
     """
-    _heads, _q_len, kv_len, lo, hi = walk
+    _heads, q_len, kv_len, lo, hi = walk
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
@@ -128,31 +152,31 @@ def attend_tile(
     state = out, total, largest
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
     operands = q, k_head, v_head, k_strides, v_strides, data, drop
-    place = b, h, hq, q_tile, q_rows, q_ids, q_end, kv_first, kv_end, kv_len, lo, hi
+    place = b, h, hq, q_tile, q_rows, q_ids, q_len, q_end, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
         state = attend_range(
             state, operands, place, first, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
             BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV, PRECISION, STAGES,
-            INDEX,
+            INDEX, INTERPRET,
         )  # fmt: skip
     else:
         if HAS_HI:
             state = attend_range(
                 state, operands, place, first, full_first, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
                 VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
-                PRECISION, STAGES, INDEX,
+                PRECISION, STAGES, INDEX, INTERPRET,
             )  # fmt: skip
         state = attend_range(
             state, operands, place, full_first, full_end, False, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
             VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
-            PRECISION, STAGES, INDEX,
+            PRECISION, STAGES, INDEX, INTERPRET,
         )  # fmt: skip
         if HAS_LO or HAS_HI or not EVEN_KV:
             state = attend_range(
                 state, operands, place, full_end, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
                 VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
-                PRECISION, STAGES, INDEX,
+                PRECISION, STAGES, INDEX, INTERPRET,
             )  # fmt: skip
     out, total, largest = state
     sees = total != 0.0

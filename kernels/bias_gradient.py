@@ -1,16 +1,19 @@
-"""The gradient of a bias for one tile of pairs: dS, summed over batch elements and heads."""
+"""The gradient of a bias for one tile of pairs: dS, summed over batch elements and heads.
+
+As `bias_sums` adds them for the dq kernel, with equal bits, but in registers, and for more programs than that has.
+"""
 
 import triton
 import triton.language as tl
 
-from .delta import delta_tile
 from .dropout import dropout_kept
-from .schedule_functions import dash_seen_keys, dash_seen_rows
+from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import (
     head_start,
     load_bias,
     load_of_keys,
     load_of_queries,
+    load_rows,
     load_shown,
     load_sums,
     load_tile,
@@ -22,8 +25,8 @@ from .tiles import (
 
 @triton.jit
 def bias_gradient_tile(
-    Q, K, V, OUT, DO, LSE,
-    q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
+    Q, K, V, DO, LSE, DELTA,
+    q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
     b_first, hq_first, b_turns, hq_turns, q_tile, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
@@ -33,22 +36,24 @@ def bias_gradient_tile(
     """The sum of dS over `b_turns` batch elements from `b_first` on and, within each, `hq_turns` query heads from
     `hq_first` on, in ascending order: fp32 [BLOCK_Q, BLOCK_KV].
 
-    Arguments as for `dq_tile`; delta is computed here.
+    Arguments as for `dkdv_tile`.
     """
-    _heads, q_len, kv_len, lo, hi = walk
+    heads, q_len, kv_len, lo, hi = walk
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
+    _first, full_first, full_end, _end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     total = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
     for turn in tl.range(0, b_turns * hq_turns, num_stages=STAGES):
         b = b_first + turn // hq_turns
         hq = hq_first + turn % hq_turns
         h = hq // GROUP
-        delta, do = delta_tile(
-            OUT, DO, out_strides, do_strides, b, hq, q_rows, q_first, q_end, HEAD_DIM, BLOCK_D, EVEN_Q
-        )
-        q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
+        q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)
+        lse_head = head_start(LSE, b, hq, lse_strides)
+        row = (b * heads * GROUP + hq).to(tl.int64)
+        do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+        delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
         q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
         q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
         lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
@@ -66,11 +71,15 @@ def bias_gradient_tile(
         p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
         if DROPS:
             dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), dp * drop[2], 0.0)
-        shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
-        keep = visible(
-            q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], shown,
-            kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
-        )  # fmt: skip
-        keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything
-        total = tl.where(keep, tl.math.fma(p, dp - delta[:, None], total), total)
+        dp -= delta[:, None]
+        masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
+        if masked:
+            shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
+            keep = visible(
+                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], shown,
+                kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
+            )  # fmt: skip
+            keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything
+            p, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
+        total = tl.math.fma(p, dp, total)
     return total

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .dropout import dropout_kept_transposed
+from .dropout import dropout_kept, dropout_kept_transposed
 from .ordering import pass_turn_on, wait_for_turn
 from .schedule_functions import (
     dash_q_range,
@@ -14,6 +14,8 @@ from .schedule_functions import (
     dash_visits,
 )
 from .tiles import (
+    by_key,
+    by_query,
     head_start,
     load_bias,
     load_chosen,
@@ -24,7 +26,11 @@ from .tiles import (
     load_sums,
     load_tile,
     load_valid,
+    pair_products,
+    prefetch_bias,
     probabilities,
+    rows_of_keys,
+    rows_of_queries,
     visible,
 )
 
@@ -56,6 +62,8 @@ def dkdv_tile(
     numbers.  With any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
 
     drop (DROPS): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
+
+    See Note [Rows of a tile of pairs] for BY_KEY.
     """
     heads, q_len, kv_len, lo, hi = walk
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
@@ -74,59 +82,71 @@ def dkdv_tile(
     _first, full_first, full_end, _end = dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV)
     steps = dash_visits(h, kv, walk, BLOCK_Q, BLOCK_KV)
     n_q = tl.cdiv(q_len, BLOCK_Q)
-    HAS_DATA: tl.constexpr = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or HAS_BIAS
+    # a mask that is data may leave rows without keys, which are not read; a bias hides nothing
+    HIDES_ROWS: tl.constexpr = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE
     # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
     ASKS_KEYS: tl.constexpr = HAS_KEYS and ORDERED
-    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or HAS_SEGMENTS or HAS_DENSE or HAS_BIAS
+    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or HAS_SEGMENTS or HAS_DENSE
     MASKED: tl.constexpr = ALWAYS_MASKED or HAS_LO or HAS_HI or not EVEN_KV
+    BY_KEY: tl.constexpr = not HAS_BIAS
     for g in range(GROUP):
         hq = h * GROUP + g
         q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)
         lse_head = head_start(LSE, b, hq, lse_strides)
         row = (b * heads * GROUP + hq).to(tl.int64)
+        AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
+        for step in range(tl.minimum(AHEAD, steps)):
+            q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
+            prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         for step in tl.range(0, steps, num_stages=STAGES):
+            later, wanted = dash_q_tile(h, kv, step + AHEAD, walk, BLOCK_Q, BLOCK_KV), step + AHEAD < steps
+            prefetch_bias(data, b, hq, later, kv, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
-            if HAS_DATA:
+            if HIDES_ROWS:
                 nothing = float("-inf")  # the log-sum-exp of a row that sees no key
                 seeing = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], nothing, EVEN_Q) != nothing
                 q = load_chosen(q_head, q_rows, seeing, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
-            # transposed tiles [BLOCK_KV, BLOCK_Q], so that p and ds are the left operands of dv and dk
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            if HAS_DATA:
+            s = pair_products(q, k, BY_KEY, PRECISION)
+            if HIDES_ROWS:
                 do = load_chosen(do_head, q_rows, seeing, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
-            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-            bias = load_bias(data, b, hq, q_rows[None, :], kv_rows[:, None], q_end, kv_end, HAS_BIAS)
-            p = probabilities(s, bias, lse[None, :], excess[None, :], scale, HAS_BIAS)
+            dp = pair_products(do, v, BY_KEY, PRECISION)
+            of_rows, of_keys = by_query(q_rows, BY_KEY), by_key(kv_rows, BY_KEY)
+            bias = load_bias(data, b, hq, of_rows, of_keys, q_end, kv_end, HAS_BIAS)
+            p = probabilities(s, bias, by_query(lse, BY_KEY), by_query(excess, BY_KEY), scale, HAS_BIAS)
             masked = ALWAYS_MASKED or ((q_tile < full_first) | (q_tile >= full_end))
             if MASKED and masked:
-                shown = load_shown(data, b, hq, q_rows[None, :], kv_rows[:, None], q_end, kv_end, HAS_DENSE)
+                shown = load_shown(data, b, hq, of_rows, of_keys, q_end, kv_end, HAS_DENSE)
                 keep = visible(
-                    q_rows[None, :], q_ids[None, :], kv_rows[:, None], kv_ids[:, None], valid[:, None], shown,
+                    of_rows, by_query(q_ids, BY_KEY), of_keys, by_key(kv_ids, BY_KEY), by_key(valid, BY_KEY), shown,
                     kv_len, lo, hi, HAS_LO, HAS_HI, ASKS_KEYS, HAS_SEGMENTS, HAS_DENSE,
                 )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
             if DROPS:
-                kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV)
-                dv = tl.dot(tl.where(kept, p, 0.0).to(do.dtype), do, dv, input_precision=PRECISION)
+                if BY_KEY:
+                    kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV)
+                else:
+                    kept = dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV)
+                weights = rows_of_keys(tl.where(kept, p, 0.0).to(do.dtype), BY_KEY)
                 dp = tl.where(kept, dp * drop[2], 0.0)
             else:
-                dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            ds = p * (dp - delta[None, :])
+                weights = rows_of_keys(p.to(do.dtype), BY_KEY)
+            dv = tl.dot(weights, do, dv, input_precision=PRECISION)
+            ds = p * (dp - by_query(delta, BY_KEY))
             if MASKED:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)
             ds = ds.to(q.dtype)
-            dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+            dk = tl.dot(rows_of_keys(ds, BY_KEY), q, dk, input_precision=PRECISION)
             if ORDERED:
-                dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
+                dq = tl.dot(rows_of_queries(ds, BY_KEY), k, input_precision=PRECISION)
                 semaphore = SEM + row * n_q + q_tile
                 turn = dash_rank(h, q_tile, kv, walk, BLOCK_Q, BLOCK_KV)
                 wait_for_turn(semaphore, turn, INTERPRET)

@@ -1,8 +1,9 @@
-"""The q-stationary part of the two-pass backward: delta and dq of one q tile."""
+"""The q-stationary part of the two-pass backward: delta and dq of one q tile, and its part of a bias's gradient."""
 
 import triton
 import triton.language as tl
 
+from .bias_sums import add_to_sum
 from .delta import delta_tile
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
@@ -15,6 +16,7 @@ from .tiles import (
     load_sums,
     load_tile,
     load_valid,
+    prefetch_bias,
     probabilities,
     visible,
 )
@@ -24,17 +26,20 @@ from .tiles import (
 def dq_tile(
     Q, K, V, OUT, DO, LSE, DELTA,
     q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-    b, hq, q_tile, walk, scale,
+    b, hq, q_tile, walk, scale, sums,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
     Arguments as for `dkdv_tile`; OUT: the forward's output, shaped and typed like Q.  Also writes delta, which is
     rowsum(out * do), to DELTA (fp32 [batch, q heads, q_len]) for the dk/dv kernel that runs afterwards.  dq of a row
     whose log-sum-exp is -inf, which sees no key, is zero.
+
+    sums (GRADIENT): where dS of each tile of pairs that the walk visits is added, see `bias_sums`.
     """
     heads, q_len, kv_len, lo, hi = walk
     h = hq // GROUP
@@ -51,7 +56,12 @@ def dq_tile(
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
+    AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
+    for kv in range(first, tl.minimum(first + AHEAD, end)):
+        prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
     for kv in tl.range(first, end, num_stages=STAGES):
+        later, wanted = kv + AHEAD, kv + AHEAD < end
+        prefetch_bias(data, b, hq, q_tile, later, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
         valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
         k = load_valid(
@@ -66,7 +76,8 @@ def dq_tile(
         p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
         if DROPS:
             dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), dp * drop[2], 0.0)
-        ds = p * (dp - delta[:, None])
+        dp -= delta[:, None]
+        ds = p * dp
         masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
         if (HAS_LO or HAS_HI or HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or not EVEN_KV) and masked:
             shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
@@ -75,6 +86,27 @@ def dq_tile(
                 kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
             )  # fmt: skip
             ds = tl.where(keep, ds, 0.0)
+            if GRADIENT:
+                keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything
+                p, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
+        if GRADIENT:
+            add_to_sum(
+                sums,
+                p,
+                dp,
+                q_tile,
+                kv,
+                q_rows,
+                kv_rows,
+                q_len,
+                kv_len,
+                later,
+                wanted,
+                BLOCK_Q,
+                BLOCK_KV,
+                ADDS,
+                INTERPRET,
+            )
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if HAS_BIAS:
         dq = tl.where((lse != float("inf"))[:, None], dq, 0.0)

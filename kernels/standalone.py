@@ -65,6 +65,9 @@ class Resources:
 def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = None) -> list[Rendered]:
     """The kernels of a plan's backward in launch order, for static sizes.
 
+    Where a bias has a gradient, both the dq kernel that makes it, summed over the batch, and the kernel that makes
+    nothing else: a call has one of them.
+
     Args:
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
@@ -77,10 +80,13 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     bounds = site.band.lo is not None, site.band.hi is not None
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
-    if plan.dq is not None:
+    gradient = site.call.bias is not None and site.call.bias.gradient
+    if plan.dq is not None and gradient:
+        kernels.append(render_dq_bias(plan, site, strides))
+    elif plan.dq is not None:
         programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
         text = templates.dq_template(*bounds, templates.reads(site.call))
-        kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, {}))
+        kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
         text = templates.delta_template()
@@ -91,9 +97,33 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     text = templates.dkdv_template(plan.schedule, *bounds, templates.reads(site.call, sums_keys=plan.dq is None))
     programs = batch * site.kv_heads * slots
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
-    if site.call.bias is not None and site.call.bias.gradient:
+    if gradient:
         kernels.append(render_bias_gradient(plan, site, strides))
     return kernels
+
+
+def render_dq_bias(
+    plan: Plan,
+    site: Site,
+    strides: dict[str, Sequence[int]] | None = None,
+    *,
+    summed: Sequence[int] = (0,),
+    interpret: bool = False,
+) -> Rendered:
+    """The dq kernel of two passes that also makes the bias's gradient, for static sizes.
+
+    Args:
+        plan, site, strides: as for `render`.
+        summed: the dimensions of batch elements (0) and heads (1) over which the gradient is summed.
+        interpret: the kernel is for Triton's interpreter.
+    """
+    _, q_len, _ = _sizes(site)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    tiles = templates.dq_bias_tiles(plan)
+    text = templates.dq_bias_template(*bounds, templates.reads(site.call), adds=bool(summed))
+    programs = _planes(site, summed) * -(-q_len // tiles.block_q)
+    extra = templates.dq_constants(summed)
+    return _render(text, plan, tiles, site, strides or {}, "DQ_OUT", programs, extra, interpret=interpret)
 
 
 def render_bias_gradient(
@@ -104,20 +134,20 @@ def render_bias_gradient(
     summed: Sequence[int] = (0,),
     interpret: bool = False,
 ) -> Rendered:
-    """The kernel of the bias's gradient, for static sizes.
-
-    Args:
-        plan, site, strides: as for `render`.
-        summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
-        interpret: the kernel is for Triton's interpreter.
-    """
-    batch, q_len, kv_len = _sizes(site)
+    """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
+    _, q_len, kv_len = _sizes(site)
     bounds = site.band.lo is not None, site.band.hi is not None
+    tiles = templates.bias_gradient_tiles(plan)
     text = templates.bias_gradient_template(*bounds, templates.reads(site.call))
-    planes = (1 if 0 in summed else batch) * (1 if 1 in summed else site.q_heads)
-    programs = planes * -(-q_len // plan.dkdv.block_q) * -(-kv_len // plan.dkdv.block_kv)
+    programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
     extra = templates.bias_gradient_constants(summed)
-    return _render(text, plan, plan.dkdv, site, strides or {}, "DBIAS", programs, extra, interpret=interpret)
+    return _render(text, plan, tiles, site, strides or {}, "DBIAS", programs, extra, interpret=interpret)
+
+
+def _planes(site: Site, summed: Sequence[int]) -> int:
+    """How many planes, [q_len, kv_len], a bias's gradient has that is summed over these dimensions."""
+    batch, _, _ = _sizes(site)
+    return (1 if 0 in summed else batch) * (1 if 1 in summed else site.q_heads)
 
 
 def render_forward(
@@ -167,7 +197,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
         "DENSE": ((*rows, kv_len), "*i1"), "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
-        "SEED": ((1,), "*i64"),
+        "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -136,6 +137,9 @@ _DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT"%(arguments)s)}}
     # as the dk/dv kernel; OUT: [batch, q_heads, q_len, HEAD_DIM]; DELTA is written here; the output is dq
     # one program per q tile, the last q tile first: under a causal mask it is the longest
 """
+_NO_SUMS = """
+    sums = (DELTA, 1, 1, DELTA, (0, 0))
+"""
 _Q_PROGRAM = """
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
@@ -152,9 +156,9 @@ _DQ_TAIL = """
     dq = dq_tile(
         Q, K, V, OUT, DO, LSE, DELTA,
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-        b, hq, q_tile, walk, SCALE,
+        b, hq, q_tile, walk, SCALE, sums,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -162,6 +166,68 @@ _DQ_TAIL = """
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", val_shape=("BLOCK_Q", "BLOCK_D"))}}
+"""
+
+# The dq kernel of a call whose bias has a gradient, where the bias is shared by few enough.
+_DQ_BIAS = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT", "DBIAS"%(arguments)s)}}
+    # as the dq kernel; DBIAS: [batch or 1, q_heads or 1, q_len, kv_len] is written here, summed where it has 1
+    # SUMS, where something is summed: fp32 [planes of DBIAS, q tiles, kv tiles, BLOCK_Q * BLOCK_KV]
+    # one program per q tile of a plane of DBIAS, for all batch elements and heads that share it
+"""
+_PLANE_PROGRAM = """
+    own_batch = batch
+    own_heads = q_heads
+    b_turns = 1
+    hq_turns = 1
+    if SUMS_BATCH:
+        own_batch = 1
+        b_turns = batch
+    if SUMS_HEADS:
+        own_heads = 1
+        hq_turns = q_heads
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    section = pid // (SECTION * n_q)
+    width = tl.minimum(SECTION, own_batch * own_heads - section * SECTION)
+    place = pid - section * SECTION * n_q
+    q_tile = n_q - 1 - place // width
+    plane = section * SECTION + place % width
+    b_first = plane // own_heads
+    hq_first = plane % own_heads
+"""
+_PLANE_SUMS = """
+    plane_sums = SUMS + plane.to(tl.int64) * n_q * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
+"""
+_NO_PLANE_SUMS = """
+    plane_sums = DELTA
+"""
+_DQ_BIAS_TAIL = """
+    out_strides = ({{stride("OUT")}},)
+    dbias_strides = ({{stride("DBIAS")}},)
+    gradient = head_start(DBIAS, b_first, hq_first, dbias_strides)
+    for turn in range(b_turns * hq_turns):
+        b = b_first + turn // hq_turns
+        hq = hq_first + turn % hq_turns
+        begins = turn == 0
+        ends = turn == b_turns * hq_turns - 1
+        sums = (plane_sums, begins, ends, gradient, (dbias_strides[2], dbias_strides[3]))
+        dq = dq_tile(
+            Q, K, V, OUT, DO, LSE, DELTA,
+            q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
+            b, hq, q_tile, walk, SCALE, sums,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+            DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        )
+        idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+        idx_d = tl.arange(0, BLOCK_D)[None, :]
+        inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
+        idx_b = b.to(INDEX_DTYPE)
+        idx_h = hq.to(INDEX_DTYPE)
+        {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", indent_width=8,
+                       val_shape=("BLOCK_Q", "BLOCK_D"))}}
+        tl.debug_barrier()  # what one thread has added to SUMS, another one may read
+    if HAS_LO or HAS_HI:
+        zero_unseen(gradient, q_tile, walk, (dbias_strides[2], dbias_strides[3]), BLOCK_Q, BLOCK_KV, INDEX_DTYPE)
 """
 
 _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
@@ -175,7 +241,7 @@ _FORWARD_TAIL = """
         Q, K, V, q_strides, k_strides, v_strides, data, drop,
         b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        HAS_DENSE, HAS_BIAS, DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        HAS_DENSE, HAS_BIAS, DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
@@ -190,11 +256,10 @@ _FORWARD_TAIL = """
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "out", "inside", val_shape=("BLOCK_Q", "BLOCK_DV"))}}
 """
 
-_BIAS_GRADIENT = """{{def_kernel("Q", "K", "V", "LSE", "DO", "OUT"%(arguments)s)}}
+_BIAS_GRADIENT = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO"%(arguments)s)}}
     # the output is [batch or 1, q_heads or 1, q_len, kv_len], summed where it has 1; one program per tile of pairs
 """
 _BIAS_GRADIENT_TAIL = """
-    out_strides = ({{stride("OUT")}},)
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     n_kv = tl.cdiv(kv_len, BLOCK_KV)
@@ -212,8 +277,8 @@ _BIAS_GRADIENT_TAIL = """
     b = plane // own_heads
     hq = plane % own_heads
     gradient = bias_gradient_tile(
-        Q, K, V, OUT, DO, LSE,
-        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
+        Q, K, V, DO, LSE, DELTA,
+        q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
         b, hq, b_turns, hq_turns, q_tile, kv, walk, SCALE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
         DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
@@ -287,8 +352,18 @@ def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_DQ, *operands)
-    body = head + _COMMON + data + _Q_PROGRAM + _DQ_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "dq")))
+    body = head + _COMMON + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
+
+
+@functools.cache
+def dq_bias_template(has_lo: bool, has_hi: bool, reads: Reads, *, adds: bool) -> str:
+    """Template text of the dq kernel that also makes the bias's gradient; `adds`: it is a sum."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
+    body = head + _COMMON + data + _PLANE_PROGRAM + (_PLANE_SUMS if adds else _NO_PLANE_SUMS) + _DQ_BIAS_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
 
 
 @functools.cache
@@ -308,7 +383,7 @@ def bias_gradient_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     data, operands = _data(reads)
     head = _head(_BIAS_GRADIENT, *operands)
     body = head + _COMMON + data + _BIAS_GRADIENT_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_gradient")))
+    return "\n\n".join((body, generated, _device(reads, "tiles", "bias_gradient")))
 
 
 @functools.cache
@@ -426,6 +501,38 @@ def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:
         summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
     """
     return {"SUMS_BATCH": 0 in summed, "SUMS_HEADS": 1 in summed}
+
+
+def dq_constants(summed: Sequence[int] | None = None) -> dict[str, Any]:
+    """The constexpr values of a dq kernel that come on top of `compile_time_values`.
+
+    Args:
+        summed: as for `bias_gradient_constants` where it makes the bias's gradient, else None.
+    """
+    of_bias = {} if summed is None else bias_gradient_constants(summed)
+    return {"GRADIENT": summed is not None, "ADDS": bool(summed)} | of_bias
+
+
+def bias_gradient_tiles(plan: Plan) -> Tiles:
+    """Tiles of the kernel of the bias's gradient.
+
+    Tiles of queries and pairs are loaded ahead too: more than two stages do not fit into shared memory, and where the
+    dk/dv kernel has one alone, there are no registers for two.
+    """
+    tiles = plan.dq or plan.dkdv
+    return replace(tiles, num_stages=min(2, tiles.num_stages, plan.dkdv.num_stages))
+
+
+def dq_bias_tiles(plan: Plan) -> Tiles:
+    """Tiles of the dq kernel that also makes the bias's gradient, in place of the plan's for dq.
+
+    Tiles of pairs are loaded ahead too, and of more than two stages they fit into shared memory with half of the keys
+    alone.  In 16 bits that changes no sum: an instruction adds up 16 keys, whatever the tile has.
+    """
+    assert plan.dq is not None
+    if plan.dq.num_stages > 2:
+        return replace(plan.dq, block_kv=plan.dq.block_kv // 2)
+    return bias_gradient_tiles(plan)
 
 
 def signed_slope(scale: float) -> tuple[float, float]:

@@ -24,6 +24,13 @@ Note [Log-sum-exp in two parts]
     `finfo.min`, which is a uniform softmax.  So the forward of a call with a bias writes two numbers per row, the
     largest score and the logarithm in base 2 of the sum of exp(score - largest), and the backward reads both.  LSE is
     then [batch, q heads, 2 * q_len]: all rows of the first number, then all of the second.
+
+Note [Rows of a tile of pairs]
+    The dk/dv kernel multiplies by P and dS from the left, with a row for each key.  Matmuls give them that way (BY_KEY,
+    [keys, queries]), so that they stay in registers.  But where there is a bias, tiles have a row for each query, as
+    memory has (not BY_KEY, [queries, keys]): the bias is loaded ahead into shared memory as it is, and what there is
+    once for each query is in registers once for each row.  P and dS are then transposed through shared memory, rounded
+    to the dtype of the operands.
 """
 
 import triton
@@ -162,6 +169,39 @@ def load_bias(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_BIAS: tl.constexp
 
 
 @triton.jit
+def prefetch_bias(
+    data, b, hq, q_tile, kv, wanted, q_len, kv_len,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Ask for the bias of tile pair (q_tile, kv) to be in the L2 cache soon, if that is `wanted`.
+
+    A loop's own loads ahead are for what is there already.  What a bias needs comes from the GPU's memory, few bytes of
+    each of many rows, and takes longer than a step or two.
+    """
+    _keys, _ids, _dense, bias = data
+    if HAS_BIAS and wanted:
+        ptr, strides = bias
+        # 64 bytes for each request, and the tile's columns at least once
+        EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, BLOCK_KV)
+        rows = tl.minimum(q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX), q_len - 1)
+        keys = tl.minimum(kv * BLOCK_KV + tl.arange(0, BLOCK_KV // EVERY).to(INDEX) * EVERY, kv_len - 1)
+        pointers = head_start(ptr, b, hq, strides) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
+        prefetch(pointers, INTERPRET)
+
+
+@triton.jit
+def prefetch(pointers, INTERPRET: tl.constexpr):
+    """Ask for what lies at these addresses, all of them readable, to be in the L2 cache soon.
+
+    In a loop that is pipelined it must stand in a branch: the compiler cannot make anything else of it conditional.
+    """
+    if not INTERPRET:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def load_sums(lse_head, q_rows, first, end, q_len, stride, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr):
     """What `probabilities` needs of each row: its log-sum-exp in base 2, or both parts of it where there is a bias.
 
@@ -184,6 +224,63 @@ def probabilities(s, bias, lse, excess, scale, HAS_BIAS: tl.constexpr):
         return tl.math.exp2(tl.math.fma(tl.math.fma(s, scale, bias) - lse, log2e, -excess))
     else:
         return tl.math.exp2(s * (scale * log2e) - lse)
+
+
+@triton.jit
+def row_sums(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums of the rows of [ROWS, COLUMNS], in an order of their own, however the threads hold the tile.
+
+    Two numbers are added at a time: first those that a thread has of a matmul's result, then those of four threads.
+    """
+    sums = tl.sum(tl.reshape(tile, [ROWS, COLUMNS // 8, 4, 2]), 3)
+    for i in tl.static_range((COLUMNS // 8).bit_length() - 1):
+        sums = tl.sum(tl.reshape(sums, [ROWS, COLUMNS >> (4 + i), 2, 4]), 2)
+    return tl.sum(tl.sum(tl.reshape(sums, [ROWS, 2, 2]), 2), 1)
+
+
+@triton.jit
+def by_query(x, BY_KEY: tl.constexpr):
+    """A vector with one entry for each query, as it broadcasts to a tile of pairs; Note [Rows of a tile of pairs]."""
+    if BY_KEY:
+        return x[None, :]
+    else:
+        return x[:, None]
+
+
+@triton.jit
+def by_key(x, BY_KEY: tl.constexpr):
+    """A vector with one entry for each key, as it broadcasts to a tile of pairs."""
+    if BY_KEY:
+        return x[:, None]
+    else:
+        return x[None, :]
+
+
+@triton.jit
+def pair_products(of_queries, of_keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
+    """The products of the rows [queries, columns] and [keys, columns] of two tiles, a tile of pairs."""
+    if BY_KEY:
+        return tl.dot(of_keys, tl.trans(of_queries), input_precision=PRECISION)
+    else:
+        return tl.dot(of_queries, tl.trans(of_keys), input_precision=PRECISION)
+
+
+@triton.jit
+def rows_of_keys(pairs, BY_KEY: tl.constexpr):
+    """A tile of pairs as [keys, queries]."""
+    if BY_KEY:
+        return pairs
+    else:
+        return tl.trans(pairs)
+
+
+@triton.jit
+def rows_of_queries(pairs, BY_KEY: tl.constexpr):
+    """A tile of pairs as [queries, keys]."""
+    if BY_KEY:
+        return tl.trans(pairs)
+    else:
+        return pairs
 
 
 @triton.jit

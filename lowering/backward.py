@@ -1,4 +1,4 @@
-"""Lowering of `dash::attention_backward`: one Triton template per kernel of the plan, or a call of the operator.
+"""Lowering of the backward, with a bias's gradient or without: a template per kernel, or a call of the operator.
 
 Templates exist for the families that `kernels.registry` says; Gluon kernels are launched by the operator.
 """
@@ -21,10 +21,15 @@ from .. import compat, ops
 from ..kernels import registry, templates
 from ..model.call import Call
 from ..model.plan import Plan, Tiles
+from ..planning import costs
 from ..schedule import schedules
 from . import early
 from .template import empty, kind, q_grid, realized, strides, template
 from .vectors import Vectors
+
+ENOUGH_PROGRAMS = 88
+"""So many programs of the dq kernel that also makes a bias's gradient, two thirds of an H100's SMs, are faster than all
+programs of two kernels, which compute scores and dP twice."""
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -32,7 +37,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 def register() -> None:
     register_lowering(ops.attention_backward, type_promotion_kind=None)(attention_backward)
-    register_lowering(ops.attention_bias_gradient, type_promotion_kind=None)(attention_bias_gradient)
+    register_lowering(ops.attention_backward_with_bias, type_promotion_kind=None)(attention_backward_with_bias)
 
 
 def attention_backward(
@@ -60,7 +65,7 @@ def attention_backward(
     return kernels.two_pass() if parsed.dq else kernels.one_pass()
 
 
-def attention_bias_gradient(
+def attention_backward_with_bias(
     grad_out: TensorBox,
     query: TensorBox,
     key: TensorBox,
@@ -72,15 +77,19 @@ def attention_bias_gradient(
     plan: str,
     site: str,
     summed: Sequence[int],
-) -> TensorBox:
-    """The gradient of the bias of one site; shapes as in `ops`."""
+) -> Sequence[TensorBox]:
+    """dq, dk, dv of one site and the gradient of its bias; shapes as in `ops`."""
     parsed = Plan.parse(plan)
     if not registry.EXECUTIONS[parsed.kernel].templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed)
-        result: TensorBox = fallback_handler(ops.attention_bias_gradient, add_to_fallback_set=False)(*args)
+        result: Sequence[TensorBox] = fallback_handler(ops.attention_backward_with_bias, add_to_fallback_set=False)(
+            *args
+        )
         return result
+    log.debug("lowering %s: call=%s plan=%s summed=%s", site, call, plan, summed)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    return _Kernels(parsed, Call.parse(call), *tensors, extras=extras).bias_gradient(summed)
+    kernels = _Kernels(parsed, Call.parse(call), *tensors, extras=extras)
+    return kernels.two_pass_with_bias(summed) if parsed.dq else kernels.one_pass_with_bias(summed)
 
 
 class _Kernels:
@@ -118,8 +127,34 @@ class _Kernels:
 
     def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
         """The dq kernel, which also writes delta, then the dk/dv kernel."""
+        dq, delta = self._dq()
+        return dq, *self._dkdv(delta, None)
+
+    def two_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
+        """As `two_pass`, and the gradient of the bias: by the dq kernel, or by one of its own, with equal bits."""
+        size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
+        summed = [dim for dim in summed if not V.graph.sizevars.statically_known_equals(self.query.get_size()[dim], 1)]
+        if not summed or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
+            dq, delta, gradient = self._dq_bias(size, summed)
+        else:
+            dq, delta = self._dq()
+            gradient = self._bias_gradient(delta, size, summed)
+        return dq, *self._dkdv(delta, None), gradient
+
+    def one_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
+        """The delta kernel, the ordered kernel, then dq's scale and cast."""
+        return self._one_pass(self._delta())
+
+    def one_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
+        """As `one_pass`, and the kernel of the bias's gradient."""
+        delta = self._delta()
+        size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
+        return *self._one_pass(delta), self._bias_gradient(delta, size, summed)
+
+    def _dq(self) -> tuple[TensorBox, TensorBox]:
+        """dq, and delta, by one kernel."""
         assert self.plan.dq is not None
-        delta = empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
+        delta = self._empty_delta()
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out]
         dq = template(
             f"dash_dq_{self.name}",
@@ -130,16 +165,49 @@ class _Kernels:
             mutated=[delta],
             call_sizes=[self.batch, self.q_heads, self.q_len],
             tiles=self.plan.dq,
-            constants=self._constants(self.plan.dq, sums_keys=True),
+            constants=self._constants(self.plan.dq, sums_keys=True) | templates.dq_constants(),
         )
-        dk, dv = self._dkdv(delta, None)
-        return dq, dk, dv
+        return dq, delta
 
-    def one_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
-        """The delta kernel, the ordered kernel, then dq's scale and cast."""
+    def _dq_bias(self, size: list[Any], summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox]:
+        """dq, delta and the gradient of the bias, which has this size, by one kernel."""
+        delta, tiles = self._empty_delta(), templates.dq_bias_tiles(self.plan)
+        gradient = empty(size, (0, 1, 2, 3), self._bias_dtype(), self.device)
+        written = [gradient]
+        if summed:
+            q_tiles, kv_tiles = (
+                CeilDiv(length, sympy.Integer(block))
+                for length, block in ((self.q_len, tiles.block_q), (self.kv_len, tiles.block_kv))
+            )
+            pairs = [size[0] * size[1], q_tiles, kv_tiles, tiles.block_q * tiles.block_kv]
+            written.append(empty(pairs, (0, 1, 2, 3), torch.float32, self.device))
+        tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *written]
+        dq = template(
+            f"dash_dq_dbias_{'sum_' if summed else ''}{self.name}",
+            templates.dq_bias_template(*self.bounds, templates.reads(self.call), adds=bool(summed)),
+            q_grid,
+            [*tensors, *self.vectors.arguments(sums_keys=True)],
+            self._layout(self.query, self.dq_order),
+            mutated=[delta, *written],
+            call_sizes=size[:3],
+            tiles=tiles,
+            constants=self._constants(tiles, sums_keys=True) | templates.dq_constants(summed),
+        )
+        return dq, delta, gradient
+
+    def _empty_delta(self) -> TensorBox:
+        return empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
+
+    def _bias_dtype(self) -> torch.dtype:
+        assert self.call.bias is not None
+        dtype: torch.dtype = self.extras[self.call.bias.operand.index].get_dtype()
+        return dtype
+
+    def _delta(self) -> TensorBox:
+        """delta, by a kernel of its own."""
         early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
-        delta = template(
+        return template(
             "dash_delta",
             templates.delta_template(),
             q_grid,
@@ -150,6 +218,8 @@ class _Kernels:
             tiles=self.plan.dkdv,
             constants=self._constants(self.plan.dkdv, sums_keys=False),
         )
+
+    def _one_pass(self, delta: TensorBox) -> tuple[TensorBox, TensorBox, TensorBox]:
         size = [self.batch, self.q_heads, self.q_len, self.head_dim]
         zeros = realized(lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device))
         # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
@@ -159,20 +229,18 @@ class _Kernels:
         wanted = self._layout(self.query, self.dq_order).stride
         return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
 
-    def bias_gradient(self, summed: Sequence[int]) -> TensorBox:
-        """The sum of dS over the dimensions `summed`, in one kernel."""
-        assert self.call.bias is not None
-        tiles, dtype = self.plan.dkdv, self.extras[self.call.bias.operand.index].get_dtype()
-        size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
+    def _bias_gradient(self, delta: TensorBox, size: list[Any], summed: Sequence[int]) -> TensorBox:
+        """The gradient of the bias, which has this size, by a kernel of its own."""
+        tiles = templates.bias_gradient_tiles(self.plan)
         return template(
             f"dash_dbias_{self.name}",
             templates.bias_gradient_template(*self.bounds, templates.reads(self.call)),
             _pairs_grid,
             [
-                self.query, self.key, self.value, self.logsumexp, self.grad_out, self.out,
+                self.query, self.key, self.value, self.logsumexp, delta, self.grad_out,
                 *self.vectors.arguments(sums_keys=True),
             ],
-            FixedLayout(self.device, dtype, size, stride=strides(size, (0, 1, 2, 3))),
+            FixedLayout(self.device, self._bias_dtype(), size, stride=strides(size, (0, 1, 2, 3))),
             mutated=[],
             call_sizes=size,
             tiles=tiles,
@@ -233,6 +301,22 @@ class _Kernels:
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:
         size = list(like.get_size())
         return FixedLayout(self.device, like.get_dtype(), size, stride=strides(size, order))
+
+
+def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
+    """Whether programs that each own a q tile of a bias's gradient of this size, for all that is summed, are enough.
+
+    Sizes that are not known when a graph is compiled count as nominal ones: this decides about speed alone.
+
+    Args:
+        size: batch elements and heads that are not summed, q_len, and kv_len, integers or sympy's.
+        block_q: rows of a q tile.
+    """
+    nominal = costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, costs.NOMINAL_LEN
+    batch, heads, q_len = (
+        int(x) if sympy.sympify(x).is_number else other for x, other in zip(size[:3], nominal, strict=True)
+    )
+    return batch * heads * -(-q_len // block_q) >= ENOUGH_PROGRAMS
 
 
 def _dkdv_grid(

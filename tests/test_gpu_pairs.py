@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from dash_inductor.kernels import reference, reference_forward
+from dash_inductor.lowering import backward
 from torch import Tensor, nn
 
 import dash_inductor
@@ -46,6 +49,23 @@ def nothing_but_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in ((reference_forward, "forward"), (reference, "backward"), (reference, "bias_gradient")):
         monkeypatch.setattr(module, name, refuse)
+
+
+@contextmanager
+def enough_programs(number: int) -> Iterator[None]:
+    """The dq kernel makes a bias's gradient if it then has so many programs, else a kernel of its own does."""
+    with pytest.MonkeyPatch.context() as patch, inductor_config.patch(force_disable_caches=True):
+        patch.setattr(backward, "ENOUGH_PROGRAMS", number)
+        yield
+
+
+IN_DQ, APART = 1, 1 << 30
+
+
+@pytest.fixture(params=[IN_DQ, APART], ids=["in-dq", "apart"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    with enough_programs(request.param):
+        yield
 
 
 def planned(p: PairedAttention, schedule: str | None = None) -> Plan:
@@ -116,6 +136,7 @@ def as_pytorch(p: PairedAttention) -> tuple[Tensor, ...]:
     return out.detach(), *torch.autograd.grad(out, leaves, p.do)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_values() -> None:
     """At most twice PyTorch's own error, and rows without keys give zeros."""
     given = problems()
@@ -130,6 +151,7 @@ def test_values() -> None:
             assert (got.double() - exact).norm() <= allowed, (p.call(0), p.q.dtype)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_bits() -> None:
     """The same in every run, under load, with poisoned memory, and whatever is where nobody looks."""
     given = [p.surrounded(0.0) for p in problems()]
@@ -141,6 +163,7 @@ def test_bits() -> None:
     assert all(t.isfinite().all() for t in expected)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("how", [{}, {"load": True}, {"poisoned": True}], ids=["idle", "load", "poisoned"])
 def test_repeated_runs(how: dict[str, bool]) -> None:
     given = problems()[:6]
@@ -157,6 +180,51 @@ def test_repeated_runs(how: dict[str, bool]) -> None:
     compiled = torch.compile(together, dynamic=False, fullgraph=True)
     tensors = [(p.q, p.k, p.v, p.do, p.extras) for p in given]
     assert differing_runs(lambda: compiled(tensors), 50, **how) == 0
+
+
+LONG: list[tuple[int, torch.dtype, Band, int, dict[str, Any]]] = [
+    (128, BF16, Band(), 1024, {"bias": "hqk:random"}),
+    (128, BF16, Band(0), 1000, {"bias": "hqk:infinite", "keys": True}),
+    (64, BF16, Band(-200, 300), 1024, {"bias": "bqk:random", "drops": 0.1}),
+    (64, FP16, Band(), 1024, {"bias": "qk:lowest", "dense": "bhqk"}),
+    (128, BF16, Band(0), 1024, {"bias": "bhqk:random"}),
+    (64, FP32, Band(), 520, {"bias": "hqk:random"}),
+]
+"""Many tiles, and sums over three batch elements, two heads, both or neither."""
+
+
+def test_both_ways_to_a_bias_gradient_have_the_same_bits() -> None:
+    """And the right values: sums that pass through memory tile by tile, and sums in registers."""
+    given = [
+        PairedAttention.random(
+            length, length, band, dim=dim, dtype=dtype, batch=3, scale=dim**-0.5, device=DEVICE, **data
+        )
+        for dim, dtype, band, length, data in LONG
+    ]
+    plans = [planned(p, "two_pass") for p in given]
+    found = []
+    for number in (IN_DQ, APART):
+        with enough_programs(number):
+            found.append(run(given, plans))
+    for p, ours, others in zip(given, *found, strict=True):
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(ours, others, strict=True)), p.call(0)
+        true_out, true, _ = p.exact()
+        values = [*ours[:4], p.reduced(ours[4])]
+        for got, theirs, exact in zip(values, as_pytorch(p), (true_out, *true), strict=True):
+            allowed = 2 * (theirs.double() - exact).norm() + 4 * torch.finfo(p.q.dtype).eps * exact.norm()
+            assert (got.double() - exact).norm() <= allowed, p.call(0)
+
+
+def test_a_batch_element_alone_has_the_same_bits() -> None:
+    """Its output and the gradients of q, k and v, however many the dq kernel adds up one after the other."""
+    p = PairedAttention.random(512, 512, Band(), dim=128, dtype=BF16, batch=3, device=DEVICE, bias="hqk:random")
+    plan = planned(p, "two_pass")
+    with enough_programs(IN_DQ):
+        ((*results, _),) = run([p], [plan])
+        for b in range(3):
+            q, k, v, do = (t[b : b + 1] for t in (p.q, p.k, p.v, p.do))
+            ((*alone, _),) = run([PairedAttention(q, k, v, do, p.band, p.scale, bias=p.bias)], [plan])
+            assert all(torch.equal(bits(a[b : b + 1]), bits(c)) for a, c in zip(results, alone, strict=True)), b
 
 
 def test_dynamic_lengths_have_the_bits_of_static_ones() -> None:

@@ -39,9 +39,9 @@ NEWER_THAN_3_8 = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 8)
 
 
 def rendered(
-    arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001
+    arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001, *, bias: bool = False
 ) -> standalone.Rendered:
-    call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125)
+    call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125, bias=Bias(Operand(1)) if bias else None)
     site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, call)  # type: ignore[arg-type]  # a name
     tiles = costs.forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
@@ -130,6 +130,24 @@ def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, tu
     assert two.keys() == one.keys()
 
 
+@pytest.mark.parametrize("length", [4096, 4008, 4001])
+@pytest.mark.parametrize("case", SAME, ids=lambda c: "-".join(map(str, c)))
+def test_rows_with_a_bias_are_summed_in_the_same_order_in_any_layout(
+    case: tuple[str, str, tuple[int, int]], length: int
+) -> None:
+    """Note [Bits of the forward], 4: two numbers at a time, whatever the alignment of the bias makes of layouts."""
+    kernel = rendered(*case, Band(), False, length, bias=True)
+    for known in (kernel, with_runtime_lengths(kernel)):
+        ttgir = compiled(known, case[0])[0]["ttgir"]
+        reductions = re.findall(
+            r'"tt\.reduce".*?axis = (\d).*?(arith\.\w+) .*?\}\) : \(tensor<([\dx]+)xf32', ttgir, re.DOTALL
+        )
+        sums = [shape.split("x")[int(axis)] for axis, kind, shape in reductions if kind == "arith.addf"]
+        assert {kind for _, kind, _ in reductions} == {"arith.addf", "arith.maxnumf"}
+        assert len(sums) >= 6
+        assert set(sums) == {"2"}
+
+
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_compiles_with_64_bit_indices(has_keys: bool) -> None:
     """As Inductor renders it for tensors of 2**31 elements."""
@@ -212,6 +230,22 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
         assert used.registers > 128, "where the assembler runs out of registers, it gives a kernel 32"
         assert ("BIAS" in kernel.names) == (kind == "bias")
         assert ("DENSE" in kernel.names) == (kind == "dense")
+
+
+def test_a_bias_is_loaded_ahead() -> None:
+    """On sm_90, for lengths that fill tiles: what the kernels of a backward with a bias's gradient are built for."""
+    call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
+    facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, call)
+    dq, dkdv, apart = standalone.render(portable_plan(facts, "sm_90"), facts)
+    for kernel in (dq, dkdv, apart):
+        asm, used = compiled(kernel, "sm_90")
+        assert not re.search(r"\b(red|atom)\.global", asm["ptx"]), "sums belong to one program"
+        assert max(used.spill_stores, used.spill_loads) <= 64, used
+        assert re.search(r"async_copy_global_to_local.*x!tt.ptr<bf16>.*-> <\d+x(32|64)xbf16", asm["ttgir"]), "the bias"
+        assert ("prefetch.global.L2" in asm["ptx"]) == (kernel is not apart)
+    assert "SUMS" in dq.names
+    assert re.search(r"async_copy_global_to_local.*-> <4096xf32", compiled(dq, "sm_90")[0]["ttgir"]), "the sums"
+    assert 2 * (compiled(dkdv, "sm_90")[1].shared_memory + 1024) <= 228 * 1024, "two CTAs of an SM hide each other"
 
 
 def test_every_class_has_tiles() -> None:

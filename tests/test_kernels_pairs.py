@@ -27,6 +27,8 @@ EXACT = [
     "spt,full,40,33,1,float32,0.3,none,hqk:random,-,0.1",
     "two_pass,band(0;20),33,50,2,float32,0.3,hqk,bqk:infinite,keys,0.5",
     "ascending,full,33,40,1,float16,0.2,none,1:lowest,-,0.25",
+    "two_pass,causal,40,80,2,float32,0.3,none,bhqk:random,-",
+    "two_pass,band(-30;-20),40,90,1,float32,0.3,none,hqk:random,-",
 ]
 POISON = [
     "two_pass,causal,33,40,2,float32,0.3,bhqk,none,-",
@@ -34,21 +36,30 @@ POISON = [
     "ascending,full,33,33,1,float32,0.3,hqk,hqk:infinite,-",
     "two_pass,band(0;9),40,33,1,float32,0.3,none,bhqk:random,keys",
     "spt,full,33,40,2,float32,0.3,bhqk,hqk:infinite,keys,0.3",
+    "two_pass,full,33,40,2,float32,0.3,bhqk,hqk:infinite,keys,0.3",
 ]
 DYNAMIC = [
     "two_pass,causal:bottom_right,33,45,2,float32,0.3,bqk,none,keys",
     "spt,full,40,33,1,float32,0.3,none,hqk:random,-",
     "two_pass,full,64,32,1,float32,0.3,hqk,k:infinite,-",
     "two_pass,causal,33,45,1,float32,0.3,hqk,qk:random,-,0.3",
+    "two_pass,causal,33,45,1,float32,0.3,none,hqk:random,keys",
 ]
 ONE = ["two_pass,full,33,40,1,float32,0.3,bhqk,hqk:random,-", "spt,causal,33,33,2,float32,0.3,qk,bqk:infinite,keys"]
 COMPUTED = ["two_pass,full,33,40,2,float32,0.3,bqk,none,keys", "spt,causal,33,33,1,float32,0.3,qk,hqk:random,-,0.2"]
+WAYS = [
+    "two_pass,full,33,40,1,float32,0.3,none,hqk:infinite,-",
+    "two_pass,causal,40,33,2,float16,0.3,bhqk,hqk:random,keys",
+    "two_pass,band(-5;9),40,70,1,float32,0.3,none,qk:lowest,-,0.3",
+    "two_pass,full,40,33,2,float32,0.3,hqk,bqk:infinite,-",
+]
 CASES = [
     *(f"exact,{case}" for case in EXACT),
     *(f"poison,{case}" for case in POISON),
     *(f"dynamic,{case}" for case in DYNAMIC),
     *(f"one,{case}" for case in ONE),
     *(f"computed,{case}" for case in COMPUTED),
+    *(f"ways,{case}" for case in WAYS),
 ]
 # against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
@@ -93,3 +104,9 @@ def test_operands_that_the_graph_computes(results: dict[str, str], case: str) ->
 @pytest.mark.parametrize("case", ONE)
 def test_a_batch_element_alone_has_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"one,{case}"] == "equal"
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_both_ways_to_a_bias_gradient_have_the_same_bits(results: dict[str, str], case: str) -> None:
+    """By the dq kernel, whose sums over batch elements or heads are in memory, and by a kernel of its own."""
+    assert results[f"ways,{case}"] == "equal"

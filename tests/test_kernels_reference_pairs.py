@@ -29,13 +29,14 @@ def executed(p: PairedAttention, schedule: str = "two_pass") -> tuple[Tensor, tu
     plan, extras = plan_of(schedule), p.extras
     out, lse = ops.attention_forward(p.q, p.k, p.v, extras, str(p.call(1)), plan, "test")
     arguments = (p.do, p.q, p.k, p.v, out, lse, extras, str(p.call(3, gradient=True)), plan, "test")
-    gradients: tuple[Tensor, ...] = ops.attention_backward(*arguments)
     if p.bias is None:
+        gradients: tuple[Tensor, ...] = ops.attention_backward(*arguments)
         return out, gradients
-    gradient = ops.attention_bias_gradient(*arguments, p.summed)
+    *others, gradient = ops.attention_backward_with_bias(*arguments, p.summed)
+    assert all(map(torch.equal, others, ops.attention_backward(*arguments)))
     assert gradient.dtype == p.bias.dtype
     assert [gradient.shape[d] for d in p.summed] == [1] * len(p.summed)
-    return out, (*gradients, p.reduced(gradient))
+    return out, (*others, p.reduced(gradient))
 
 
 @pytest.mark.parametrize("bias", BIASES)
@@ -107,11 +108,13 @@ def test_other_dimensions_are_not_summed(summed: list[int]) -> None:
     out, lse = ops.attention_forward(p.q, p.k, p.v, p.extras, str(p.call(1)), plan_of("two_pass"), "test")
     arguments = (p.do, p.q, p.k, p.v, out, lse, p.extras, str(p.call(3)), plan_of("two_pass"), "test")
     with pytest.raises(ArgumentError, match="summed="):
-        ops.attention_bias_gradient(*arguments, summed)
+        ops.attention_backward_with_bias(*arguments, summed)
 
 
 def test_a_call_without_a_bias_has_no_gradient_of_one() -> None:
     p = PairedAttention.random(9, 9, Band())
     out, lse = ops.attention_forward(p.q, p.k, p.v, [], str(p.call(1)), plan_of("two_pass"), "test")
     with pytest.raises(ArgumentError, match="one with a bias"):
-        ops.attention_bias_gradient(p.do, p.q, p.k, p.v, out, lse, [], str(p.call(3)), plan_of("two_pass"), "test", [])
+        ops.attention_backward_with_bias(
+            p.do, p.q, p.k, p.v, out, lse, [], str(p.call(3)), plan_of("two_pass"), "test", []
+        )

@@ -18,6 +18,7 @@ from dash_inductor.observe.records import sites
 
 from .support.graphs import (
     BACKWARD,
+    BACKWARD_WITH_BIAS,
     FORWARD,
     Shape,
     assert_as_exact,
@@ -32,7 +33,6 @@ from .support.graphs import (
 )
 
 aten = torch.ops.aten
-GRADIENT = "dash::attention_bias_gradient"
 SHAPE = Shape()
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -52,6 +52,11 @@ def site_with(
 
 def node_of(graph: Graph, name: str) -> Node:
     (node,) = (node for node in graph.nodes if op_name(node) == name)
+    return node
+
+
+def gradient_of(backward: Node) -> Node:
+    (node,) = (user for user in backward.users if user.args[1] == 3)
     return node
 
 
@@ -151,10 +156,12 @@ def test_gradients(then: Any, summed: list[int], rest: list[int] | None) -> None
     graph, record = site_with(lambda x: x, (2, 8, 128, 128), gradient=True, then=remember)
     assert record.reason is None
     assert record.detail == "the mask is added as a bias: bias_gradient"
-    node = node_of(graph, GRADIENT)
+    assert not op_counts(graph)[BACKWARD]
+    node = node_of(graph, BACKWARD_WITH_BIAS)
     assert bind(node)["summed"] == summed
     assert "/bias=0+gradient/" in bind(node)["call"]
-    assert list(node.meta["val"].shape) == [1 if d in summed else n for d, n in enumerate((2, 8, 128, 128))]
+    size = gradient_of(node).meta["val"].shape
+    assert list(size) == [1 if d in summed else n for d, n in enumerate((2, 8, 128, 128))]
     sums = [bind(n)["dim"] for n in graph.nodes if op_name(n) == "aten::sum"]
     assert sums == ([] if rest is None else [rest])
     found = [n.meta["val"] for n in graph.output_node().all_input_nodes]
@@ -164,7 +171,7 @@ def test_gradients(then: Any, summed: list[int], rest: list[int] | None) -> None
 def test_an_unused_gradient_is_none() -> None:
     graph, record = site_with(lambda x: x, (2, 8, 128, 128), gradient=True, then=lambda gradient: None)
     assert record.detail.startswith("the mask is added as a bias: mask_depends_on_input")
-    assert not op_counts(graph)[GRADIENT]
+    assert not op_counts(graph)[BACKWARD_WITH_BIAS]
 
 
 def test_head_dims_without_a_bias_keep_the_reason() -> None:

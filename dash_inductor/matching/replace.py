@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..ops import attention_backward, attention_bias_gradient, attention_forward
+from ..ops import attention_backward, attention_backward_with_bias, attention_forward
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
@@ -112,9 +112,12 @@ def _new_backward(
         str(match.plan),
         old.name,
     )
-    node = emitter.call(attention_backward, arguments, before=old, like=old)
-    if match.bias is not None and match.bias.gradient is not None:
-        swaps.append((match.bias.gradient, _bias_gradient(emitter, match, match.bias, arguments)))
+    bias = match.bias
+    if bias is None or bias.gradient is None:
+        node = emitter.call(attention_backward, arguments, before=old, like=old)
+    else:
+        node = emitter.call(attention_backward_with_bias, (*arguments, list(bias.summed)), before=old, like=old)
+        swaps.append((bias.gradient, _bias_gradient(emitter, match, bias, node)))
     repeats = (None, *(match.operands.repeats or (None, None)))
     for index, (gradient, repeat) in enumerate(zip(gradients, repeats, strict=True)):
         used = output(old, index)
@@ -123,10 +126,10 @@ def _new_backward(
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
 
 
-def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, arguments: tuple[Any, ...]) -> Node:
-    """The new gradient of the bias, where the old backward is."""
+def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -> Node:
+    """The new gradient of the bias, of the new backward, where the old one is."""
     assert bias.gradient is not None
-    node = emitter.call(attention_bias_gradient, (*arguments, list(bias.summed)), before=match.node, like=bias.gradient)
+    node = emitter.call(operator.getitem, (backward, 3), before=match.node, like=bias.gradient)
     if bias.rest:
         arguments = (node, list(bias.rest), True)
         node = emitter.call(aten.sum.dim_IntList, arguments, before=match.node, like=bias.gradient)

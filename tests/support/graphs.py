@@ -29,6 +29,7 @@ from dash_inductor.observe.records import SiteRecord, clear_sites, sites
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "dash::attention_forward", "dash::attention_backward"
+BACKWARD_WITH_BIAS = "dash::attention_backward_with_bias"
 CPU_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
 CPU_FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
 

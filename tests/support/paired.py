@@ -175,5 +175,6 @@ def step(
     forward, backward = calls
     out, lse = ops.attention_forward(q, k, v, extras, forward, plan, "test")
     arguments = (do, q, k, v, out, lse, extras, backward, plan, "test")
-    results: tuple[Tensor, ...] = (out, *ops.attention_backward(*arguments))
-    return results if summed is None else (*results, ops.attention_bias_gradient(*arguments, summed))
+    if summed is None:
+        return (out, *ops.attention_backward(*arguments))
+    return (out, *ops.attention_backward_with_bias(*arguments, summed))

@@ -1,0 +1,83 @@
+"""Sums of dS over batch elements and heads: the gradient of a bias that these share, a tile of pairs at a time.
+
+Note [Sums of a bias's gradient]
+    One program owns a tile of pairs of each plane of a bias, and adds one addend (the dS of a batch element and head)
+    after the other, in ascending order: nobody else reads or writes the sum meanwhile, and its order is fixed.  The sum
+    begins with zero, and every addend P * (dP - delta) is spelled as a fused multiply-add, so that the compiler has no
+    choice.  Between two addends the sum is in memory, in fp32, and the last addend's program writes the gradient.
+
+    What a thread writes into memory is what it reads again.  Elements lie there in the order in which the threads of
+    a matmul have them, 16 bytes of a thread behind those of its neighbour, so that nothing is exchanged between
+    threads; the order means nothing to anyone else.
+"""
+
+import triton
+import triton.language as tl
+
+from .schedule_functions import dash_kv_range
+from .tiles import prefetch
+
+
+@triton.jit
+def add_to_sum(
+    sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len, later, wanted,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ADDS: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Add p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv); after the last addend, write it.
+
+    sums: (SUMS, begins, ends, gradient, strides).  SUMS: fp32 [q tiles, kv tiles, BLOCK_Q * BLOCK_KV] of a plane, which
+    is not used unless ADDS; begins and ends: whether this is the first addend of the plane, and the last; gradient:
+    pointer to the first element of the plane's gradient, strides (row, key).
+
+    The sum of tile pair (q_tile, later) is asked to be in the L2 cache soon, if that is `wanted`.
+    """
+    SUMS, begins, ends, gradient, strides = sums
+    if ADDS:
+        places = tl.arange(0, BLOCK_Q * BLOCK_KV)
+        row = SUMS + q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
+        tile = row + kv * (BLOCK_Q * BLOCK_KV)
+        if wanted & (begins == 0):
+            prefetch(row + later * (BLOCK_Q * BLOCK_KV) + tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16, INTERPRET)
+        before = tl.load(tile + places, mask=(places >= 0) & (begins == 0), other=0.0)
+        total = tl.math.fma(p, dp, by_pairs(before, BLOCK_Q, BLOCK_KV))
+        if ends:
+            store_gradient(gradient, total, q_rows, kv_rows, q_len, kv_len, strides)
+        else:
+            tl.store(tile + places, by_threads(total, BLOCK_Q, BLOCK_KV))
+    else:
+        store_gradient(gradient, p * dp, q_rows, kv_rows, q_len, kv_len, strides)
+
+
+@triton.jit
+def store_gradient(gradient, total, q_rows, kv_rows, q_len, kv_len, strides):
+    """Write `total`, fp32 [len(q_rows), len(kv_rows)], into the plane that begins at `gradient`."""
+    inside = (q_rows < q_len)[:, None] & (kv_rows < kv_len)[None, :]
+    pointers = gradient + q_rows[:, None] * strides[0] + kv_rows[None, :] * strides[1]
+    tl.store(pointers, total.to(gradient.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def by_threads(tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """A tile of pairs in the order of the threads of a matmul: [BLOCK_Q * BLOCK_KV], of which a warp has 16 rows."""
+    parts = tl.reshape(tile, [BLOCK_Q // 16, 2, 8, BLOCK_KV // 8, 4, 2])
+    return tl.reshape(tl.permute(parts, (3, 0, 2, 4, 1, 5)), [BLOCK_Q * BLOCK_KV])
+
+
+@triton.jit
+def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """What `by_threads` made of a tile of pairs, as [BLOCK_Q, BLOCK_KV]."""
+    parts = tl.reshape(elements, [BLOCK_KV // 8, BLOCK_Q // 16, 8, 4, 2, 2])
+    return tl.reshape(tl.permute(parts, (1, 4, 2, 0, 3, 5)), [BLOCK_Q, BLOCK_KV])
+
+
+@triton.jit
+def zero_unseen(gradient, q_tile, walk, strides, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, INDEX: tl.constexpr):
+    """Zeros in the tiles of pairs of a q tile that its walk does not visit; gradient, strides: as in `add_to_sum`."""
+    _heads, q_len, kv_len, _lo, _hi = walk
+    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
+    zeros = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
+    first, _full_first, _full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
+    for kv in range(tl.cdiv(kv_len, BLOCK_KV)):
+        if (kv < first) | (kv >= end):
+            kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
+            store_gradient(gradient, zeros, q_rows, kv_rows, q_len, kv_len, strides)
