@@ -13,8 +13,9 @@ Note [Bits of the forward]
     3. A tile of which a row sees nothing leaves the row as it is: its largest score stays, so `shrink` is exactly 1,
        and zeros are added.
 
-    4. With a bias, a tile of pairs that is loaded may have a layout of its own, which depends on what is known of its
-       strides, and scores may take it over.  So there rows are summed by `row_sums`, in the same order in any layout.
+    4. With a bias or a dense mask, a tile of pairs that is loaded may have a layout of its own, which depends on what
+       is known of its strides, and scores may take it over.  So there rows are summed by `row_sums`, in the same order
+       in any layout; a dense mask that hides nothing does not have the bits of no mask.
 
     Hence neither EVEN_Q and EVEN_KV, which say what is known of lengths when a graph is compiled, nor the other rows
     of a tile change a bit.  The order inside a matmul or a row's sum follows from the tile shape and the number of
@@ -95,7 +96,7 @@ def attend_range(
         else:
             p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
             shrink = tl.math.exp2(largest - shift)
-        if HAS_BIAS:
+        if HAS_BIAS or HAS_DENSE:
             total = tl.math.fma(total, shrink, row_sums(p, BLOCK_Q, BLOCK_KV))
         else:
             total = tl.math.fma(total, shrink, tl.sum(p, 1))
