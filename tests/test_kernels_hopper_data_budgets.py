@@ -76,15 +76,15 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
 64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 0/0, shared 200204, in loops 0+0
-64/64 causal fold float16 group 4 codes: registers 168, spilled 0/0, shared 200220, in loops 0+0
+64/64 causal fold float16 group 4 codes: registers 168, spilled 0/0, shared 200252, in loops 0+0
 64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 0/0, shared 199164, in loops 0+0
 128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 0/0, shared 231708, in loops 0+0
-128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 8/12, shared 231724, in loops 0+0
+128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 8/12, shared 231756, in loops 0+0
 128/128 band(0,1023) fold float16 group 1 codes: registers 168, spilled 0/0, shared 231724, in loops 0+0
 128/128 causal fold bfloat16 group 1 codes dense: registers 168, spilled 56/72, shared 231724, in loops 9+7
 128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 60/80, shared 231180, in loops 11+9
 192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 84/104, shared 231500, in loops 15+8
 192/128 full ascending float16 group 1 dense: registers 168, spilled 108/140, shared 230956, in loops 26+16
-256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 0/0, shared 214392, in loops 0+0
+256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 0/0, shared 214408, in loops 0+0
 256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 0/0, shared 214392, in loops 0+0""",
     )

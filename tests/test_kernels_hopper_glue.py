@@ -293,6 +293,7 @@ def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stage
 
 FLAGSHIP = Launch((128, 128), 2, "fold", Band(0), 200, 100, group=2)
 PAIRS = Launch((192, 128), 2, "symmetric_shift", Band(0), 100, 100)
+GROUPED_PAIRS = Launch((256, 256), 1, "symmetric_shift", Band(-9), 33, 64, group=3)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
@@ -319,7 +320,11 @@ CONTROLS = {
         FLAGSHIP, WRONG, "self.head * self.GROUP + self.member", "self.member * self.GROUP + self.head",
     ),
     "a member of a group out of turn": (
-        FLAGSHIP, "before it is written", "wait_for_turn(semaphores + tile, work.member)", "pass",
+        FLAGSHIP, "before it is written", "wait_for_turn(semaphores + _place(work, kv), work.member)", "pass",
+    ),
+    "a turn that is not waited for": (FLAGSHIP, "before it is written", "mbarrier.wait(turn, phase)", "pass"),
+    "the turn of the part before": (
+        GROUPED_PAIRS, WAITS, "if part > 0:  # consumers have had the turn", "if False:  # consumers have had the turn",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "work.BLOCK_KV * D * WIDTH",

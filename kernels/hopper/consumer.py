@@ -43,6 +43,7 @@ def consume(
     first_q_it = 0  # of the Q ring, counted on
     done = 0
     walks = 0  # with steps: K and V are loaded for those only
+    turns = 0  # of the group
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         steps = walk.steps(kv)
@@ -95,7 +96,11 @@ def consume(
         role_barrier()
         if kv * BLOCK_KV < work.kv_len:
             if work.GROUP > 1:
-                dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.TAIL_D)
+                dk, dk_tail, dv = add_to_group(
+                    work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.turn.index(0), turns & 1,
+                    shared.TAIL_D,
+                )  # fmt: skip
+                turns += 1
             if work.member == work.GROUP - 1:
                 store_gradients(work, drops, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale)
         if work.PARTS > 1:

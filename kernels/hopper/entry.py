@@ -60,7 +60,7 @@ def hopper_backward(
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
     shared = allocate_shared(
-        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP
+        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP
     )  # fmt: skip
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
@@ -71,7 +71,8 @@ def hopper_backward(
             [
                 (consume, (walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
                            WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD)),
+                (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores,
+                           AHEAD)),
                 (reduce, (walk, shared, dq_desc, semaphores, 0, 1)),
             ],
             [1, 1],
@@ -82,7 +83,8 @@ def hopper_backward(
             [
                 (consume, (walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
                            WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD)),
+                (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores,
+                           AHEAD)),
                 (reduce, (walk, shared, dq_desc, semaphores, 0, 2)),
                 (reduce, (walk, shared, dq_desc, semaphores, 1, 2)),
             ],

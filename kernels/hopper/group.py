@@ -2,29 +2,44 @@
 
 Every query head has CTAs of its own, so that those that run at the same time share a dq accumulator in the L2 cache.
 The CTA of member m of a group waits for its turn as a reducer does, at the end of its walk: the CTA of member m - 1
-for the same kv tile has a lower ticket.  Member 0 stores, the others add, the last one keeps the sum.
+for the same kv tile has a lower ticket.  Its producer waits, which has nothing else to do while the last steps run, and
+tells the consumers by a barrier.  Member 0 stores, the others add, the last one keeps the sum.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .operations import consumers_pass_turn_on, wait_for_turn
 from .steps import from_fragments, in_fragments
 
 
 @gluon.jit
-def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, TAIL_D: gl.constexpr):
-    """(dk, dk_tail, dv) plus those of the members before.
+def _place(work, kv):
+    """The place of kv tile `kv` of this kv head among those of all."""
+    n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
+    return (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
+
+
+@gluon.jit
+def wait_for_group(work, kv, semaphores, turn):
+    """The producer's part: when the members before have added theirs, say so at the barrier `turn`."""
+    wait_for_turn(semaphores + _place(work, kv), work.member)
+    mbarrier.arrive(turn, count=1)
+
+
+@gluon.jit
+def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, turn, phase, TAIL_D: gl.constexpr):
+    """(dk, dk_tail, dv) plus those of the members before, once the barrier `turn` is past this phase.
 
     sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)], dv, dk and its tail in the order of
     `in_fragments`; semaphores: int32 [batch * kv_heads * n_kv], zeros.
     """
     DV: gl.constexpr = dv.shape[1]
     D: gl.constexpr = dk.shape[1]
-    n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-    tile = (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
+    tile = _place(work, kv)
     start = sums + tile.to(gl.int64) * (work.BLOCK_KV * (D + TAIL_D + DV))
-    wait_for_turn(semaphores + tile, work.member)
+    mbarrier.wait(turn, phase)
     dv = _add(work, dv, start)
     dk = _add(work, dk, start + work.BLOCK_KV * DV)
     if TAIL_D > 0:

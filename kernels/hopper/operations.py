@@ -17,10 +17,11 @@ Note [Ordered accumulation on Hopper]
     Hence adds to one element of dq happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the
     buffer, not the sum.  `wait_until_read` is step 3, which would be too early for step 5.
 
-    dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them: they spin, add with
-    ordinary reductions and meet at a barrier; then one thread passes the turn on.  Only one: a warp that fell behind
-    the others' release would set the semaphore back when later members have had their turns, and the next would wait
-    for ever.
+    dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them.  The producer spins
+    for them, while the last steps run, and arrives at an mbarrier; having waited there, they have acquired what it has.
+    They add with ordinary reductions and meet at a barrier; then one thread passes the turn on.  Only one: a warp that
+    fell behind the others' release would set the semaphore back when later members have had their turns, and the next
+    would wait for ever.
 
 Note [Forward progress on Hopper]
     A CTA takes a ticket on entry: the holders of all lower tickets are running or finished.  In a launch-ordered

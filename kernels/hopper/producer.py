@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .group import wait_for_group
 from .operations import begin_load, load_rows
 
 
@@ -14,7 +15,9 @@ def wait_for_room(shared, it):
 
 
 @gluon.jit
-def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, AHEAD: gl.constexpr):
+def produce(
+    walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, AHEAD: gl.constexpr
+):  # fmt: skip
     """Fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
     With AHEAD the consumers wait for one Q tile past the last; it is announced without data.
@@ -83,3 +86,8 @@ def produce(walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                 wait_for_room(shared, done)
                 mbarrier.arrive(shared.q_full.index(first_slot % shared.Q_STAGES), count=1)
                 first_slot += 1
+        if work.GROUP > 1:
+            if kv * work.BLOCK_KV < work.kv_len:
+                if part > 0:  # consumers have had the turn of the part before
+                    mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
+                wait_for_group(work, kv, group_semaphores, shared.turn.index(0))

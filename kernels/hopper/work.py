@@ -114,8 +114,8 @@ class Shared:
 
     k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES, all four in HALVES pieces per tile; ds,
     p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`; k_tail, q_tail, dq_tail: the
-    columns past BLOCK_D, if TAIL_D > 0.  `step_done` (a ring of STAGES) says that the consumers have left a step: its
-    dq tile is complete, its dO is free, and so is the oldest Q.
+    columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a ring of STAGES) says
+    that the consumers have left a step: its dq tile is complete, its dO is free, and so is the oldest Q.
     """
 
     k: gl.shared_memory_descriptor
@@ -137,6 +137,7 @@ class Shared:
     do_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
     step_done: gl.shared_memory_descriptor
+    turn: gl.shared_memory_descriptor
     Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
     DQ_STAGES: gl.constexpr
@@ -146,7 +147,8 @@ class Shared:
     @gluon.constexpr_function
     def __init__(
         self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
-        k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES,
+        k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, turn,
+        Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES,
     ):  # fmt: skip
         self.k = k
         self.k_tail = k_tail
@@ -167,6 +169,7 @@ class Shared:
         self.do_full = do_full
         self.dq_empty = dq_empty
         self.step_done = step_done
+        self.turn = turn
         self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
         self.DQ_STAGES = gl.constexpr(DQ_STAGES)
@@ -185,7 +188,7 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
-    STEP: gl.constexpr,
+    STEP: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
@@ -204,6 +207,9 @@ def allocate_shared(
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
         q_tail = _tiles(DTYPE, [Q_STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
         dq_tail = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * TAIL_D // 32, 32])
+    turn = ds  # never read
+    if GROUP > 1:
+        turn = _barriers(1)
     return Shared(
         k,
         k_tail,
@@ -224,6 +230,7 @@ def allocate_shared(
         _barriers(STAGES),
         _barriers(DQ_STAGES),
         _barriers(STAGES),
+        turn,
         Q_STAGES,
         STAGES,
         DQ_STAGES,
