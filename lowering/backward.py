@@ -131,10 +131,13 @@ class _Kernels:
         return dq, *self._dkdv(delta, None)
 
     def two_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
-        """As `two_pass`, and the gradient of the bias: by the dq kernel, or by one of its own, with equal bits."""
+        """As `two_pass`, and the gradient of the bias: by the dq kernel, or by one of its own, with equal bits.
+
+        Beside a dense mask the two have other bits (seen on an H200), so there it is the dq kernel whatever the sizes.
+        """
         size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
         summed = [dim for dim in summed if not V.graph.sizevars.statically_known_equals(self.query.get_size()[dim], 1)]
-        if not summed or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
+        if not summed or self.mask.dense is not None or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
             dq, delta, gradient = self._dq_bias(size, summed)
         else:
             dq, delta = self._dq()

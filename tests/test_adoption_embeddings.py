@@ -99,7 +99,7 @@ def test_gradients_on_a_gpu(mode: str, padding: int | None, dtype: torch.dtype, 
 
         exact = gradient(indices, weight.double(), padding, grad.double())
         found = run()[0]
-        assert (found - exact).norm() <= torch.finfo(dtype).eps * exact.norm()
+        assert (found - exact).norm() <= 16 * torch.finfo(dtype).eps * exact.norm()  # sums of 10000 numbers
         assert differing_runs(run, 50, load=True) == 0
 
 

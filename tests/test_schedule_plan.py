@@ -18,6 +18,9 @@ from dash_inductor.model.site import Site
 from dash_inductor.planning import costs, families
 from dash_inductor.planning.planner import critical_path, decide, plan
 from dash_inductor.schedule.schedules import NAMES, supports
+from dash_inductor.schedule.table_walk import Tables
+from dash_inductor.schedule.visibility import EMPTY, FULL
+from dash_inductor.schedule.walk import ClosedForm, Problem
 from tests.support.calls import call_of
 from tests.support.processes import run_python
 
@@ -282,3 +285,27 @@ def test_what_pairs_decide(arch: str, kind: str) -> None:
 def in_words(facts: Site) -> str:
     dims = f"head dimension {facts.head_dim}"
     return dims if facts.value_dim == facts.head_dim else f"{dims}, of value {facts.value_dim}"
+
+
+@pytest.mark.parametrize("heads", ["1", "h"])
+def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
+    """It may be causal, and then has the walks of a causal mask; for other bands, and beside them, nothing changes."""
+
+    def schedule(mask: str, arch: str = "sm_90") -> str:
+        call = Call(Mask.parse(mask), 0.125)
+        facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, call)
+        return plan(facts, arch).schedule
+
+    assert schedule("dense(0)") == schedule("causal & dense(0)") == schedule("causal") == "fold"
+    assert schedule("full") == schedule("keys(0)") == "ascending"
+    assert schedule("dense(0)", "sm_80") == schedule("full", "sm_80")
+    n_q, n_kv = 16, 8
+    problem = Problem(Band(), n_q * 64, n_kv * 128, 64, 128, 2, 4, section=2)
+    shown = [[EMPTY if 128 * kv > 64 * q + 63 else FULL for kv in range(n_kv)] for q in range(n_q)]
+    tables = Tables("fold", problem, [shown] * (2 if heads == "1" else 8))
+    causal = ClosedForm("fold", replace(problem, band=Band(0)))
+    for head, kv in itertools.product(range(8), range(n_kv)):
+        walk = [causal.q_tile(head, kv, step) for step in range(causal.visits(head, kv))]
+        assert tables.walk(head, kv) == walk
+        assert [tables.rank(head, q, kv) for q in walk] == [causal.rank(head, q, kv) for q in walk]
+    assert [tables.launch(t) for t in range(tables.tickets)] == [causal.launch(t) for t in range(causal.tickets)]

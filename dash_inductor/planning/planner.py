@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..errors import ArgumentError, DashError
-from ..model.mask import MAX_LENGTH, Band
+from ..model.mask import MAX_LENGTH, Band, Mask
 from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
@@ -81,7 +81,8 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     known = _known(arch)
     _check(site, arch, schedule)
     candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
-    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule, bool(site.mask.operands))
+    likely = _likely(site.mask) if site.mask.operands else None
+    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule, likely)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     forward = forwards.choose(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
@@ -132,32 +133,45 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
             raise ArgumentError("schedule", schedule, f"one that supports the mask {site.band}: {reason}")
 
 
+def _likely(mask: Mask) -> Band:
+    """The band that the tile pairs seen under a mask that is data are likely to fill.
+
+    A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is cut,
+    as DDP cuts it.  A schedule for causal masks costs others nothing, while `ascending` takes nearly twice as long for
+    a causal one, and its CTAs wait (docs/schedules.md).
+    """
+    return Band(0) if mask.dense is not None and mask.band.is_full else mask.band
+
+
 @lru_cache(maxsize=256)
 def _choose(
-    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None, data: bool
+    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None, likely: Band | None
 ) -> tuple[str, str, Candidate, float]:
     """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem.
 
     Args:
-        data: the mask has other terms than its band `mask`.
+        likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
+            else None.
     """
     best: tuple[str, str, Candidate, float] | None = None
     for kernel, candidate in candidates:
+        by_tables = likely is not None and family(kernel).walks_by_tables
+        walked = likely if likely is not None and by_tables else mask
         for name in NAMES if schedule is None else (schedule,):
             if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
                 continue
-            if schedule is None and _only_if_named(name, mask):
+            if schedule is None and (supports(name, walked) is not None or _only_if_named(name, walked)):
                 continue
-            if data and family(kernel).walks_by_tables and define(name, mask).resident is not None:
+            if by_tables and define(name, mask).resident is not None:
                 continue  # restricted to what is seen, its CTAs could wait for one another
-            if best is not None and schedule is None and _work(name, candidate, mask, arch) >= best[3]:
+            if best is not None and schedule is None and _work(name, candidate, walked, arch) >= best[3]:
                 continue  # cannot be shorter
-            length = critical_path(name, candidate, mask, arch)
+            length = critical_path(name, candidate, walked if supports(name, walked) is None else mask, arch)
             if best is None or length < best[3]:
                 best = name, kernel, candidate, length
     if best is None:
         allowed = "one of a single pass: these head dims have no kernels of two passes"
-        if data and schedule != "two_pass":
+        if likely is not None and schedule != "two_pass":
             allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
         raise ArgumentError("schedule", schedule, allowed)
     return best
