@@ -131,7 +131,6 @@ def _step(attend: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor,
 
     forward = under(lambda: attend(*leaves))
     out = forward()
-    grad_out = torch.empty_like(out).copy_(grad_out)  # in the layout that a compiled backward expects
     backward = under(lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True))
     backward()
     return forward, backward
@@ -163,7 +162,11 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """The attention of a row as models of transformers write it, which repeat k and v where there is a mask."""
+    """The attention of a row as models of transformers write it, which repeat k and v where there is a mask.
+
+    Its result is [batch, length, heads, head dim]: a graph expects the gradient of its output contiguous, and copies
+    any other one.
+    """
     if k.shape[1] != q.shape[1]:
         k, v = (repeated(t, q.shape[1] // k.shape[1]) for t in (k, v))
     if documents is not None:
@@ -172,7 +175,7 @@ def attend(
         mask = same & (place[:, None] >= place)
     elif valid is not None:
         mask = valid[:, None, None, :]
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -180,6 +183,7 @@ def attend(
         dropout_p=dropout,
         is_causal=causal or dropout > 0,
     )
+    return out.transpose(1, 2)
 
 
 def repeated(t: Tensor, group: int) -> Tensor:
@@ -198,7 +202,7 @@ def _compiled(name: str, options: dict[str, Any]) -> Callable[..., Tensor]:
 
 def _leaves(row: Row) -> tuple[list[Tensor], Tensor]:
     *inputs, grad_out = row.tensors()
-    return [t.detach().requires_grad_() for t in inputs], grad_out
+    return [t.detach().requires_grad_() for t in inputs], grad_out.transpose(1, 2)
 
 
 def dash(row: Row) -> Step:
@@ -245,9 +249,12 @@ def flex(row: Row) -> Step:
 
     mask = create_block_mask(keep, row.batch, None, row.length, row.length, device=DEVICE)
     leaves, grad_out = _leaves(row)
-    compiled = torch.compile(flex_attention, dynamic=False)
-    run = functools.partial(compiled, block_mask=mask, enable_gqa=row.q_heads != row.kv_heads)
-    return _step(run, leaves, grad_out, deterministic=False)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flex_attention(q, k, v, block_mask=mask, enable_gqa=row.q_heads != row.kv_heads)  # type: ignore[assignment]
+        return out.transpose(1, 2)
+
+    return _step(torch.compile(attended, dynamic=False), leaves, grad_out, deterministic=False)
 
 
 def varlen(row: Row) -> Step:
@@ -258,7 +265,7 @@ def varlen(row: Row) -> Step:
     longest = int(ends.diff().max())
     inputs, grad_out = _leaves(row)
     leaves = [t.detach()[0].transpose(0, 1).contiguous().requires_grad_() for t in inputs]
-    return _step(_varlen(ends, longest), leaves, grad_out[0].transpose(0, 1).contiguous(), deterministic=False)
+    return _step(_varlen(ends, longest), leaves, grad_out[0], deterministic=False)
 
 
 def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:

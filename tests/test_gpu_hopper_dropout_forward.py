@@ -21,6 +21,7 @@ from .support.calls import BSHD
 from .support.dropout import dense, kept_pairs
 from .support.hopper import MARKS
 from .support.hopper_forward import Forward, check_distance
+from .support.processes import once_in_this_run
 from .support.repeats import bits, differing_runs, poison
 
 pytestmark = MARKS
@@ -38,14 +39,15 @@ SEEDS = 0, 42, -1, 0x0123456789ABCDEF
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Kernels are compiled several at a time."""
-    compile_all([
+    kernels = [
         build.Specialisation(
             NAMES[DTYPES[dims]], *dims, band.lo is not None, band.hi is not None, False, codes, False, dropout
         )
         for dims in build.SETTINGS
         for band, codes in VARIANTS
         for dropout in (False, True)
-    ])  # fmt: skip
+    ]
+    once_in_this_run("hopper_dropout_forward", lambda: compile_all(kernels))
 
 
 @dataclasses.dataclass(frozen=True)

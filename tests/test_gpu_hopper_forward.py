@@ -30,6 +30,7 @@ from .support.hopper import MARKS, any_forward
 from .support.hopper_forward import Forward, check, forward, repeated, results_of_the_cta
 from .support.poison import MASKS as UNSEEN
 from .support.poison import surrounded
+from .support.processes import once_in_this_run
 from .support.repeats import bits, differing_runs, poison
 from .support.spinner import sms_held
 
@@ -65,7 +66,8 @@ def compiled() -> None:
     """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
     bounds = list(itertools.product((False, True), repeat=2))
     used = itertools.product(build.SETTINGS, ("bfloat16", "float16"), bounds, (False, True))
-    compile_all([build.Specialisation(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used])  # type: ignore[arg-type]
+    kernels = [build.Specialisation(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
+    once_in_this_run("hopper_forward", lambda: compile_all(kernels))
 
 
 def problem(

@@ -23,6 +23,7 @@ from .support.calls import BSHD
 from .support.hopper import MARKS
 from .support.hopper_forward import Forward, check_distance, rounded_under
 from .support.hopper_forward import forward as without_data
+from .support.processes import once_in_this_run
 from .support.repeats import bits, differing_runs, poison
 
 pytestmark = MARKS
@@ -91,12 +92,13 @@ def compiled() -> None:
     """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
     dtypes = {dims: [dtype, OTHER[dtype]] if dims in BOTH else [dtype] for dims, dtype in DTYPES.items()}
     names: dict[torch.dtype, Any] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-    compile_all([
+    kernels = [
         build.Specialisation(names[dtype], *dims, band.lo is not None, band.hi is not None, even, has_codes)
         for dims in build.SETTINGS
         for dtype in dtypes[dims]
         for band, even, has_codes in itertools.product(BANDS, (False, True), (False, True))
-    ])  # fmt: skip
+    ]
+    once_in_this_run("hopper_forward_data", lambda: compile_all(kernels))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""Run Python programs in fresh processes."""
+"""Run Python programs in fresh processes, and work that the processes of a test run share."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 _OURS = (
@@ -51,3 +53,15 @@ def run_python_unchecked(
         timeout=300,
         check=False,
     )
+
+
+def once_in_this_run(name: str, work: Callable[[], object]) -> None:
+    """Do something whose result lies in Triton's cache once for all processes of a test run; the others wait for it."""
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / f"{name}.done"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            work()
+            done.touch()
