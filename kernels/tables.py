@@ -155,6 +155,26 @@ def first_equal(
 
 
 @triton.jit
+def _partners_in_tile(
+    other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi, HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr,
+):  # fmt: skip
+    """`found`, int32 of every token, with 1 where one of the tile `other` of the others is a partner."""
+    for part in range(0, BLOCK, PARTNERS):
+        j = other * BLOCK + part + tl.arange(0, PARTNERS)
+        keep = (j < other_length)[:, None] & inside[None, :]
+        keep = keep & _in_band(tokens[None, :] - j[:, None], lo, hi, HAS_LO, HAS_HI)
+        if HAS_CODES:
+            codes = tl.load(OTHERS + j, mask=j < other_length, other=HIDDEN)
+            keep = keep & (codes[:, None] == own[None, :])
+        if HAS_DENSE:
+            at = tokens.to(tl.int64)[None, :] * dense_i + j.to(tl.int64)[:, None] * dense_j
+            keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+        found = tl.maximum(found, tl.max(keep.to(tl.int32), 0))
+    return found
+
+
+@triton.jit
 def _look_for_partners(
     tile, CODES, OTHERS, RANGES, DENSE, FOUND, dense_i, dense_j, length, other_length, lo, hi,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr,
@@ -162,7 +182,8 @@ def _look_for_partners(
 ):  # fmt: skip
     """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
 
-    Tiles are looked at in their order, those alone whose codes may be one of those that have no partner yet.
+    Tiles are looked at in their order, those alone whose codes may be one of those that have no partner yet.  Under a
+    dense mask the tile at the same place comes first: there a causal mask, and many another, has a partner for all.
     """
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < length
@@ -175,12 +196,18 @@ def _look_for_partners(
     own = tl.zeros([BLOCK], tl.int32)
     if HAS_CODES:
         own = tl.load(CODES + tokens, mask=inside, other=ALONE)
-    missing = inside & (own >= 0)
-    smallest = tl.min(tl.where(missing, own, FAR), 0)
-    largest = tl.max(tl.where(missing, own, HIDDEN), 0)
     found = tl.zeros([BLOCK], tl.int32)
     first_tile = begin // BLOCK
     number = tl.cdiv(end, BLOCK)
+    if HAS_DENSE:  # noqa: SIM102  # known when the kernel is compiled
+        if (first_tile <= tile) & (tile < number):
+            found = _partners_in_tile(
+                tile, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
+                HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
+            )  # fmt: skip
+    missing = inside & (own >= 0) & (found == 0)
+    smallest = tl.min(tl.where(missing, own, FAR), 0)
+    largest = tl.max(tl.where(missing, own, HIDDEN), 0)
     for first in range(first_tile // TILES * TILES, number, TILES):
         others = first + tl.arange(0, TILES)
         low = tl.zeros([TILES], tl.int32)
@@ -190,17 +217,10 @@ def _look_for_partners(
             high = tl.load(RANGES + others * 2 + 1, mask=others < number, other=HIDDEN)
         other = _next_tile(others, low, high, first_tile - 1, smallest, largest)
         while other < number:
-            for part in range(0, BLOCK, PARTNERS):
-                j = other * BLOCK + part + tl.arange(0, PARTNERS)
-                keep = (j < other_length)[:, None] & inside[None, :]
-                keep = keep & _in_band(tokens[None, :] - j[:, None], lo, hi, HAS_LO, HAS_HI)
-                if HAS_CODES:
-                    codes = tl.load(OTHERS + j, mask=j < other_length, other=HIDDEN)
-                    keep = keep & (codes[:, None] == own[None, :])
-                if HAS_DENSE:
-                    at = tokens.to(tl.int64)[None, :] * dense_i + j.to(tl.int64)[:, None] * dense_j
-                    keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
-                found = tl.maximum(found, tl.max(keep.to(tl.int32), 0))
+            found = _partners_in_tile(
+                other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
+                HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
+            )  # fmt: skip
             missing = inside & (own >= 0) & (found == 0)
             smallest = tl.min(tl.where(missing, own, FAR), 0)
             largest = tl.max(tl.where(missing, own, HIDDEN), 0)
