@@ -11,8 +11,9 @@ import pytest
 from dash_inductor.kernels import standalone
 
 from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Site
-from dash_inductor.planning import costs, plan
+from dash_inductor.planning import costs
 
+from .support.portable_plans import portable_plan
 from .test_kernels_attend_budgets import arithmetic, compiled, layouts, with_runtime_lengths
 from .test_kernels_interpreter import TOLERANCE
 
@@ -82,7 +83,7 @@ def site(dtype: str, dim: int, mask: Mask, length: int = 4001, p: float | None =
 def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> None:
     arch, dtype, dim, band, schedule = case
     facts = site(dtype, dim, Mask(band))
-    planned = plan(facts, arch, schedule)
+    planned = portable_plan(facts, arch, schedule)
     forward, backward = standalone.render_forward(planned, facts), standalone.render(planned, facts)
     assert [kernel.names.count("SEED") for kernel in (forward, *backward)] == [1, planned.dq is not None, 1]
     without = site(dtype, dim, Mask(band), p=None)
@@ -100,7 +101,7 @@ def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> 
 )
 def test_the_seed_is_the_last_tensor_that_is_read(mask: Mask) -> None:
     facts = site("bfloat16", 64, mask)
-    kernels = standalone.render(plan(facts, "sm_90"), facts)
+    kernels = standalone.render(portable_plan(facts, "sm_90"), facts)
     for kernel in kernels:
         assert kernel.names[-2] == "SEED"
         standalone.build(kernel, "sm_90")
@@ -127,7 +128,7 @@ def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, in
 
 def test_kernels_without_dropout_have_nothing_of_it() -> None:
     facts = site("bfloat16", 64, Mask(Band(0)), p=None)
-    planned = plan(facts, "sm_90", "two_pass")
+    planned = portable_plan(facts, "sm_90", "two_pass")
     tiles = costs.forward_tiles("sm_90", 16, 64, 64)
     portable = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     for kernel in (standalone.render_forward(portable, facts), *standalone.render(planned, facts)):
