@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +14,21 @@ import pytest
 # where probabilities are dropped.
 EXACT = [
     "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-",
-    "two_pass,full,33,40,1,float32,-0.3,bq,none,keys",
-    "spt,full,40,33,2,float32,0.3,hqk,none,-",
     "ascending,band(-9;9):bottom_right,33,45,1,float32,0.3,qk,none,keys",
-    "two_pass,full,40,33,1,float32,0.3,bk,none,-",
     "two_pass,full,33,40,1,float32,0.3,none,hqk:infinite,-",
     "spt,causal,40,40,2,float32,-0.3,none,bhqk:random,keys",
-    "two_pass,full,33,33,2,float32,0.3,none,qk:lowest,-",
-    "ascending,full,32,48,1,float32,0.0,none,bk:lowest,-",
     "two_pass,band(0;20),33,50,1,float32,0.3,hqk,bqk:infinite,keys",
     "two_pass,full,40,33,1,float16,0.2,qk,hqk:random,-",
     "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-,0.3",
-    "spt,full,40,33,1,float32,0.3,none,hqk:random,-,0.1",
-    "two_pass,band(0;20),33,50,2,float32,0.3,hqk,bqk:infinite,keys,0.5",
     "ascending,full,33,40,1,float16,0.2,none,1:lowest,-,0.25",
     "two_pass,causal,40,80,2,float32,0.3,none,bhqk:random,-",
+    "two_pass,full,33,40,1,float32,-0.3,bq,none,keys",
+    "spt,full,40,33,2,float32,0.3,hqk,none,-",
+    "two_pass,full,40,33,1,float32,0.3,bk,none,-",
+    "two_pass,full,33,33,2,float32,0.3,none,qk:lowest,-",
+    "ascending,full,32,48,1,float32,0.0,none,bk:lowest,-",
+    "spt,full,40,33,1,float32,0.3,none,hqk:random,-,0.1",
+    "two_pass,band(0;20),33,50,2,float32,0.3,hqk,bqk:infinite,keys,0.5",
     "two_pass,band(-30;-20),40,90,1,float32,0.3,none,hqk:random,-",
 ]
 POISON = [
@@ -49,35 +50,45 @@ ONE = ["two_pass,full,33,40,1,float32,0.3,bhqk,hqk:random,-", "spt,causal,33,33,
 COMPUTED = ["two_pass,full,33,40,2,float32,0.3,bqk,none,keys", "spt,causal,33,33,1,float32,0.3,qk,hqk:random,-,0.2"]
 WAYS = [
     "two_pass,full,33,40,1,float32,0.3,none,hqk:infinite,-",
-    "two_pass,causal,40,33,2,float16,0.3,bhqk,hqk:random,keys",
     "two_pass,band(-5;9),40,70,1,float32,0.3,none,qk:lowest,-,0.3",
-    "two_pass,full,40,33,2,float32,0.3,hqk,bqk:infinite,-",
 ]
-CASES = [
-    *(f"exact,{case}" for case in EXACT),
-    *(f"poison,{case}" for case in POISON),
-    *(f"dynamic,{case}" for case in DYNAMIC),
-    *(f"one,{case}" for case in ONE),
-    *(f"computed,{case}" for case in COMPUTED),
-    *(f"ways,{case}" for case in WAYS),
-]
+MODES = {
+    "test_against_fp64": "exact",
+    "test_what_nobody_sees_may_hold_anything": "poison",
+    "test_static_and_dynamic_lengths_have_the_same_bits": "dynamic",
+    "test_operands_that_the_graph_computes": "computed",
+    "test_a_batch_element_alone_has_the_same_bits": "one",
+    "test_both_ways_to_a_bias_gradient_have_the_same_bits": "ways",
+}
+"""What the program is asked for each test."""
+
+
+def some(cases: list[str], number: int) -> Any:
+    """The first so many cases are run always, the others where all tests are."""
+    params = [pytest.param(case, marks=[pytest.mark.full] if i >= number else []) for i, case in enumerate(cases)]
+    return pytest.mark.parametrize("case", params)
+
+
 # against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, str]:
+def results(request: pytest.FixtureRequest) -> dict[str, str]:
+    """By mode and case, of all tests that are run."""
+    items: list[Any] = [item for item in request.session.items if getattr(item, "module", None) is request.module]
+    cases = [f"{MODES[item.originalname]},{item.callspec.params['case']}" for item in items]
     result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_pairs", *CASES],
+        [sys.executable, "-m", "tests.support.interpreted_pairs", *cases],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=900, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    return dict(zip(CASES, lines, strict=True))
+    return dict(zip(cases, lines, strict=True))
 
 
-@pytest.mark.parametrize("case", EXACT)
+@some(EXACT, 9)
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
     result = results[f"exact,{case}"]
@@ -85,28 +96,28 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert max(map(float, result.split())) < TOLERANCE[case.split(",")[5]], result
 
 
-@pytest.mark.parametrize("case", POISON)
+@some(POISON, 3)
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
     assert results[f"poison,{case}"] == "unharmed"
 
 
-@pytest.mark.parametrize("case", DYNAMIC)
+@some(DYNAMIC, 3)
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"dynamic,{case}"] == "equal"
 
 
-@pytest.mark.parametrize("case", COMPUTED)
+@some(COMPUTED, 1)
 def test_operands_that_the_graph_computes(results: dict[str, str], case: str) -> None:
     """Also with other strides than rows one after the other."""
     assert results[f"computed,{case}"] == "equal"
 
 
-@pytest.mark.parametrize("case", ONE)
+@some(ONE, 1)
 def test_a_batch_element_alone_has_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"one,{case}"] == "equal"
 
 
-@pytest.mark.parametrize("case", WAYS)
+@some(WAYS, 1)
 def test_both_ways_to_a_bias_gradient_have_the_same_bits(results: dict[str, str], case: str) -> None:
     """By the dq kernel, whose sums over batch elements or heads are in memory, and by a kernel of its own."""
     assert results[f"ways,{case}"] == "equal"
