@@ -16,6 +16,7 @@ import argparse
 import functools
 import gc
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -361,7 +362,12 @@ def main() -> None:
         print("\n".join(row.name for row in rows))
         return
     torch._functorch.config.donated_buffer = False  # the backward of one forward is called many times
-    report(options.name, [measure(row, options.repeats) for row in rows], {"only": options.only})
+    results = []
+    for row in rows:
+        results.append(measure(row, options.repeats))
+        said = ", ".join(f"{key} {value:.0f}" for key, value in results[-1].items() if key.endswith("ward"))
+        print(f"{row.name}: {said}", file=sys.stderr, flush=True)
+    report(options.name, results, {"only": options.only})
 
 
 if __name__ == "__main__":

@@ -118,6 +118,7 @@ def in_a_process(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     if not found:
         raise SystemExit(f"variant {variant} ended with exit status {done.returncode} and no result")
     row: dict[str, Any] = json.loads(found[0][4:])
+    print(f"{variant}: {row['step ms']:.1f} ms a step", file=sys.stderr, flush=True)
     return row
 
 

@@ -1,6 +1,7 @@
 """The gradient of a bias for one tile of pairs: dS, summed over batch elements and heads.
 
-As `bias_sums` adds them for the dq kernel, with equal bits, but in registers, and for more programs than that has.
+As `bias_sums` adds them for the dq kernel, but in registers, and for more programs than that has; with equal bits
+unless the mask is dense, where plans of two passes do not use it.
 """
 
 import triton
