@@ -51,8 +51,8 @@ def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> 
     """Median times of one call of each on the GPU in ms; the L2 cache is cleared before each call.
 
     The runs take turns: a GPU at its power limit changes its clocks by several per cent within seconds, for all alike.
-    The GPU sleeps for about a millisecond first, so that the host, which takes 0.1 ms for a compiled call, has queued
-    all of it when the clock starts.
+    The GPU sleeps for a few milliseconds first, so that the host, which takes 0.1 ms for a compiled call and more where
+    other processes keep its cores busy, has queued all of it when the clock starts.
     """
     clear = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
     for run in runs:
@@ -61,7 +61,7 @@ def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> 
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, spent in zip(runs, times, strict=True):
-            torch.cuda._sleep(2_000_000)
+            torch.cuda._sleep(8_000_000)
             clear.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

@@ -9,7 +9,7 @@ from torch import Tensor
 from dash_inductor.observe.records import clear_sites, sites
 
 from .support.hf_models import build, inputs_of
-from .support.model_table import line
+from .support.model_table import agree, line
 from .support.ways import MODES, WAYS, Way
 from .test_matching_parallel import TRAINER, facts_of
 
@@ -61,6 +61,6 @@ def test_two_processes(way: str, kind: str) -> None:
     found = facts_of("tests.support.parallel", "cuda", way, kind)
     assert len(found) == PROCESSES
     for facts in found:
-        assert facts["sites"] == EXPECTED[f"{way} {kind}"]
+        assert agree(facts["sites"], EXPECTED[f"{way} {kind}"])
         assert facts["equal"]
         assert facts["finite"]
