@@ -59,6 +59,12 @@ def test_readme_has_the_table_of_models() -> None:
     assert tool["filled"](readme, json.loads(text_of("tests/golden/models.json"))) == readme
 
 
+def test_readme_has_the_tables_of_results() -> None:
+    """Else run ``python tools/readme_results.py``."""
+    readme = text_of("README.md")
+    assert runpy.run_path(str(ROOT / "tools" / "readme_results.py"))["filled"](readme) == readme
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])
 def test_settings_are_those_of_the_code(page: str) -> None:
     listed = {

@@ -1,0 +1,101 @@
+"""Write the README's tables of measured steps and masks from benchmarks/results: ``python tools/readme_results.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+STEPS = {
+    "step": "Llama, 8 layers, 2 x 8192 tokens",
+    "step_32k": "Llama, 4 layers, 1 x 32768 tokens",
+    "step_ones": "Llama, 4 layers, 2 x 8192, `attention_mask` of ones",
+    "step_packed": "Llama, 4 layers, 1 x 16384, 8 packed documents",
+    "step_ddp": "Llama, 4 layers, 2 x 8192 on each of two GPUs, DDP, `attention_mask` of ones",
+    "step_bert": "BERT-large width, 6 layers, 64 x 512, padded, dropout",
+    "step_gpt2": "GPT-2 medium width, 4 layers, 8 x 4096, dropout",
+    "step_encoder_4096": "encoder like ViT-L, 12 layers, 8 x 4096",
+}
+"""Results files and what they measured."""
+MASKS = {
+    "documents:16 in 32k": "16 documents in 32768 tokens, causal, 32 heads on 8",
+    "documents:8 in 16k": "8 documents in 16384 tokens, causal, 16 heads on 4",
+    "padded:6000 and 7800 of 8192": "2 x 8192 tokens, of which 6000 and 7800 are valid, 16 heads",
+    "dense:causal 4096": "a causal mask as a tensor, 2 x 4096, 16 heads",
+    "dropout:causal 8192": "dropout 0.1, causal, 2 x 8192, 16 heads",
+    "bias:[1,H,S,S] 4096": "bias [1, heads, length, length] with its gradient, 2 x 4096, 16 heads",
+}
+"""Rows of masks.json and what they are."""
+CONTENDERS = {
+    "torch": "PyTorch, deterministic",
+    "varlen": "varlen",
+    "flex": "FlexAttention",
+    "closed form": "dash_inductor without it",
+    "dash": "dash_inductor",
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def steps() -> str:
+    """The table of training steps: a row for each results file."""
+    rows = []
+    for name, title in STEPS.items():
+        found = read(name)
+        default, ours = ({row["variant"]: row for row in found["rows"]}[variant] for variant in ("default", "dash"))
+        if default["bitwise equal"] or not ours["bitwise equal"]:
+            raise ValueError(f"{name}: the text above the table says that only the steps of dash_inductor are equal")
+        times = [f"{row['step ms']:.1f} ms" for row in (default, ours)]
+        memory = [f"{row['peak GiB']:.1f} GiB" for row in (default, ours)]
+        relative = f"**{ours['step ms'] / default['step ms']:.2f}**"
+        rows.append([title, *times, relative, *memory, found["conditions"]["commit"]])
+    head = ["model and inputs", "default", "dash_inductor", "relative", "peak memory", "dash_inductor", "commit"]
+    return table(head, rows)
+
+
+def masks() -> str:
+    """The table of masks: forward and backward of every contender."""
+    rows = []
+    for row in read("masks")["rows"]:
+        rows.append([MASKS[row["shape"]], *(_rates(row, contender) for contender in CONTENDERS)])
+    return table(["attention", *CONTENDERS.values()], rows)
+
+
+def _rates(row: dict[str, Any], contender: str) -> str:
+    """Forward and backward in TFLOP/s, the forward of dash_inductor without tables; empty if it was not run."""
+    forward, backward = row.get(f"{contender} forward"), row.get(f"{contender} backward")
+    if forward is None or backward is None:
+        return ""
+    if contender == "dash":
+        return f"**{row.get('dash forward, tables apart') or forward:.0f}**, **{backward:.0f}**"
+    return f"{forward:.0f}, {backward:.0f}"
+
+
+TABLES: dict[str, Callable[[], str]] = {"steps": steps, "masks": masks}
+
+
+def filled(readme: str) -> str:
+    """The README with its tables written anew."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name}: written by tools/readme_results.py -->\n", f"<!-- end of {name} -->"
+        head, rest = readme.split(begin)
+        readme = head + begin + "\n" + make() + "\n" + end + rest.split(end, 1)[1]
+    return readme
+
+
+def main() -> None:
+    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
