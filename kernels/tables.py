@@ -102,6 +102,12 @@ def _first_key(
 
 
 @triton.jit
+def _range(code, counted):
+    """The smallest and the largest of the codes that are `counted`; FAR and HIDDEN, an empty range, if there is none."""
+    return tl.min(tl.where(counted, code, FAR), 0), tl.max(tl.where(counted, code, HIDDEN), 0)
+
+
+@triton.jit
 def _encode(
     tile, IDS, KV_IDS, STARTS, VALID, CODES, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
@@ -120,8 +126,9 @@ def _encode(
         valid = tl.load(VALID + tokens.to(tl.int64) * valid_j, mask=inside, other=0) != 0
         code = tl.where(valid, code, HIDDEN)
     tl.store(CODES + tokens, code, mask=inside)
-    tl.store(RANGE, tl.min(tl.where(inside & (code >= 0), code, FAR), 0))
-    tl.store(RANGE + 1, tl.max(tl.where(inside, code, HIDDEN), 0))
+    smallest, largest = _range(code, inside & (code >= 0))
+    tl.store(RANGE, smallest)
+    tl.store(RANGE + 1, largest)
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len"])
@@ -199,15 +206,12 @@ def _look_for_partners(
     found = tl.zeros([BLOCK], tl.int32)
     first_tile = begin // BLOCK
     number = tl.cdiv(end, BLOCK)
-    if HAS_DENSE:  # noqa: SIM102  # known when the kernel is compiled
-        if (first_tile <= tile) & (tile < number):
-            found = _partners_in_tile(
-                tile, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
-                HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
-            )  # fmt: skip
-    missing = inside & (own >= 0) & (found == 0)
-    smallest = tl.min(tl.where(missing, own, FAR), 0)
-    largest = tl.max(tl.where(missing, own, HIDDEN), 0)
+    if HAS_DENSE and (first_tile <= tile) & (tile < number):
+        found = _partners_in_tile(
+            tile, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
+            HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
+        )  # fmt: skip
+    smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
     for first in range(first_tile // TILES * TILES, number, TILES):
         others = first + tl.arange(0, TILES)
         low = tl.zeros([TILES], tl.int32)
@@ -221,9 +225,7 @@ def _look_for_partners(
                 other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
                 HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
             )  # fmt: skip
-            missing = inside & (own >= 0) & (found == 0)
-            smallest = tl.min(tl.where(missing, own, FAR), 0)
-            largest = tl.max(tl.where(missing, own, HIDDEN), 0)
+            smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
             other = _next_tile(others, low, high, other, smallest, largest)
     tl.store(FOUND + tokens, found != 0, mask=inside)
 

@@ -99,18 +99,15 @@ def test_gradients_on_a_gpu(mode: str, padding: int | None, dtype: torch.dtype, 
 
         exact = gradient(indices, weight.double(), padding, grad.double())
         found = run()[0]
-        assert (found - exact).norm() <= 16 * torch.finfo(dtype).eps * exact.norm()  # sums of 10000 numbers
+        roundings = 16 if dtype is torch.float32 else 1  # sums of 10000 numbers are made in fp32
+        assert (found - exact).norm() <= roundings * torch.finfo(dtype).eps * exact.norm()
         assert differing_runs(run, 50, load=True) == 0
 
 
-def test_the_cpu_keeps_its_decomposition() -> None:
+def test_the_cpu_keeps_its_decomposition(deterministic: None) -> None:
     from torch._inductor.decomposition import decompositions
 
     decompose = decompositions[torch.ops.aten.embedding_dense_backward.default]
     grad, indices = torch.randn(3, 4), torch.tensor([0, 2, 2])
-    torch.use_deterministic_algorithms(True)
-    try:
-        found = decompose(grad, indices, 5, -1, False)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    found = decompose(grad, indices, 5, -1, False)
     assert torch.equal(found, torch.zeros(5, 4).index_add(0, indices, grad))
