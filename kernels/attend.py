@@ -101,7 +101,7 @@ def attend_range(
         else:
             total = tl.math.fma(total, shrink, tl.sum(p, 1))
         if DROPS:
-            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), p, 0.0)
+            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS), p, 0.0)
         v = load_valid(
             v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
         )
@@ -130,8 +130,8 @@ def attend_tile(
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
     band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
-    segments or a dense mask leave without rows, unless they hold finite numbers.  drop (DROPS): (seed, threshold,
-    rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
+    segments or a dense mask leave without rows, unless they hold finite numbers.  drop (DROPS: Philox's rounds or
+    False): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
 
     SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 

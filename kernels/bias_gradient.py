@@ -71,7 +71,7 @@ def bias_gradient_tile(
         bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
         p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
         if DROPS:
-            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV), dp * drop[2], 0.0)
+            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS), dp * drop[2], 0.0)
         dp -= delta[:, None]
         masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
         if masked:

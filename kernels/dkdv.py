@@ -61,7 +61,8 @@ def dkdv_tile(
     ORDERED, KEYS must also be zero for keys that segments or a dense mask leave without rows, unless they hold finite
     numbers.  With any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
 
-    drop (DROPS): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
+    drop (DROPS, Philox's rounds, or False): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp
+    is that without it.
 
     See Note [Rows of a tile of pairs] for BY_KEY.
     """
@@ -131,9 +132,9 @@ def dkdv_tile(
                 p = tl.where(keep, p, 0.0)
             if DROPS:
                 if BY_KEY:
-                    kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV)
+                    kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS)
                 else:
-                    kept = dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV)
+                    kept = dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS)
                 weights = rows_of_keys(tl.where(kept, p, 0.0).to(do.dtype), BY_KEY)
                 dp = tl.where(kept, dp * drop[2], 0.0)
             else:

@@ -12,15 +12,17 @@ import triton.language as tl
 
 
 @triton.jit
-def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+def dropout_kept(
+    drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr
+):
     """Which probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
 
-    drop: (seed, threshold, _).  Both blocks are multiples of 16.
+    drop: (seed, threshold, _).  Both blocks are multiples of 16.  ROUNDS: of Philox.
     """
     seed, threshold, _rescale = drop
     rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)[:, None]
     keys = kv_tile * (BLOCK_KV // 4) + tl.arange(0, BLOCK_KV // 4)[None, :]
-    w00, w01, w10, w11 = dropout_words(seed, rows, keys, hq, b)
+    w00, w01, w10, w11 = dropout_words(seed, rows, keys, hq, b, ROUNDS)
     # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the row, in this order
     of_keys = tl.join(dropout_halves(w00, threshold), dropout_halves(w01, threshold))
     more_keys = tl.join(dropout_halves(w10, threshold), dropout_halves(w11, threshold))
@@ -29,7 +31,9 @@ def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: 
 
 
 @triton.jit
-def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
+def dropout_kept_transposed(
+    drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr
+):
     """`dropout_kept` as [BLOCK_KV, BLOCK_Q].
 
     There, the keys that share a block lie in different threads, and both compute it.
@@ -38,7 +42,7 @@ def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr,
     rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)[None, :]
     keys = kv_tile * (BLOCK_KV // 2) + tl.arange(0, BLOCK_KV // 2)[:, None]
     half = ((keys & 1) * 16).to(tl.uint32)
-    w00, w01, w10, w11 = dropout_words(seed, rows, keys >> 1, hq, b)
+    w00, w01, w10, w11 = dropout_words(seed, rows, keys >> 1, hq, b, ROUNDS)
     # one dimension more for each of the bits 3 of the key and 3 of the row, in this order
     of_keys = tl.join(dropout_half(w00, half, threshold), dropout_half(w01, half, threshold))
     more_keys = tl.join(dropout_half(w10, half, threshold), dropout_half(w11, half, threshold))
@@ -47,11 +51,11 @@ def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr,
 
 
 @triton.jit
-def dropout_words(seed, rows, keys, hq, b):
+def dropout_words(seed, rows, keys, hq, b, ROUNDS: tl.constexpr):
     """The four words of each block; `rows` and `keys`, of which one is a column, are the first words of its counter."""
     zeros = rows.to(tl.int32) * 0 + keys.to(tl.int32) * 0
     c0, c1 = zeros + rows.to(tl.int32), zeros + keys.to(tl.int32)
-    return tl.philox(seed, c0, c1, zeros + hq.to(tl.int32), zeros + b.to(tl.int32))
+    return tl.philox(seed, c0, c1, zeros + hq.to(tl.int32), zeros + b.to(tl.int32), ROUNDS)
 
 
 @triton.jit

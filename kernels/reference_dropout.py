@@ -1,7 +1,7 @@
 """Which probabilities dropout keeps, in plain ATen: the definition of what `dropout` computes on a GPU.
 
 Note [Random bits of dropout]
-    Query i and key j of query head h of batch element b have 16 bits of one block of Philox4x32-10 (Salmon et al.,
+    Query i and key j of query head h of batch element b have 16 bits of one block of Philox4x32-7 (Salmon et al.,
     "Parallel random numbers: as easy as 1, 2, 3", SC 2011).  Its key is the call's seed, low word first.  Its counter
     is (i without bit 3, j without bits 0 and 3, h, b), where the bits above a missing one move down.  Bit 3 of i and
     bit 3 of j choose one of the four words (2 * bit of i + bit of j), and bit 0 of j its lower or upper half.
@@ -9,6 +9,10 @@ Note [Random bits of dropout]
     So the bits of a pair follow from the seed, b, h, i and j alone: neither tiles nor walks, neither lengths nor other
     heads and batch elements, nor the kernel have an influence.  Two pairs never share bits, and two blocks of one seed
     never have the same counter.
+
+    Seven rounds are the fewest with which Philox4x32 passes all of TestU01's batteries, BigCrush among them; the ten
+    that its authors recommend are a margin.  Rounds are what dropout costs: a block of seven has two thirds of the
+    multiplications of one of ten, since the first ones work on words that whole rows and columns share.
 
     A block serves 2 x 4 pairs that lie as the fragments of matmuls do: a thread of a tensor core holds rows r and
     r + 8, and columns 2c, 2c + 1, 2c + 8, 2c + 9 of an accumulator.  Of a tile whose rows are queries, a thread thus
@@ -24,19 +28,20 @@ import torch
 from torch import Tensor
 
 from ..model.call import Call
-from ..model.dropout import Dropout
+from ..model.dropout import ROUNDS, Dropout
 
-_ROUNDS = 10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """The four words of the blocks of Philox4x32-10 with these counters and keys: int64 tensors of 32-bit words."""
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int = ROUNDS
+) -> tuple[Tensor, ...]:
+    """The four words of the blocks of Philox4x32 with these counters and keys: int64 tensors of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         # The products wrap around, but all of their 64 bits are there.
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = _high(second) ^ c1 ^ k0, second & _LOW, _high(first) ^ c3 ^ k1, first & _LOW

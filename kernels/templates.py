@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from ..model.call import Call
-from ..model.dropout import Dropout
+from ..model.dropout import ROUNDS, Dropout
 from ..model.mask import Band
 from ..model.plan import Plan, Tiles
 from ..planning.costs import padded
@@ -472,7 +472,7 @@ def compile_time_values(
         "HAS_SEGMENTS": reads.segments,
         "HAS_DENSE": reads.dense,
         "HAS_BIAS": reads.bias,
-        "DROPS": reads.seed,
+        "DROPS": reads.seed and ROUNDS,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",

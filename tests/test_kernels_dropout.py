@@ -11,6 +11,7 @@ import pytest
 from dash_inductor.kernels import standalone
 
 from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Site
+from dash_inductor.model.dropout import ROUNDS
 from dash_inductor.planning import costs
 
 from .support.portable_plans import portable_plan
@@ -64,6 +65,14 @@ BUDGETS = [
     ("sm_100", "bfloat16", 128, Band(0), None),
 ]
 """Architecture, dtype, head dim, mask, schedule if it is not the planner's choice."""
+
+
+@pytest.mark.parametrize("p", [None, 0.1])
+def test_rounds_are_those_of_the_definition(p: float | None) -> None:
+    facts = site("float32", 64, Mask(Band(0)), p=p)
+    planned = portable_plan(facts, "sm_90")
+    for kernel in (standalone.render_forward(planned, facts), *standalone.render(planned, facts)):
+        assert f"DROPS: tl.constexpr = {False if p is None else ROUNDS}\n" in kernel.text
 
 
 def site(dtype: str, dim: int, mask: Mask, length: int = 4001, p: float | None = 0.1) -> Site:

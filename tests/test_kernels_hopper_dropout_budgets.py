@@ -80,12 +80,12 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
 64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 199100, in loops 0+0
-64/64 causal fold float16 group 4 dropout: registers 168, spilled 20/32, shared 199148, in loops 2+0
+64/64 causal fold float16 group 4 dropout: registers 168, spilled 32/36, shared 199148, in loops 8+0
 128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 231116, in loops 0+0
-128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 76/96, shared 231116, in loops 21+4
-128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 44/56, shared 231708, in loops 15+0
+128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 32/48, shared 231116, in loops 8+0
+128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 12/12, shared 231708, in loops 3+0
 128/128 causal fold bfloat16 group 1 codes dense dropout: registers 168, spilled 92/112, shared 231724, in loops 20+14
-192/128 full ascending float16 group 1 dropout: registers 168, spilled 40/44, shared 230908, in loops 11+0
-192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 196/220, shared 230908, in loops 68+6
+192/128 full ascending float16 group 1 dropout: registers 168, spilled 44/48, shared 230908, in loops 13+0
+192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 172/196, shared 230908, in loops 58+6
 256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 0/0, shared 214012, in loops 0+0""",
     )

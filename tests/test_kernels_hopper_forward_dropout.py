@@ -15,6 +15,7 @@ from dash_inductor.kernels.reference_dropout import philox
 from torch import Tensor
 
 from dash_inductor.model import Band
+from dash_inductor.model import dropout as definition
 
 from .support import sass
 from .support.hopper_forward_builds import Case, built
@@ -50,7 +51,8 @@ def device_functions() -> dict[str, Any]:
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))]
     gl = SimpleNamespace(constexpr=lambda x: x, uint32=LOW, uint64=-1, static_range=range)
     names: dict[str, Any] = {
-        "gl": gl, "gluon": SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f), "ROWS": 64
+        "gl": gl, "gluon": SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f), "ROWS": 64,
+        "definition": definition,
     }  # fmt: skip
     exec(compile(tree, drop.__file__ or "", "exec"), names)
     return names
@@ -117,9 +119,9 @@ HALF = "float16"
 
 # The longest step without a mask, its spills, and bytes spilled anywhere.
 CASES = {
-    Case((64, 64), FULL, dropout=True): (970, 0, 160),
+    Case((64, 64), FULL, dropout=True): (840, 0, 100),
     Case((64, 64), CAUSAL, HALF, even_kv=False, dropout=True): (970, 8, 640),
-    Case((128, 128), FULL, dropout=True): (1000, 0, 128),
+    Case((128, 128), FULL, dropout=True): (880, 0, 100),
     Case((128, 128), CAUSAL, even_kv=False, codes=True, dropout=True): (1050, 4, 320),
     Case((192, 128), CAUSAL, even_kv=False, dropout=True): (1060, 4, 200),
     Case((256, 256), FULL, HALF, dropout=True): (730, 0, 200),
@@ -132,7 +134,7 @@ cases = pytest.mark.parametrize(
 
 @cases
 def test_fits(case: Case) -> None:
-    """A step draws the bits of a thread's scores, as many as 16 multiplications of 32 bits for 8 of them, and no more.
+    """A step draws the bits of a thread's scores, as many as 10 multiplications of 32 bits for 8 of them, and no more.
 
     Of a step without dropout nothing is lost: matrix instructions, exponentials and roundings are as many.
     """
@@ -150,7 +152,7 @@ def test_fits(case: Case) -> None:
     for step in shortest:
         assert step.instructions <= length, str(used)
         assert step.spills <= spills
-        assert step.operations["LOP3"] <= 2.1 * block_kv
+        assert step.operations["LOP3"] <= 1.6 * block_kv
 
 
 def test_bits_are_drawn_while_matmuls_run() -> None:
@@ -162,4 +164,4 @@ def test_bits_are_drawn_while_matmuls_run() -> None:
     assert len(waits) == case.problem().settings.consumers
     for wait in waits:
         begin = max(i for i in range(wait) if "HGMMA" in lines[i] and "RZ, !UPT" in lines[i])
-        assert sum("IMAD.WIDE" in line or "IMAD.HI" in line for line in lines[begin:wait]) >= 90
+        assert sum("IMAD.WIDE" in line or "IMAD.HI" in line for line in lines[begin:wait]) >= 80

@@ -23,11 +23,20 @@ TENTH = Dropout(0.1, Operand(0))
 
 
 @pytest.mark.parametrize(
-    ("counter", "key", "words"),
+    ("rounds", "counter", "key", "words"),
     [
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (7, (0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+        (7, (0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
         (
+            7,
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
+        ),
+        (10, (0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (10, (0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            10,
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
             (0xA4093822, 0x299F31D0),
             (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
@@ -35,10 +44,10 @@ TENTH = Dropout(0.1, Operand(0))
     ],
 )
 def test_philox_gives_the_words_that_its_authors_publish(
-    counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]
+    rounds: int, counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]
 ) -> None:
     c0, c1, c2, c3, k0, k1 = (torch.tensor([x]) for x in (*counter, *key))
-    assert tuple(int(word) for word in philox((c0, c1, c2, c3), (k0, k1))) == words
+    assert tuple(int(word) for word in philox((c0, c1, c2, c3), (k0, k1), rounds)) == words
 
 
 def bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:

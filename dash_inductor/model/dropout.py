@@ -12,6 +12,9 @@ from .mask import Operand
 STEPS = 1 << 16
 """A probability is dropped if a number of 16 random bits is below a threshold: of so many numbers."""
 
+ROUNDS = 7
+"""Rounds of Philox4x32 that make random bits, see Note [Random bits of dropout] in `kernels/reference_dropout.py`."""
+
 
 @dataclass(frozen=True)
 class Dropout:

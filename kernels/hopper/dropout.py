@@ -16,9 +16,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+from ...model import dropout as definition
 from .operations import here, rounded_from_zero
 from .work import Work
 
+ROUNDS = gl.constexpr(definition.ROUNDS)
 ARGUMENTS = ("seed", "threshold", "rescale")
 """The arguments of the main kernel about dropout, in their order."""
 TYPES = {"seed": "*i64", "rescale": "fp32"}
@@ -78,7 +80,7 @@ class Dropout:
         work = self.work
         QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
-        seed = gl.load(self.seed)  # in every step: the keys of ten rounds must not stay in registers
+        seed = gl.load(self.seed)  # in every step: the keys of all rounds must not stay in registers
         queries = q_tile * (work.BLOCK_Q // 2) + PIECE * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
         keys = here(kv) * (work.BLOCK_KV // 4) + gl.arange(0, work.BLOCK_KV // 4, gl.SliceLayout(1, layout))
         head, batch = here(work.q_head()), here(work.batch)
@@ -128,7 +130,7 @@ def philox(seed, queries, keys, head, batch):
     c1 = keys.to(gl.uint32)
     c2 = head.to(gl.uint32)
     c3 = batch.to(gl.uint32)
-    for _ in gl.static_range(10):
+    for _ in gl.static_range(ROUNDS):
         first = c0.to(gl.uint64) * 0xD2511F53
         second = c2.to(gl.uint64) * 0xCD9E8D57
         c0 = (second >> 32).to(gl.uint32) ^ c1 ^ k0

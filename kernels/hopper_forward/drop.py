@@ -9,11 +9,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+from ...model import dropout as definition
 from ..hopper.steps import accumulator_layout
 from .listed import given
 from .work import ROWS
 
-ROUNDS = gl.constexpr(10)
+ROUNDS = gl.constexpr(definition.ROUNDS)
 FIRST_MULTIPLIER, SECOND_MULTIPLIER = gl.constexpr(0xD2511F53), gl.constexpr(0xCD9E8D57)
 FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from dash_inductor.kernels.hopper import dropout
 
+from dash_inductor.model import dropout as definition
+
 
 class Array(np.ndarray[Any, Any]):
     """An array with the methods of a tensor in Gluon."""
@@ -41,7 +43,7 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
 def _functions(warps: int) -> dict[str, Any]:
     """What the module defines."""
     gl = SimpleNamespace(
-        tensor=None, constexpr=None, uint16=np.uint16, int32=np.int32, uint32=np.uint32, uint64=np.uint64,
+        tensor=None, constexpr=_same, uint16=np.uint16, int32=np.int32, uint32=np.uint32, uint64=np.uint64,
         float32=np.float32, num_warps=lambda: warps, static_range=range, load=_same, convert_layout=_same,
         where=np.where, expand_dims=np.expand_dims, SliceLayout=lambda *_: None,
         DistributedLinearLayout=lambda *facts: facts, join=lambda a, b: np.stack([a, b], -1).view(Array),
@@ -49,7 +51,7 @@ def _functions(warps: int) -> dict[str, Any]:
     )  # fmt: skip
     namespace: dict[str, Any] = {
         "gl": gl, "gluon": SimpleNamespace(jit=_same, constexpr_function=_same), "aggregate": _same, "here": _same,
-        "Work": None, "__name__": __name__,
+        "Work": None, "definition": definition, "__name__": __name__,
     }  # fmt: skip
     tree = ast.parse(inspect.getsource(dropout))
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]

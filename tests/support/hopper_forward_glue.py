@@ -26,6 +26,7 @@ from dash_inductor.kernels import reference_dropout
 from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, steps, work
 from torch import Tensor
 
+from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
 
 from .hopper_glue import Barrier, Fault, Role, Simulation
@@ -523,6 +524,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
+        "definition": definition,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
             arrive=lambda barrier, count: barrier.arrive(count),

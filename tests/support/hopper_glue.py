@@ -35,6 +35,7 @@ from dash_inductor.kernels.hopper import (
     work,
 )
 
+from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS
 
 
@@ -554,7 +555,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
         "async_copy": SimpleNamespace(async_copy_global_to_shared=copy_in_threads, mbarrier_arrive=arrive_with_copies),
-        "TILE_BITS": TILE_BITS, "here": same,
+        "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip
 
