@@ -60,6 +60,7 @@ INDUCTOR = [
     "causal,64,64,24,24,2,float32,0.3,all,sorted",
     "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,holes,apart",
 ]
+DOCUMENT = "causal,45,45,24,24,2,float32,0.3,all,same"
 CHUNKS = "causal,40,40,24,24,2,float32,0.3,all"
 BACKWARD = [
     "two_pass,band(0;20),40,50,24,24,2,float32,0.3,holes",
@@ -80,6 +81,7 @@ CASES = [
     *(f"bits,{case}" for case in BITS),
     *(f"inductor,{case}" for case in INDUCTOR),
     f"chunks,{CHUNKS}",
+    f"documents,{DOCUMENT}",
     *BACKWARD,
 ]
 # against fp64: fp32 keeps 24 bits; p is rounded to 11 before it meets v, and out once more
@@ -128,6 +130,11 @@ def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], 
 def test_ids_that_the_graph_computes(results: dict[str, str]) -> None:
     """Of chunks: one vector for queries and keys, expanded over the batch."""
     assert results[f"chunks,{CHUNKS}"] == "equal"
+
+
+def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str]) -> None:
+    """Forward and backward; first, between others, and last."""
+    assert results[f"documents,{DOCUMENT}"] == "equal"
 
 
 @pytest.mark.parametrize("case", BACKWARD)

@@ -79,6 +79,35 @@ def test_a_batch_element_is_a_function_of_its_own_mask() -> None:
                         assert walk.words(b * walk.problem.heads + h, kv) == alone.words(h, kv), (name, seed)
 
 
+def placed(name: str, before: int, after: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The walks and the contributors of a document of 40 kv tiles among so many of others, counted from its first."""
+    n_kv = before + 40 + after
+    seen = [[EMPTY] * n_kv for _ in range(2 * n_kv)]
+    for first, end in ((0, before), (before, before + 40), (before + 40, n_kv)):
+        for kv in range(first, end):
+            for q in range(2 * kv, 2 * end):
+                seen[q][kv] = FULL
+    walk = Tables(name, Problem(Band(0), 2 * n_kv, 2 * n_kv, 1, 2, heads=2), [seen])
+    walks, contributors = [], []
+    for head in (0, 1):
+        walks += [[q - 2 * before for q in walk.walk(head, kv)] for kv in range(before, before + 40)]
+        for q in range(2 * before, 2 * (before + 40)):
+            kvs = sorted(walk.visible(head, q), key=lambda kv: walk.rank(head, q, kv))
+            contributors.append([kv - before for kv in kvs])
+    return walks, contributors
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_document_has_the_same_walks_wherever_it_lies(name: str) -> None:
+    """Under all schedules but the bent fold, which knows how long the sequence is; under `fold` heads differ."""
+    alone = placed(name, 0, 0)
+    assert [placed(name, 7, 0) == alone, placed(name, 0, 30) == alone, placed(name, 50, 9) == alone] == [
+        name != "bent_fold"
+    ] * 3
+    walks, contributors = alone
+    assert (walks[:40] == walks[40:] and contributors[:80] == contributors[80:]) == (name != "fold")
+
+
 def full(n_q: int, n_kv: int) -> Tables:
     return Tables("ascending", Problem(Band(), n_q, n_kv, 1, 1), [[[FULL] * n_kv] * n_q])
 

@@ -2,7 +2,8 @@
 
 The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
 compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
-to them are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them.
+to them are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them,
+unless matmuls do.  Packed documents have neither, which is known when the graph is compiled (`everybody_takes_part`).
 """
 
 from __future__ import annotations
@@ -31,13 +32,33 @@ def needs_tables(match: Match) -> bool:
     return family(match.plan.kernel).walks_by_tables and bool(match.site.mask.operands)
 
 
+def everybody_takes_part(match: Match) -> bool:
+    """Whether every query sees a key and every key is seen, whatever the data are: query i sees key i."""
+    mask, query, key = match.site.mask, match.operands.query, match.operands.key
+    lo, hi = mask.band.lo, mask.band.hi
+    return (
+        mask.keys is None
+        and mask.dense is None
+        and (mask.segments is None or mask.segments.q == mask.segments.kv)
+        and layout.same(query.meta["val"].shape[2], key.meta["val"].shape[2])
+        and (lo is None or lo <= 0)
+        and (hi is None or hi >= 0)
+    )
+
+
 @dataclass(frozen=True)
 class DataMask:
-    """The tables of a site's mask, and what is made with them; see `build`."""
+    """The tables of a site's mask, and what is made with them; see `build`.
+
+    Args:
+        has_codes: the tables have them.
+        cleans: there may be queries that see no key, or keys that no query sees.
+    """
 
     emitter: Emitter
     tables: Node
     has_codes: bool
+    cleans: bool
 
     @staticmethod
     def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> DataMask:
@@ -62,7 +83,8 @@ class DataMask:
         facts = (size(query, 2), size(key, 2), size(query, 0), site.q_heads, site.kv_heads)
         arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
-        return DataMask(emitter, tables, site.mask.keys is not None or site.mask.segments is not None)
+        has_codes = site.mask.keys is not None or site.mask.segments is not None
+        return DataMask(emitter, tables, has_codes, not everybody_takes_part(match))
 
     def result(self, index: int, before: Node) -> Node:
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
@@ -88,6 +110,8 @@ class DataMask:
         return [self.result(index, before) for index in (*codes, *indices)]
 
     def _only(self, tensor: Node, which: int, before: Node) -> Node:
+        if not self.cleans:
+            return tensor
         truths = self.result(which, before)
         call, value = self.emitter.call, tensor.meta["val"]
         truths = self.emitter.shared(aten.unsqueeze.default, (truths, -1), {}, before=before, like=truths)

@@ -6,6 +6,7 @@ problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEAD
 each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
 DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
 to the earlier candidate.  Schedules that need co-residency, and `bent_fold`, are never chosen, only taken when named.
+Masks with segments are planned among `UPWARD` alone.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -30,6 +31,13 @@ from . import costs, forwards
 from .costs import Candidate
 from .families import BITS, FAMILIES, family, head_dims_in_words
 from .forwards import Forward
+
+UPWARD = ("ascending", "spt", "two_pass")
+"""What masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes up: down, all kv
+tiles of a document would begin at its last q tile, and wait there for one another."""
+
+SEGMENTS = 4
+"""Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
@@ -82,7 +90,9 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     _check(site, arch, schedule)
     candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
     likely = _likely(site.mask) if site.mask.operands else None
-    name, kernel, candidate, length = _choose(known, candidates, site.band, schedule, likely)
+    names = NAMES if site.mask.segments is None else UPWARD
+    allowed = names if schedule is None else (schedule,)
+    name, kernel, candidate, length = _choose(known, candidates, site.band, allowed, schedule is not None, likely)
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     forward = forwards.choose(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
@@ -145,11 +155,17 @@ def _likely(mask: Mask) -> Band:
 
 @lru_cache(maxsize=256)
 def _choose(
-    arch: str, candidates: tuple[tuple[str, Candidate], ...], mask: Band, schedule: str | None, likely: Band | None
+    arch: str,
+    candidates: tuple[tuple[str, Candidate], ...],
+    mask: Band,
+    names: tuple[str, ...],
+    named: bool,
+    likely: Band | None,
 ) -> tuple[str, str, Candidate, float]:
     """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem.
 
     Args:
+        names: the schedules to choose from; if `named`, the one that must be taken.
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
     """
@@ -157,23 +173,23 @@ def _choose(
     for kernel, candidate in candidates:
         by_tables = likely is not None and family(kernel).walks_by_tables
         walked = likely if likely is not None and by_tables else mask
-        for name in NAMES if schedule is None else (schedule,):
+        for name in names:
             if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
                 continue
-            if schedule is None and (supports(name, walked) is not None or _only_if_named(name, walked)):
+            if not named and (supports(name, walked) is not None or _only_if_named(name, walked)):
                 continue
             if by_tables and define(name, mask).resident is not None:
                 continue  # restricted to what is seen, its CTAs could wait for one another
-            if best is not None and schedule is None and _work(name, candidate, walked, arch) >= best[3]:
+            if best is not None and not named and _work(name, candidate, walked, arch) >= best[3]:
                 continue  # cannot be shorter
             length = critical_path(name, candidate, walked if supports(name, walked) is None else mask, arch)
             if best is None or length < best[3]:
                 best = name, kernel, candidate, length
     if best is None:
         allowed = "one of a single pass: these head dims have no kernels of two passes"
-        if likely is not None and schedule != "two_pass":
+        if likely is not None and names != ("two_pass",):
             allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
-        raise ArgumentError("schedule", schedule, allowed)
+        raise ArgumentError("schedule", names[0], allowed)
     return best
 
 
@@ -254,7 +270,8 @@ def _launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
 def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
     length = costs.NOMINAL_LEN if site.kv_len is None else site.kv_len
     if family(kernel).cta_per_query_head:
-        return _fits_l2(site, max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len))
+        longest = max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len)
+        return _fits_l2(site, longest if site.mask.segments is None else -(-longest // SEGMENTS))
     return _launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
 
 

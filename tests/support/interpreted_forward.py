@@ -32,6 +32,7 @@ from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
 from . import keyed  # noqa: E402
 from .attention import errors  # noqa: E402
+from .documents import among, of_document  # noqa: E402
 from .keyed import KeyedAttention  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
@@ -221,12 +222,33 @@ def backward(p: KeyedAttention, schedule: str) -> str:
     return " ".join(f"{e:.1e}" for e in errors(expected, p.exact()[2]))  # type: ignore[arg-type]  # three of them
 
 
+def documents(p: KeyedAttention) -> str:
+    """A document has the bits of forward and backward that it has alone wherever it begins with a tile of 32."""
+    plan = Plan("portable", "two_pass", "portable", Tiles(16, 32, 4, 1), TILES, section=3, forward_tiles=TILES)
+    length = p.q.shape[2]
+
+    def run(p: KeyedAttention) -> list[Tensor]:
+        torch._dynamo.reset()
+        out, lse = launched(p)
+        arguments = [t.detach() for t in (p.do, p.q, p.k, p.v, out, lse)]
+        compiled = torch.compile(keyed.gradients, dynamic=False)
+        return [out, lse, *compiled(*arguments, [t.detach() for t in p.extras], str(p.call(3)), plan)]
+
+    alone = run(p)
+    for before in (0, 32, 64):
+        same(alone, of_document(run(among(p, before, others=64)), before, length), f"behind {before} tokens")
+    moved = of_document(run(among(p, 21, others=64)), 21, length)
+    assert not any(map(torch.equal, alone, moved)), "nothing would be seen"  # negative control
+    return "equal"
+
+
 MODES: dict[str, Callable[[KeyedAttention], str]] = {
     "exact": exact,
     "poison": poison,
     "bits": bits,
     "inductor": inductor,
     "chunks": chunks,
+    "documents": documents,
 }
 
 
