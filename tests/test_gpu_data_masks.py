@@ -150,6 +150,39 @@ def test_values(shape: tuple[int, int, int, int, torch.dtype], band: str) -> Non
                 run = step(band)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_valid_keys_alone(shape: tuple[int, int, int, int, torch.dtype]) -> None:
+    """Queries are not set to zero there: those that see no key are in a batch element without any valid one."""
+    torch._dynamo.reset()
+    tensors = problem(shape, 700)
+
+    @torch.compile
+    def attend(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(valid != 0)[:, None, None, :].expand(-1, 1, 700, -1))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, valid: Tensor) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        with config.patch(strict=True):
+            out = attend(*leaves, valid)
+            out.backward(do)
+        return [out.detach(), *(t.grad for t in leaves if t.grad is not None)]
+
+    for kind in ("ones", "right", "holes", "nobody"):
+        valid = vectors(kind, shape[0], 700)[0]
+        keep = (valid != 0)[:, None, None, :].expand(-1, 1, 700, -1)
+        found = run(*tensors, valid)
+        assert {r.mask for r in sites()} == {"keys(0)"}
+        for name, ours, theirs in zip(("out", "dq", "dk", "dv"), found, exact(tensors, keep), strict=True):
+            tolerance = 2e-2 if shape[4] == torch.bfloat16 else 4e-3
+            assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max(), f"{name} {kind}"
+        rows, keys = keep.any(3)[..., None], keep.any(2)[..., None]
+        for fill in (math.nan, math.inf):
+            q, do = (torch.where(rows, t, fill) for t in (tensors[0], tensors[3]))
+            k, v = (torch.where(keys, t, fill) for t in tensors[1:3])
+            assert all(map(torch.equal, found, run(q, k, v, do, valid))), f"{kind} {fill}"
+
+
 def test_dynamic_lengths_and_a_batch_element_alone() -> None:
     shape = SHAPES[1]
     dynamic = step("causal", dynamic=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dash_inductor.matching.data_masks import everybody_takes_part
+from dash_inductor.matching.data_masks import all_queries_are_alike, everybody_takes_part
 from dash_inductor.model import Mask
 
 from .support.fakecuda import compiler
@@ -168,3 +168,20 @@ def test_everybody_takes_part(mask: str, q_len: int, kv_len: int, expected: bool
     operands = SimpleNamespace(query=query, key=key)
     match: Any = SimpleNamespace(site=SimpleNamespace(mask=Mask.parse(mask)), operands=operands)
     assert everybody_takes_part(match) == expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ("keys(0)", True),
+        ("causal & keys(0)", False),
+        ("band(-5,9) & keys(0)", False),
+        ("segments(0,0)", False),
+        ("segments(0,0) & keys(1)", False),
+        ("dense(0)", False),
+        ("keys(0) & dense(1)", False),
+    ],
+)
+def test_all_queries_are_alike(mask: str, expected: bool) -> None:
+    match: Any = SimpleNamespace(site=SimpleNamespace(mask=Mask.parse(mask)))
+    assert all_queries_are_alike(match) == expected

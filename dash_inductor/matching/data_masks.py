@@ -3,7 +3,8 @@
 The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
 compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
 to them are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them,
-unless matmuls do.  Packed documents have neither, which is known when the graph is compiled (`everybody_takes_part`).
+unless matmuls do.  Packed documents have neither, and under a mask of valid keys alone no query needs it: that is known
+when the graph is compiled (`everybody_takes_part`, `all_queries_are_alike`).
 """
 
 from __future__ import annotations
@@ -46,19 +47,29 @@ def everybody_takes_part(match: Match) -> bool:
     )
 
 
+def all_queries_are_alike(match: Match) -> bool:
+    """Whether all queries of a batch element see the same keys, whatever the data are: the valid ones, and no band.
+
+    Then a query that sees no key is in a batch element without any visible tile pair, where nothing is multiplied.
+    """
+    mask = match.site.mask
+    return mask.segments is None and mask.dense is None and mask.band.is_full
+
+
 @dataclass(frozen=True)
 class DataMask:
     """The tables of a site's mask, and what is made with them; see `build`.
 
     Args:
         has_codes: the tables have them.
-        cleans: there may be queries that see no key, or keys that no query sees.
+        cleans_queries, cleans_keys: a visible tile pair may have queries that see no key, or keys that no query sees.
     """
 
     emitter: Emitter
     tables: Node
     has_codes: bool
-    cleans: bool
+    cleans_queries: bool
+    cleans_keys: bool
 
     @staticmethod
     def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> DataMask:
@@ -84,7 +95,8 @@ class DataMask:
         arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
         has_codes = site.mask.keys is not None or site.mask.segments is not None
-        return DataMask(emitter, tables, has_codes, not everybody_takes_part(match))
+        cleans = not everybody_takes_part(match)
+        return DataMask(emitter, tables, has_codes, cleans and not all_queries_are_alike(match), cleans)
 
     def result(self, index: int, before: Node) -> Node:
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
@@ -98,20 +110,18 @@ class DataMask:
         return self._all((VISITS, STEPS, CONTRIBUTIONS), before)
 
     def of_queries(self, tensor: Node, before: Node) -> Node:
-        """[batch, q heads, q_len, ...], zero at queries that see no key."""
-        return self._only(tensor, ROWS_SEEING, before)
+        """[batch, q heads, q_len, ...], zero at queries that see no key, unless they never meet a key."""
+        return self._only(tensor, ROWS_SEEING, before) if self.cleans_queries else tensor
 
     def of_keys(self, tensor: Node, before: Node) -> Node:
         """[batch, kv heads, kv_len, ...], zero at keys that no query sees."""
-        return self._only(tensor, KEYS_SEEN, before)
+        return self._only(tensor, KEYS_SEEN, before) if self.cleans_keys else tensor
 
     def _all(self, indices: tuple[int, ...], before: Node) -> list[Node]:
         codes = (Q_CODES, KV_CODES) if self.has_codes else ()
         return [self.result(index, before) for index in (*codes, *indices)]
 
     def _only(self, tensor: Node, which: int, before: Node) -> Node:
-        if not self.cleans:
-            return tensor
         truths = self.result(which, before)
         call, value = self.emitter.call, tensor.meta["val"]
         truths = self.emitter.shared(aten.unsqueeze.default, (truths, -1), {}, before=before, like=truths)
