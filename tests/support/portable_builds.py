@@ -28,7 +28,7 @@ class _Enough(Exception):
 
 @functools.cache
 def stages(kernel: standalone.Rendered, arch: str, last: str) -> dict[str, str]:
-    """The texts of a kernel's compilation by stage, up to `last`, "ttgir" or "ptx"; what comes after it does not run."""
+    """The texts of a kernel's compilation by stage up to `last`, "ttgir" or "ptx"; no stage after it runs."""
     from triton.backends.nvidia.compiler import CUDABackend
 
     found: dict[str, str] = {}
