@@ -102,7 +102,10 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("case", SAME, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id="-".join(map(str, c)), marks=pytest.mark.full if c[0] == "sm_89" else []) for c in SAME],
+)
 def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, tuple[int, int]]) -> None:
     """Note [Bits of the forward]: a full mask without and with knowledge of lengths, a causal one, and keys.
 
@@ -204,7 +207,9 @@ def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> 
     assert [k.names.count("KEYS") for k in kernels] == ([1, 0] if schedule == "two_pass" else [0, 1])
 
 
-@pytest.mark.parametrize(("arch", "dim"), [("sm_80", 64), ("sm_90", 64), ("sm_90", 128)])
+@pytest.mark.parametrize(
+    ("arch", "dim"), [("sm_80", 64), pytest.param("sm_90", 64, marks=pytest.mark.full), ("sm_90", 128)]
+)
 @pytest.mark.parametrize("kind", ["dense", "bias"])
 def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
     """A dense mask, and a bias with its gradient."""
