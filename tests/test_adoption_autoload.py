@@ -92,7 +92,7 @@ BROKEN = {
     "at import": ("dash_inductor/__init__.py", "raise RuntimeError('broken on purpose')", IMPORT),
     "no Python": ("dash_inductor/__init__.py", "broken on purpose", HOOK),
     "exit": ("dash_inductor/__init__.py", "raise SystemExit('broken on purpose')", HOOK),
-    "at hook time": ("dash_inductor/_install.py", "raise RuntimeError('broken on purpose')", IMPORT),
+    "at hook time": ("dash_inductor/_install.py", "raise RuntimeError('broken on purpose')", HOOK),
     "at install time": ("dash_inductor/_install.py", "def install(): raise RuntimeError('broken on purpose')", COMPILE),
     "at first use": ("dash_inductor/lowering/__init__.py", "raise RuntimeError('broken on purpose')", COMPILE),
 }

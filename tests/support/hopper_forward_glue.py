@@ -9,8 +9,6 @@ compared with attention; `Fault` is raised for what would be a race or a hang on
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import random
 import threading
@@ -29,7 +27,7 @@ from torch import Tensor
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
 
-from .hopper_glue import Barrier, Fault, Role, Simulation
+from .hopper_glue import Barrier, Fault, Role, Simulation, definitions, source
 
 LAYOUT = SimpleNamespace()
 
@@ -288,14 +286,12 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
     left = dict(edits) | {"ROWS = gl.constexpr(64)": f"ROWS = {rows}"}
     for module in _MODULES:
         # a Python integer has no type to change
-        text = inspect.getsource(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "")
+        text = source(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "")
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
-        tree = ast.parse(text)
-        tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
-        names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        code, names = definitions(text, module.__file__ or "")
         assert not names & (set(namespace) - set(stand_ins)), "two definitions of one name"
-        exec(compile(tree, module.__file__ or "", "exec"), namespace)
+        exec(code, namespace)
         namespace.update(stand_ins)
     if left:
         raise ValueError(f"not in the source: {list(left)}")
