@@ -12,9 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def dropout_kept(
-    drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr
-):
+def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr):
     """Which probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
 
     drop: (seed, threshold, _).  Both blocks are multiples of 16.  ROUNDS: of Philox.
