@@ -338,7 +338,7 @@ CONTROLS = {
         "            release(shared.v_empty.index(slot))\n    return acc, m, total",
         "    return acc, m, total",
     ),
-    "not scaled at a new run": (REPEATED, WRONG, "acc = scaled(acc, shrink)\n            word", "word"),
+    "not scaled at a new run": (REPEATED, WRONG, "acc = scaled(acc, shrink)\n            kv", "kv"),
     "codes of another batch element": (
         Launch("padded", Band(), 40, 64, batch=3),
         WRONG,

@@ -33,10 +33,12 @@ class AllKept:
     """No dropout."""
 
     work: Work
+    GIVEN: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, work):
         self.work = work
+        self.GIVEN = gl.constexpr(False)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
@@ -66,6 +68,7 @@ class Dropout:
     seed: gl.tensor
     threshold: gl.tensor
     rescale: gl.tensor
+    GIVEN: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, work, seed, threshold, rescale):
@@ -73,6 +76,7 @@ class Dropout:
         self.seed = seed
         self.threshold = threshold
         self.rescale = rescale
+        self.GIVEN = gl.constexpr(True)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):

@@ -49,7 +49,6 @@ class Settings:
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
-        bits_ahead: see `drop.Drop`.
     """
 
     block_kv: int
@@ -60,7 +59,6 @@ class Settings:
     out_in_q: bool = False
     registers: int = 240
     producer_registers: int = 24
-    bits_ahead: bool = True
 
     @property
     def rows(self) -> int:
@@ -74,9 +72,9 @@ class Settings:
 
 
 SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, bits_ahead=False),
+    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
     (128, 128): Settings(128, 2, q_stages=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, bits_ahead=False),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
     (256, 256): Settings(64, 2, out_in_q=True),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
@@ -175,7 +173,6 @@ class Kernels:
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
-            "BITS_AHEAD": v.bits_ahead,
         }  # fmt: skip
         if not (p.has_codes or p.has_dense):
             constants |= dict.fromkeys(DATA_ARGUMENTS)

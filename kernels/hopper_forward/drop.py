@@ -24,24 +24,19 @@ class Drop:
     """What is dropped, see `data.ForwardDropout`; None, all of it, in kernels without dropout.
 
     A probability is dropped if its 16 random bits are a number below `threshold`, which is less than 2**16.
-
-    AHEAD: steps without a mask draw their bits while their matmuls run, where there are registers to keep them; in all
-    others the matmuls of other consumers run meanwhile.
     """
 
     seed_ptr: gl.tensor | gl.constexpr
     threshold: gl.tensor | gl.constexpr
     rescale: gl.tensor | gl.constexpr
     GIVEN: gl.constexpr
-    AHEAD: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, seed_ptr, threshold, rescale, GIVEN, AHEAD):
+    def __init__(self, seed_ptr, threshold, rescale, GIVEN):
         self.seed_ptr = given(seed_ptr)
         self.threshold = given(threshold)
         self.rescale = given(rescale)
         self.GIVEN = gl.constexpr(GIVEN)
-        self.AHEAD = gl.constexpr(GIVEN and AHEAD)
 
     @gluon.jit
     def seed(self):

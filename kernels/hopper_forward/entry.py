@@ -21,7 +21,6 @@ def hopper_forward(
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
-    BITS_AHEAD: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -41,7 +40,7 @@ def hopper_forward(
         counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
         HAS_CODES, HAS_DENSE,
     )  # fmt: skip
-    drop = Drop(seed_ptr, threshold, rescale, DROPOUT, BITS_AHEAD)
+    drop = Drop(seed_ptr, threshold, rescale, DROPOUT)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q, data.GIVEN
     )

@@ -315,7 +315,7 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         return first_step(work, data, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
-        walks[role()].append(rest[5:7])
+        walks[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
     def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
