@@ -97,7 +97,7 @@ def spilled_bytes(case: Case) -> int:
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
         return 0 if case.mask.is_full and case.even_kv and case.dims != (256, 256) else 400
     if case.codes:
-        return 0 if case.mask.is_full and case.dims[0] <= 128 else 80
+        return 0 if case.mask.is_full and case.dims == (64, 64) else 80
     return 0 if case.mask.is_full or case.dims == (64, 64) else 16
 
 

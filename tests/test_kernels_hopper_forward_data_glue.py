@@ -354,8 +354,8 @@ CONTROLS = {
     "codes past the end": (
         Launch("left", Band(), 40, 60),
         "outside a tensor",
-        "* work.kv_len + keys, mask=key_exists, other=0",
-        "* work.kv_len + keys",
+        "start + keys, mask=keys < work.kv_len, other=0",
+        "start + keys",
     ),
     "codes of no query": (
         Launch("packed", Band(0), 90, 90),
@@ -367,7 +367,7 @@ CONTROLS = {
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.tables", "0"),
     "dense mask of another head": (DENSE_BY_HEAD, WRONG, "head * self.dense_h", "0"),
     "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
-    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, b, head, rows, kv)", "pass"),
+    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, head, rows, kv)", "pass"),
     "rows without keys are not cleared": (
         replace(PACKED, codes="nobody"),
         WRONG,

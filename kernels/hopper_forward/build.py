@@ -49,6 +49,7 @@ class Settings:
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
+        codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
     """
 
     block_kv: int
@@ -59,6 +60,7 @@ class Settings:
     out_in_q: bool = False
     registers: int = 240
     producer_registers: int = 24
+    codes_ahead: int = 1
 
     @property
     def rows(self) -> int:
@@ -72,8 +74,8 @@ class Settings:
 
 
 SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32),
-    (128, 128): Settings(128, 2, q_stages=2),
+    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0),
+    (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
     (256, 256): Settings(64, 2, out_in_q=True),
 }
@@ -149,6 +151,14 @@ class Specialisation:
         return SETTINGS[dims_of(self.head_dim, self.value_dim)]
 
     @property
+    def codes_ahead(self) -> int:
+        """That of the settings, as far as nothing else takes the registers."""
+        if self.has_dense or self.has_dropout:
+            return 0
+        most = 2 if self.even_kv and not self.has_hi else 1  # a load with a condition and a second bound take some
+        return min(self.settings.codes_ahead, most)
+
+    @property
     def band(self) -> Band:
         """Any band with these bounds: their values are arguments."""
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
@@ -173,6 +183,7 @@ class Kernels:
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
+            "CODES_AHEAD": p.codes_ahead,
         }  # fmt: skip
         if not (p.has_codes or p.has_dense):
             constants |= dict.fromkeys(DATA_ARGUMENTS)

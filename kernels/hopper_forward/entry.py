@@ -21,6 +21,7 @@ def hopper_forward(
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
+    CODES_AHEAD: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -38,7 +39,7 @@ def hopper_forward(
     )  # fmt: skip
     data = Data(
         counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
-        HAS_CODES, HAS_DENSE,
+        HAS_CODES, HAS_DENSE, CODES_AHEAD,
     )  # fmt: skip
     drop = Drop(seed_ptr, threshold, rescale, DROPOUT)
     shared = allocate_shared(

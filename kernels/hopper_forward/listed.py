@@ -43,7 +43,9 @@ def given(argument):
 class Data:
     """The tensors of a mask that is data, see `data.ForwardData`; None, all of them, in kernels of bands.
 
-    tables: tables of a batch element, 1 or one for each head; dense_b, dense_h, dense_q, dense_kv: strides.
+    tables: tables of a batch element, 1 or one for each head; dense_b, dense_h, dense_q, dense_kv: strides;
+    CODES_AHEAD: in which steps codes are asked for before the scores are begun, which takes as long as they do: in none
+    (0), in the first of a run (1), or in all (2).
     """
 
     counts_ptr: gl.tensor | gl.constexpr
@@ -58,12 +60,13 @@ class Data:
     dense_kv: gl.tensor | gl.constexpr
     HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
+    CODES_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
-        HAS_CODES, HAS_DENSE,
+        HAS_CODES, HAS_DENSE, CODES_AHEAD,
     ):  # fmt: skip
         self.counts_ptr = given(counts_ptr)
         self.steps_ptr = given(steps_ptr)
@@ -77,6 +80,7 @@ class Data:
         self.dense_kv = given(dense_kv)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
         self.HAS_DENSE = gl.constexpr(HAS_DENSE)
+        self.CODES_AHEAD = gl.constexpr(CODES_AHEAD if HAS_CODES else 0)
         self.GIVEN = gl.constexpr(HAS_CODES or HAS_DENSE)
 
     @gluon.jit
@@ -88,20 +92,33 @@ class Data:
         return self.steps_ptr + row * kv_tiles, gl.load(self.counts_ptr + row)
 
     @gluon.jit
-    def hide(self, work, s, b, head, rows, kv):
-        """Scores of kv tile `kv`, -inf where codes differ or the dense mask has zero; the band is another's matter."""
+    def codes(self, work, like, b, rows, kv):
+        """The codes of the queries `rows` and of the keys of kv tile `kv`; like: scores, or what has their layout."""
+        columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, like.type.layout))
+        row_exists = (rows >= 0) & (rows < work.q_len)
+        q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
+        if work.EVEN_KV:  # said so that loads are known to be aligned
+            first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
+            kv_codes = gl.load(self.kv_codes_ptr + first + columns)
+        else:
+            keys = kv * work.BLOCK_KV + columns
+            start = self.kv_codes_ptr + b.to(gl.int64) * work.kv_len
+            kv_codes = gl.load(start + keys, mask=keys < work.kv_len, other=0)
+        return q_codes, kv_codes
+
+    @gluon.jit
+    def hide(self, work, s, codes, b, head, rows, kv):
+        """Scores of kv tile `kv`, -inf where codes differ or the dense mask has zero; the band is another's matter.
+
+        codes: as `codes` gives them, or None, if they have not been asked for.
+        """
         keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
         row_exists = (rows >= 0) & (rows < work.q_len)
         key_exists = keys < work.kv_len
         if self.HAS_CODES:
-            q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
-            if work.EVEN_KV:  # said so that loads are known to be aligned
-                first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
-                columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
-                kv_codes = gl.load(self.kv_codes_ptr + first + columns)
-            else:
-                kv_codes = gl.load(self.kv_codes_ptr + b.to(gl.int64) * work.kv_len + keys, mask=key_exists, other=0)
-            s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
+            if codes is None:
+                codes = self.codes(work, s, b, rows, kv)
+            s = _keep_equal(s, gl.expand_dims(codes[0], 1), gl.expand_dims(codes[1], 0))
         if self.HAS_DENSE:
             start = self.dense_ptr + b * self.dense_b + head * self.dense_h
             places = gl.expand_dims(rows * self.dense_q, 1) + gl.expand_dims(keys * self.dense_kv, 0)

@@ -66,12 +66,12 @@ def softmax(s, m, total, scale_log2):
 
 
 @gluon.jit
-def masked(work, data, s, b, head, rows, kv):
-    """Scores of kv tile `kv`, -inf where a row does not see the key."""
+def masked(work, data, s, codes, b, head, rows, kv):
+    """Scores of kv tile `kv`, -inf where a row does not see the key; codes: see `listed.Data.hide`."""
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
     if data.GIVEN:
-        s = data.hide(work, s, b, head, rows, kv)
+        s = data.hide(work, s, codes, b, head, rows, kv)
     return s
 
 
@@ -158,13 +158,16 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     needs a mask; shrink: the factor of what was before, for those who had a walk before.
     """
     b, head, _block, rows, q_tile, _seed = here
+    codes = None
+    if data.CODES_AHEAD > 0:
+        codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
         if masks:
-            s = masked(work, data, s, b, head, rows, kv)
+            s = masked(work, data, s, codes, b, head, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total, shrink
 
@@ -183,6 +186,9 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, m
     here, masks: see `first_step`; masks is a constant.
     """
     b, head, block, rows, q_tile, seed = here
+    codes = None
+    if masks and data.CODES_AHEAD > 1:
+        codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     if drop.GIVEN:
@@ -195,7 +201,7 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, m
     if masks:
         if data.GIVEN:  # the registers of P have to hold codes
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        s = masked(work, data, s, b, head, rows, kv)
+        s = masked(work, data, s, codes, b, head, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
