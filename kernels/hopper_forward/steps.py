@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from ..hopper.operations import role_barrier
 from ..hopper.steps import accumulator_layout, left_operand
+from .seen import ask, hide
 from .work import ROWS
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -67,10 +68,10 @@ def softmax(s, m, total, scale_log2):
 
 @gluon.jit
 def masked(work, data, s, b, head, rows, kv):
-    """Scores of kv tile `kv`, -inf where a row does not see the key."""
+    """Scores of kv tile `kv`, -inf where a row does not see the key by band and codes."""
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
-    if data.GIVEN:
+    if data.HAS_CODES:
         s = data.hide(work, s, b, head, rows, kv)
     return s
 
@@ -158,11 +159,16 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     needs a mask; shrink: the factor of what was before, for those who had a walk before.
     """
     b, head, block, rows, q_tile, seed = here
+    if data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, masks)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
-    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+    if data.HAS_DENSE:
+        if masks:
+            s = hide(s, shown)
+    elif work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
         if masks:
             s = masked(work, data, s, b, head, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
@@ -182,6 +188,8 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
     here, masks: see `first_step`; masks is a constant.
     """
     b, head, block, rows, q_tile, seed = here
+    if data.HAS_DENSE and masks:
+        shown = ask(work, data, b, head, block, kv, True)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
@@ -192,7 +200,9 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
         wait_for(shared.k_full, it, shared.STAGES)  # it is full; ptxas moves no bits past what this may branch to
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
-    if masks:
+    if data.HAS_DENSE and masks:
+        s = hide(s, shown)
+    elif masks:
         if data.GIVEN:  # the registers of P have to hold codes
             acc = warpgroup_mma_wait(0, deps=(acc,))
         s = masked(work, data, s, b, head, rows, kv)
