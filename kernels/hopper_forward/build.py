@@ -27,8 +27,7 @@ CONSUMER_WARPS = 4
 
 DATA_ARGUMENTS = {
     **dict.fromkeys(("counts_ptr", "steps_ptr"), "*i32"), "tables": "i32",
-    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr"), "*i32"), "dense_ptr": "*i8",
-    **dict.fromkeys(("dense_b", "dense_h", "dense_q", "dense_kv"), "i64"),
+    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr", "seen_bits_ptr"), "*i32"),
 }  # fmt: skip
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
@@ -111,7 +110,7 @@ class Specialisation:
         head_dim, value_dim: of q and k, of v.
         has_lo, has_hi: which bounds the mask has.
         even_kv: kv_len is a multiple of the kv tile.
-        has_codes, has_dense: what the mask has beside a band, see `data.ForwardData`.
+        has_codes, has_dense: what of `data.ForwardData` says who sees whom, beside a band; one at most.
         has_dropout: probabilities are dropped, see `data.ForwardDropout`.
     """
 
@@ -128,6 +127,8 @@ class Specialisation:
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
             raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
+        if self.has_codes and self.has_dense:
+            raise ArgumentError("has_codes, has_dense", (True, True), "one of them: bits say what codes say")
         dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
 
     @staticmethod
@@ -141,9 +142,9 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = dims_of(site.head_dim, site.value_dim)
         even = site.kv_len % SETTINGS[dims].block_kv == 0
-        has_codes = site.mask.keys is not None or site.mask.segments is not None
         has_bounds = site.band.lo is not None, site.band.hi is not None
         has_dense, has_dropout = site.mask.dense is not None, site.call.dropout is not None
+        has_codes = not has_dense and (site.mask.keys is not None or site.mask.segments is not None)
         return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout)
 
     @property
@@ -196,9 +197,7 @@ class Kernels:
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(
-            hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1, "seed_ptr": 8}, options
-        )
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"seed_ptr": 8}, options)
 
     @cached_property
     def prepare(self) -> Any:

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from ..hopper.operations import role_barrier
 from ..hopper.steps import accumulator_layout, left_operand
+from .seen import ask, hide
 from .work import ROWS
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -66,12 +67,12 @@ def softmax(s, m, total, scale_log2):
 
 
 @gluon.jit
-def masked(work, data, s, codes, b, head, rows, kv):
-    """Scores of kv tile `kv`, -inf where a row does not see the key; codes: see `listed.Data.hide`."""
+def masked(work, data, s, codes, b, rows, kv):
+    """Scores of kv tile `kv`, -inf where a row does not see the key by band and codes; codes: see `listed.Data.hide`."""
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
-    if data.GIVEN:
-        s = data.hide(work, s, codes, b, head, rows, kv)
+    if data.HAS_CODES:
+        s = data.hide(work, s, codes, b, rows, kv)
     return s
 
 
@@ -157,17 +158,22 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
     needs a mask; shrink: the factor of what was before, for those who had a walk before.
     """
-    b, head, _block, rows, q_tile, _seed = here
+    b, head, block, rows, q_tile, _seed = here
     codes = None
-    if data.CODES_AHEAD > 0:
+    if data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, masks)
+    elif data.CODES_AHEAD > 0:
         codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
-    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+    if data.HAS_DENSE:
         if masks:
-            s = masked(work, data, s, codes, b, head, rows, kv)
+            s = hide(s, shown)
+    elif work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+        if masks:
+            s = masked(work, data, s, codes, b, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total, shrink
 
@@ -187,7 +193,9 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, m
     """
     b, head, block, rows, q_tile, seed = here
     codes = None
-    if masks and data.CODES_AHEAD > 1:
+    if masks and data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, True)
+    elif masks and data.CODES_AHEAD > 1:
         codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
@@ -198,10 +206,12 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, m
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
-    if masks:
+    if data.HAS_DENSE and masks:
+        s = hide(s, shown)
+    elif masks:
         if data.GIVEN:  # the registers of P have to hold codes
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        s = masked(work, data, s, codes, b, head, rows, kv)
+        s = masked(work, data, s, codes, b, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed

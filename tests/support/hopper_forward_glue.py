@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels import reference_dropout
-from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, steps, work
+from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, seen, steps, work
 from torch import Tensor
 
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
+from dash_inductor.schedule.table_walk import seen_words
 
 from .hopper_glue import Barrier, Fault, Role, Simulation, definitions, source
 
@@ -71,6 +72,9 @@ class Value:
 
     def __and__(self, other: Any) -> Value:
         return self._with(other, torch.logical_and)
+
+    def __lshift__(self, other: Any) -> Value:
+        return self._with(other, torch.bitwise_left_shift)
 
     def __lt__(self, other: Any) -> Value:
         return self._with(other, torch.lt)
@@ -276,7 +280,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (listed, work, producer, drop, steps, consumer, entry)
+_MODULES = (listed, work, producer, drop, seen, steps, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -433,7 +437,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         pointer.output.tensor.view(-1)[places] = value.read()[mask.read()]
         pointer.output.writes.view(-1)[places] += 1
 
-    def load(pointer: Pointer, mask: Value | None = None, other: int = 0) -> Any:
+    def load(pointer: Pointer, mask: Value | bool | None = None, other: int = 0) -> Any:
         """A number, or a tensor where the pointers are one."""
         elements, offsets = pointer.output.tensor.reshape(-1), pointer.offsets
         if not isinstance(offsets, Tensor):
@@ -442,7 +446,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
             if not 0 <= offsets < len(elements):
                 raise Fault("a load outside a tensor")
             return int(elements[offsets])
-        wanted = torch.ones_like(offsets, dtype=torch.bool) if mask is None else mask.read().expand(offsets.shape)
+        wanted = torch.as_tensor(True if mask is None else number(mask)).expand(offsets.shape)
         if not ((offsets >= 0) & (offsets < len(elements)))[wanted].all():
             raise Fault("a load outside a tensor")
         found = elements[torch.where(wanted, offsets, 0)]
@@ -489,8 +493,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def keep_equal(s: Value, a: Value, b: Value) -> Value:
         return Value(torch.where(a.read() == b.read(), s.read(), -math.inf))
 
-    def keep_set(s: Value, a: Value) -> Value:
-        return Value(torch.where(a.read() != 0, s.read(), -math.inf))
+    def keep_set(s: Value, words: Value, bits: Value) -> Value:
+        return Value(torch.where(words.read() & bits.read() != 0, s.read(), -math.inf))
 
     def philox(c0: Value, c1: Value, c2: int, c3: int, seed: tuple[int, int]) -> tuple[Value, ...]:
         rows, keys = torch.broadcast_tensors(c0.read(), c1.read())
@@ -531,4 +535,5 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
         "_philox": philox, "_keep_from": keep_from, "_words_layout": lambda *_: None,
+        "seen_words": seen_words,
     }  # fmt: skip
