@@ -1,0 +1,228 @@
+"""Packed operators through torch.compile on a GPU: values, bits, CUDA graphs, memory, nested tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
+
+from dash_inductor import config, sites
+from dash_inductor.observe.records import clear_sites
+
+from .support.packed import documents, packed_attention
+from .support.repeats import differing_runs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
+
+TOKENS = 1000
+WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (300, 0), "both sides": (70, 30)}
+STARTS = {
+    "documents": (0, 300, 301, 301, 310, 640, TOKENS),
+    "one": (0, TOKENS),
+    "padded": (0, 300, 700),
+    "single tokens": tuple(range(TOKENS + 1)),
+    "none": (0, 0),
+}
+SHAPES = [
+    # heads of query and of key, head dim, dtype
+    (8, 8, 64, torch.bfloat16),
+    (8, 2, 128, torch.float16),
+    (4, 1, 128, torch.bfloat16),
+    (6, 2, 64, torch.float16),
+]
+Shape = tuple[int, int, int, torch.dtype]
+Step = Callable[..., list[Tensor]]
+"""From q, k, v, grad_out and starts to the output and the gradients."""
+
+
+def problem(shape: Shape, tokens: int = TOKENS) -> list[Tensor]:
+    heads, kv_heads, dim, dtype = shape
+    generator = torch.Generator("cuda").manual_seed(tokens)
+    counts = heads, kv_heads, kv_heads, heads
+    return [torch.randn(tokens, n, dim, device="cuda", dtype=dtype, generator=generator) for n in counts]
+
+
+def step(window: tuple[int, int], **options: Any) -> Step:
+    """A compiled call with its backward."""
+    torch._dynamo.reset()
+    clear_sites()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        longest = q.shape[0]
+        facts: dict[str, Any] = {"window_size": window}
+        if k.shape[1] != q.shape[1] and "enable_gqa" in varlen_attn.__kwdefaults__:  # before, shapes alone said so
+            facts["enable_gqa"] = True
+        found: Tensor = varlen_attn(q, k, v, starts, starts, longest, longest, **facts)
+        return found
+
+    compiled = torch.compile(attend, fullgraph=True, **options)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, starts: Tensor) -> list[Tensor]:
+        torch.compiler.cudagraph_mark_step_begin()
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        with config.patch(strict=True):
+            out = compiled(*leaves, starts)
+            gradients = torch.autograd.grad(out, leaves, do)
+        return [t.detach().clone() for t in (out, *gradients)]
+
+    return run
+
+
+def exact(tensors: list[Tensor], starts: Tensor, window: tuple[int, int]) -> list[Tensor]:
+    """In fp64, every document alone."""
+    *leaves, do = (t.double() for t in tensors)
+    for t in leaves:
+        t.requires_grad_()
+    out = packed_attention(*leaves, starts, window)
+    return [out.detach(), *torch.autograd.grad(out, leaves, do)]
+
+
+@pytest.mark.parametrize("window", list(WINDOWS))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(shape: Shape, window: str) -> None:
+    """All kinds of documents; tokens of none may hold anything, and have zeros."""
+    run, tensors = step(WINDOWS[window]), problem(shape)
+    for kind, places in STARTS.items():
+        starts = documents(*places, device="cuda")
+        found = run(*tensors, starts)
+        assert {record.status for record in sites()} == {"replaced"}
+        tolerance = 2e-2 if shape[3] == torch.bfloat16 else 4e-3
+        for name, ours, true in zip(
+            ("out", "dq", "dk", "dv"), found, exact(tensors, starts, WINDOWS[window]), strict=True
+        ):
+            error, size = (ours.double() - true).abs().max(), max(1.0, float(true.abs().max()))
+            assert error <= tolerance * size, f"{name}: {error:.2e} of {size:.2e} for {kind}"
+            assert not ours[places[-1] :].any(), f"{name} behind the last document, {kind}"
+        filled = [t.clone() for t in tensors]
+        for t in filled:
+            t[places[-1] :] = float("nan")
+        assert all(map(torch.equal, found, run(*filled, starts))), kind
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_a_document_has_the_bits_that_it_has_at_that_place_in_any_company(shape: Shape) -> None:
+    """Other documents behind it, of other lengths and values, change nothing; nor do dynamic sizes."""
+    run, tensors = step((-1, 0)), problem(shape)
+    first = [t[:300] for t in run(*tensors, documents(0, 300, TOKENS, device="cuda"))]
+    others = [torch.cat([t[:300], t[300:].flip(0)]) for t in tensors]
+    second = [t[:300] for t in run(*others, documents(0, 300, 301, 777, device="cuda"))]
+    assert all(map(torch.equal, first, second))
+    dynamic = step((-1, 0), dynamic=True)
+    for tokens in (TOKENS, 640, 300):
+        found = dynamic(*(t[:tokens] for t in tensors), documents(0, 300, tokens, device="cuda"))
+        assert all(torch.equal(a, b[:300]) for a, b in zip(first, found, strict=True)), tokens
+
+
+@pytest.mark.parametrize("window", ["causal", "full"])
+def test_repeats(window: str) -> None:
+    """Idle and under load, in memory that held NaN."""
+    starts = documents(*STARTS["documents"], device="cuda")
+    for shape in SHAPES[:2]:
+        tensors, run = problem(shape), step(WINDOWS[window])
+        assert differing_runs(lambda: run(*tensors, starts), 50, load=True) == 0  # noqa: B023  # called at once
+        assert differing_runs(lambda: run(*tensors, starts), 20, poisoned=True) == 0  # noqa: B023
+
+
+def test_cuda_graphs() -> None:
+    """Other documents of the same number run the same graph; the bits are those without CUDA graphs."""
+    tensors, plain = problem(SHAPES[0]), step((-1, 0))
+    places = [(0, 300, 700, TOKENS), (0, 0, 1, 900), (0, 128, 256, 512), (0, 300, 700, TOKENS)]
+    expected = [plain(*tensors, documents(*place, device="cuda")) for place in places]
+    run = step((-1, 0), mode="reduce-overhead")
+    for place, found in itertools.islice(zip(itertools.cycle(places), itertools.cycle(expected)), 12):
+        assert all(map(torch.equal, found, run(*tensors, documents(*place, device="cuda")))), place
+
+
+def test_the_host_does_not_wait() -> None:
+    run, tensors = step((-1, 0)), problem(SHAPES[0])
+    starts = documents(*STARTS["documents"], device="cuda")
+    run(*tensors, starts)
+    torch.cuda.synchronize()
+    with torch.cuda.device(0):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run(*tensors, starts)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory() -> None:
+    """No tensor of all pairs: those of 32768 tokens would take a GiB in bool."""
+    tokens = 32768
+    run, tensors = step((-1, 0)), problem((4, 2, 64, torch.bfloat16), tokens)
+    starts = documents(0, 5000, 20000, tokens, device="cuda")
+    run(*tensors, starts)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run(*tensors, starts)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 256 << 20
+
+
+def test_layers() -> None:
+    """Several layers of one graph, two of which have windows; two trainings have the same bits."""
+    torch._dynamo.reset()
+    clear_sites()
+    windows = ((-1, 0), (128, 0), (-1, 0), (128, 0))
+
+    def model(x: Tensor, ws: list[Tensor], starts: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        for w, window in zip(ws, windows, strict=True):
+            q, k, v = (x @ w).view(x.shape[0], 3, 8, 64).unbind(1)
+            x = x + attend(q, k, v, starts, window).reshape(x.shape)
+        return x
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tuple[int, int]) -> Tensor:
+        found: Tensor = varlen_attn(q, k, v, starts, starts, TOKENS, TOKENS, window_size=window)
+        return found
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(TOKENS, 512, device="cuda", generator=generator)
+    ws = [torch.randn(512, 1536, device="cuda", generator=generator) * 512**-0.5 for _ in windows]
+    starts = documents(*STARTS["documents"], device="cuda")
+    compiled = torch.compile(model, fullgraph=True)
+
+    def gradients(dtype: torch.dtype, function: Callable[..., Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in (x, *ws)]
+        out = function(leaves[0], leaves[1:], starts, attend)
+        return list(torch.autograd.grad(out.square().mean(), leaves))
+
+    with config.patch(strict=True):
+        first, second = (gradients(torch.bfloat16, compiled, varlen) for _ in range(2))
+    assert [record.status for record in sites()] == ["replaced"] * len(windows)
+    assert all(map(torch.equal, first, second))
+    for ours, true in zip(first, gradients(torch.float64, model, packed_attention), strict=True):
+        assert (ours - true).norm() <= 3e-2 * true.norm()
+
+
+def test_nested_tensors() -> None:
+    """Jagged ones, through SDPA, which reaches the packed operator of ATen."""
+    torch._dynamo.reset()
+    clear_sites()
+    lengths = (300, 1, 200, 499)
+    generator = torch.Generator("cuda").manual_seed(0)
+    parts = [
+        [torch.randn(n, 8, 64, device="cuda", dtype=torch.bfloat16, generator=generator) for n in lengths]
+        for _ in range(3)
+    ]
+    leaves = [torch.nested.nested_tensor(part, layout=torch.jagged, requires_grad=True) for part in parts]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch.compile(attend)(*leaves)
+        found = torch.autograd.grad(out.values().float().square().sum(), leaves)
+    assert [(record.status, record.op) for record in sites()] == [("replaced", "aten::_flash_attention_backward")]
+    starts = documents(0, *itertools.accumulate(lengths), device="cuda")
+    doubles = [torch.cat(part).double().requires_grad_() for part in parts]
+    true = torch.autograd.grad(packed_attention(*doubles, starts, (-1, 0)).square().sum(), doubles)
+    for ours, theirs in zip(found, true, strict=True):
+        assert (ours.values().double() - theirs).norm() <= 3e-2 * theirs.norm()
