@@ -39,7 +39,7 @@ test: $(READY)
 # kernels with their budgets.
 test-torch: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" tests/test_adoption_*.py \
-		$(foreach name,gqa masks math_path models replace rewrite sites training,tests/test_matching_$(name).py) \
+		$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
 		tests/test_lowering_*.py tests/test_kernels_budgets.py tests/test_kernels_hopper_budgets.py \
 		tests/test_kernels_hopper_forward_budgets.py tests/test_kernels_hopper_control.py tests/test_kernels_hopper_planned.py
 

@@ -15,12 +15,13 @@ from .test_lowering_data_masks import PROGRAM as BASE
 
 MODEL = """
     from torch.nn.attention.varlen import varlen_attn
+    from tests.support.packed import GROUPED
 
     def layer(x, w, starts):
         t, e = x.shape
         q = (x @ w[0]).view(t, 8, 64)
         k, v = ((x @ w[i][:, :128]).view(t, 2, 64) for i in (1, 2))
-        out = varlen_attn(q, k, v, starts, starts, t, t, window_size=(-1, 0), enable_gqa=True)
+        out = varlen_attn(q, k, v, starts, starts, t, t, window_size=(-1, 0), **GROUPED)
         return x + out.reshape(t, e)
 
     def model(x, ws, starts):

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nested._internal.sdpa as nested_sdpa
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +25,7 @@ from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import clear_sites, sites
 
 from .support.graphs import BACKWARD, FORWARD, capture, op_counts, planes, rewrite_on, rewritten, step, tensors, trace
-from .support.packed import documents, packed_attention
+from .support.packed import GROUPED, documents, packed_attention
 
 aten = torch.ops.aten
 torch_attn = torch.ops.torch_attn
@@ -119,9 +122,38 @@ def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
         assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jagged ones reach the operator of ATen where PyTorch chooses flash attention, which it does not do on a CPU."""
+    monkeypatch.setattr(nested_sdpa, "_select_sdp_backend", lambda *args: SDPBackend.FLASH_ATTENTION)
+    starts = documents(0, 30, 31, 51, 61)
+    (x,), ws = tensors((61, 32)), tensors(*[(32, 32)] * 3)
+
+    def jagged(x: Tensor) -> Tensor:
+        return torch.nested.nested_tensor_from_jagged(x.detach(), starts.long(), min_seqlen=1, max_seqlen=30)
+
+    def attention(x: Tensor, *ws: Tensor) -> Tensor:
+        x = jagged(x) if made_inside else x
+        q, k, v = (F.linear(x, w).unflatten(-1, (4, 8)).transpose(1, 2) for w in ws)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).values()
+
+    def exact(*ws: Tensor) -> Tensor:
+        q, k, v = (F.linear(x.double(), w).unflatten(-1, (4, 8)) for w in ws)
+        return packed_attention(q, k, v, starts, (-1, 0))
+
+    with capture(strict=True) as graphs:
+        compiled = graphs.compile(attention)
+        results = step(lambda *ws: compiled(x if made_inside else jagged(x), *ws), ws)
+    (record,) = sites()
+    assert (record.op, record.mask) == ("aten::_flash_attention_backward", f"causal & {MASK}")
+    true = step(exact, [w.detach().double().requires_grad_() for w in ws])
+    for ours, theirs in zip(results, true, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
 def attend(window: tuple[int, int]) -> Callable[..., Tensor]:
     def attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
-        found: Tensor = varlen_attn(q, k, v, starts, starts, 64, 64, window_size=window, enable_gqa=True)
+        found: Tensor = varlen_attn(q, k, v, starts, starts, 64, 64, window_size=window, **GROUPED)
         return found
 
     return attention
@@ -173,6 +205,7 @@ def varlen(
     kv_heads: int = HEADS,
     kv_tokens: int = TOKENS,
     dtype: torch.dtype = torch.bfloat16,
+    **options: Any,
 ) -> GraphModule:
     """A joint graph with layers of the operator of `varlen_attn`."""
 
@@ -181,7 +214,7 @@ def varlen(
         for _ in range(layers):
             facts = (starts, others, 64, 64)
             shape = None if window is None else list(window)
-            out, lse, rng = torch_attn._varlen_attn(q, k, v, *facts, window == (-1, 0), 0.125, shape)
+            out, lse, rng = torch_attn._varlen_attn(q, k, v, *facts, window == (-1, 0), 0.125, shape, **options)
             saved.append((q, aten.alias(out), lse, rng))
             q = out
         grads = []
@@ -250,7 +283,6 @@ def test_layers_share_what_is_made_of_the_documents(kv_heads: int, capability: t
         (lambda: nested(), f"causal & {MASK}"),
         (lambda: nested(causal=False), MASK),
         (lambda: nested(causal=True, window=(9, -1)), f"band(0,9) & {MASK}"),
-        (lambda: nested(num_splits=lambda q: 1), f"causal & {MASK}"),
     ],
 )
 def test_masks(graph: Callable[[], GraphModule], mask: str) -> None:
@@ -261,6 +293,15 @@ def test_masks(graph: Callable[[], GraphModule], mask: str) -> None:
     assert facts == (1, TOKENS, TOKENS, HEADS, DIM)
     counts = op_counts(rewrote)
     assert (counts[FORWARD], counts[BACKWARD], counts["aten::bucketize"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["num_splits", "enable_gqa"])
+def test_options_that_decide_nothing_are_ignored(name: str) -> None:
+    operator = {"num_splits": aten._flash_attention_forward, "enable_gqa": torch_attn._varlen_attn}[name].default
+    if name not in {argument.name for argument in operator._schema.arguments}:
+        pytest.skip("another version has it")
+    _, record = rewritten(nested(num_splits=lambda query: 1) if name == "num_splits" else varlen(enable_gqa=True))
+    assert record.status == "replaced"
 
 
 def test_no_query_key_or_value_is_copied() -> None:

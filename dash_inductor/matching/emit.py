@@ -72,6 +72,7 @@ class Emitter:
         known = layout.static(size)
         if known is not None:
             return known
+        node: Node
         for node in self.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr and node < before:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""What `varlen_attn` asks for where several query heads share one of key; shapes alone say so in torch 2.11."""
 
 
 def documents(*starts: int, device: str = "cpu") -> Tensor:
