@@ -41,7 +41,7 @@ test: $(READY)
 test-torch: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" \
 		$(foreach name,autoload cache compat embeddings saved switch toolchain,tests/test_adoption_$(name).py) \
-		$(foreach name,gqa masks math_path models replace rewrite sites training,tests/test_matching_$(name).py) \
+		$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
 		tests/test_lowering_*.py tests/test_kernels_budgets.py \
 		$(foreach name,budgets forward_budgets control,tests/test_kernels_hopper_$(name).py)
 

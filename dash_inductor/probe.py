@@ -52,6 +52,7 @@ TORCH = (
     ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
     ("torch._functorch.config", "activation_memory_budget", "seeds of dropout"),
+    ("torch.nn.attention.varlen", "varlen_attn", "packed operators, which it defines"),
     ("torch.utils.checkpoint", "CheckpointPolicy.MUST_SAVE", "seeds of dropout"),
     ("torch.utils._python_dispatch", "_disable_current_modes", "reading masks"),
     ("torch.utils._pytree", "tree_leaves tree_map_only", "new nodes of a graph"),
@@ -105,12 +106,20 @@ TRITON = (
 CUDA = (("torch._C", "_cuda_getCurrentRawStream _dynamo.guards._empty_strided_cuda", "launching the Hopper kernel"),)
 
 # operator, and the arguments that we bind by name beside those that all of them have
-_COMMON = "query key value out logsumexp dropout_p is_causal scale"
+_COMMON = "query key value is_causal scale"
+_SDPA = "aten::_scaled_dot_product_"
 _OPERATORS = (
-    ("_scaled_dot_product_flash_attention_backward", "grad_out philox_seed philox_offset"),
-    ("_scaled_dot_product_efficient_attention_backward", "grad_out_ attn_bias philox_seed philox_offset"),
-    ("_scaled_dot_product_cudnn_attention_backward", "grad_out attn_bias philox_seed philox_offset"),
-    ("_scaled_dot_product_flash_attention_for_cpu_backward", "grad_out attn_mask"),
+    (f"{_SDPA}flash_attention_backward", "grad_out out logsumexp dropout_p philox_seed philox_offset"),
+    (f"{_SDPA}efficient_attention_backward", "grad_out_ out logsumexp attn_bias dropout_p philox_seed philox_offset"),
+    (f"{_SDPA}cudnn_attention_backward", "grad_out out logsumexp attn_bias dropout_p philox_seed philox_offset"),
+    (f"{_SDPA}flash_attention_for_cpu_backward", "grad_out out logsumexp attn_mask dropout_p"),
+    ("torch_attn::_varlen_attn", "cu_seq_q cu_seq_k window_size"),
+    ("torch_attn::_varlen_attn_backward", "grad_out out lse cu_seq_q cu_seq_k window_size"),
+    ("aten::_flash_attention_forward", "cum_seq_q cum_seq_k dropout_p window_size_left window_size_right"),
+    (
+        "aten::_flash_attention_backward",
+        "grad_out out logsumexp cum_seq_q cum_seq_k dropout_p window_size_left window_size_right",
+    ),
 )
 
 
@@ -160,14 +169,15 @@ def _probe_shapes() -> Iterator[str]:
 
 def _probe_operators() -> Iterator[str]:
     for name, own in _OPERATORS:
-        packet = getattr(torch.ops.aten, name, None)
+        namespace, _, short = name.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), short, None)
         if packet is None:
-            yield f"aten::{name}"
+            yield name
             continue
         found = {argument.name for argument in packet.default._schema.arguments}
         missing = [argument for argument in f"{_COMMON} {own}".split() if argument not in found]
         if missing:
-            yield f"aten::{name}({', '.join(missing)})"
+            yield f"{name}({', '.join(missing)})"
 
 
 def _probe_triton() -> Iterator[str]:

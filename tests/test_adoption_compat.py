@@ -176,9 +176,9 @@ def test_changed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_changed_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_OPERATORS", (("relu", "grad_out"), ("no_such_operator", "")))
+    monkeypatch.setattr(probe, "_OPERATORS", (("aten::relu", "grad_out"), ("aten::no_such_operator", "")))
     first, second = probe.probe()
-    assert first == "aten::relu(query, key, value, out, logsumexp, dropout_p, is_causal, scale, grad_out)"
+    assert first == "aten::relu(query, key, value, is_causal, scale, grad_out)"
     assert second == "aten::no_such_operator"
 
 

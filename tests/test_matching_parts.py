@@ -21,13 +21,22 @@ from .support.graphs import (
 aten = torch.ops.aten
 
 
+def overload(name: str) -> torch._ops.OpOverload:
+    namespace, _, short = name.partition("::")
+    operator: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), short).default
+    return operator
+
+
 def test_arguments_are_bound_by_name() -> None:
     for backend in attention_ops.BACKENDS.values():
-        packet = getattr(aten, backend.backward.removeprefix("aten::"))
-        names = {argument.name for argument in packet.default._schema.arguments}
-        wanted = {"query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale", backend.grad_out}
-        assert wanted | ({backend.mask} if backend.mask else set()) <= names
-        assert hasattr(aten, backend.forward.removeprefix("aten::"))
+        names, _ = (
+            {backend.renamed.get(argument.name, argument.name) for argument in operator._schema.arguments}
+            for operator in (overload(backend.backward), overload(backend.forward))
+        )
+        wanted = {"query", "key", "value", "out", "logsumexp", "is_causal", "scale", backend.grad_out}
+        wanted |= {backend.mask} if backend.mask else set()
+        wanted |= {"cu_seq_q", "cu_seq_k"} if backend.packed else {"dropout_p"}
+        assert wanted <= names
     module = joint_graph(efficient)
     node = next(n for n in module.graph.nodes if attention_ops.is_attention_backward(n))
     bound = attention_ops.bind(node)

@@ -37,9 +37,9 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
     q, k, v, do = (t.transpose(1, 2).reshape(-1, 8, 64) for t in (q, k, v, do))
-    cu = torch.zeros(3, dtype=torch.int32, device="cuda")
-    out, lse, seed, unused, _ = aten._flash_attention_forward(q, k, v, cu, cu, 128, 128, 0.0, True, False)
-    return aten._flash_attention_backward(do, q, k, v, out, lse, cu, cu, 128, 128, 0.0, True, seed, unused)[:3]
+    cu, other = (torch.full((3,), start, dtype=torch.int32, device="cuda") for start in (0, 1))
+    out, lse, seed, unused, _ = aten._flash_attention_forward(q, k, v, cu, other, 128, 128, 0.0, True, False)
+    return aten._flash_attention_backward(do, q, k, v, out, lse, cu, other, 128, 128, 0.0, True, seed, unused)[:3]
 
 
 def dilated_bias() -> Tensor:

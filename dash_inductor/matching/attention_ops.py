@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from ..model.reasons import Reason
@@ -20,6 +23,8 @@ class Backend:
         grad_out: the backward's argument that holds the gradient of the output.
         mask: the argument that holds an additive or boolean mask; None if the operator takes none.
         random_state: the arguments that tell the backward which random numbers its forward drew for dropout.
+        packed: whether the tensors are [tokens, heads, head dim] of documents that lie one behind the other (`packed`).
+        renamed: its own names of arguments, and the names that the others have for the same.
     """
 
     backward: str
@@ -27,6 +32,16 @@ class Backend:
     grad_out: str = "grad_out"
     mask: str | None = None
     random_state: tuple[str, ...] = ("philox_seed", "philox_offset")
+    packed: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, node: Node) -> dict[str, Any]:
+        """`bind` of its forward or its backward, by the names that the operators share; no dropout without a word."""
+        return {"dropout_p": 0.0} | {self.renamed.get(name, name): value for name, value in bind(node).items()}
+
+    def heads_first(self, value: Tensor) -> Tensor:
+        """Query, key, value, output or a gradient of one, as [batch, heads, length, head dim]."""
+        return value.unsqueeze(0).transpose(1, 2) if self.packed else value
 
 
 _SDPA = "aten::_scaled_dot_product_"
@@ -38,17 +53,26 @@ CUDNN = Backend(_SDPA + "cudnn_attention_backward", _SDPA + "cudnn_attention", m
 FLASH_CPU = Backend(
     _SDPA + "flash_attention_for_cpu_backward", _SDPA + "flash_attention_for_cpu", mask="attn_mask", random_state=()
 )
+VARLEN = Backend(
+    "torch_attn::_varlen_attn_backward", "torch_attn::_varlen_attn", random_state=("rng_state",), packed=True,
+    renamed={"lse": "logsumexp"},
+)  # fmt: skip
+FLASH_PACKED = Backend(
+    "aten::_flash_attention_backward", "aten::_flash_attention_forward", random_state=("rng_state",), packed=True,
+    renamed={"cum_seq_q": "cu_seq_q", "cum_seq_k": "cu_seq_k"},
+)  # fmt: skip
 
-BACKENDS = {backend.backward: backend for backend in (FLASH, EFFICIENT, CUDNN, FLASH_CPU)}
+BACKENDS = {backend.backward: backend for backend in (FLASH, EFFICIENT, CUDNN, FLASH_CPU, VARLEN, FLASH_PACKED)}
 
 KEPT = {
     _SDPA + "fused_attention_overrideable_backward": Reason.UNSUPPORTED_OP,
-    "aten::_flash_attention_backward": Reason.VARLEN,
     "aten::_efficient_attention_backward": Reason.VARLEN,
     "aten::_cudnn_attention_backward": Reason.VARLEN,
-    "torch_attn::_varlen_attn_backward": Reason.VARLEN,
     "flex_attention_backward": Reason.FLEX_ATTENTION,
 }
+
+
+_ALIASES = ("aten::alias", "aten::detach")
 
 
 def op_name(node: Node) -> str:
@@ -66,6 +90,35 @@ def is_attention_backward(node: Node) -> bool:
     """Whether the node is an attention backward that ends as a record."""
     name = op_name(node)
     return name in BACKENDS or name in KEPT
+
+
+def find_forward(backend: Backend, args: Mapping[str, Any]) -> Node | None:
+    """The forward node that made a backward's `out` and `logsumexp`; None if it is not in this graph.
+
+    Args:
+        args: the backward's, as `Backend.arguments`.
+    """
+    out, logsumexp = (origin(args[name]) for name in ("out", "logsumexp"))
+    for node, index in ((out, 0), (logsumexp, 1)):
+        if node.target is not operator.getitem or node.args[1] != index:
+            return None
+    forward = out.args[0]
+    assert isinstance(forward, Node)
+    return forward if forward is logsumexp.args[0] and op_name(forward) == backend.forward else None
+
+
+def origin(node: Node) -> Node:
+    """The node whose value this one has, behind aliases."""
+    while op_name(node) in _ALIASES:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    return node
+
+
+def is_alias(node: Node) -> bool:
+    """Whether the node has the value of another one."""
+    return op_name(node) in _ALIASES
 
 
 def bind(node: Node) -> dict[str, Any]:

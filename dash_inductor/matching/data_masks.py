@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..planning.families import family
 from ..table_ops import mask_tables
-from . import layout
 from .emit import Emitter
 from .sites import Match
 
@@ -82,15 +80,9 @@ class DataMask:
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
-        def size(tensor: Node, dim: int) -> Any:
-            size = tensor.meta["val"].shape[dim]
-            if layout.static(size) is not None:
-                return layout.static(size)
-            for node in emitter.graph.nodes:  # one node for all layers, so that their tables are the same
-                value = node.meta.get("val")
-                if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr and node < before:
-                    return node
-            return emitter.shared(aten.sym_size.int, (tensor, dim), {}, before=before, like=extras[0])
+        def size(tensor: Node, dim: int) -> int | Node:
+            """One for all layers, so that their tables are the same."""
+            return emitter.size(tensor, dim, before=before, like=extras[0])
 
         facts = (size(query, 2), size(key, 2), size(query, 0), site.q_heads, site.kv_heads)
         arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))

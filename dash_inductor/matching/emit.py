@@ -9,6 +9,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from . import layout
+
+aten = torch.ops.aten
+
 # What describes a node's own result; all else (checkpoint tags, sequence number, source, partition) is inherited.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
 
@@ -53,10 +57,27 @@ class Emitter:
         for user in sources[0].users:
             if (user.target, user.args, user.kwargs) == (target, args, kwargs) and user < before:
                 return user
-        place = max(sources).next
+        return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
+
+    def behind(self, node: Node) -> Node:
+        """Where a new node can stand directly behind `node`: in front of the one that is returned."""
+        place = node.next
         while place.op == "placeholder":
             place = place.next
-        return self.call(target, args, kwargs, before=place, like=like)
+        return place
+
+    def size(self, tensor: Node, dim: int, *, before: Node, like: Node) -> int | Node:
+        """A size of a tensor: its number, or one node that has it, the same for all tensors of that size."""
+        size = tensor.meta["val"].shape[dim]
+        known = layout.static(size)
+        if known is not None:
+            return known
+        node: Node
+        for node in self.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr and node < before:
+                return node
+        return self.shared(aten.sym_size.int, (tensor, dim), {}, before=before, like=like)
 
     def discard(self) -> None:
         """Erase what `call` added, latest first."""

@@ -28,6 +28,9 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found = []
+    if terms.documents is not None:
+        tokens = emitter.size(match.operands.query, 2, before=before, like=before)
+        found += terms.documents.vectors(emitter, tokens, before)
     if terms.segments is not None:
         found.append(graph.expanded(terms.segments.q.compute(graph), "q"))
         if not terms.segments.is_one_vector:

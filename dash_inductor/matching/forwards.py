@@ -1,31 +1,19 @@
-"""The forward of a site: where it is, and whether `dash::attention_forward` may take its place."""
+"""The forward of a site: whether `dash::attention_forward` may take its place."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 from torch.fx import Node
 
 from ..config import config
 from ..model.call import Order
 from . import layout
-from .attention_ops import bind, op_name
+from .attention_ops import Backend, is_alias, origin
+from .packed import band
 from .sites import Match
-
-_ALIASES = ("aten::alias", "aten::detach")
-
-
-def find_forward(match: Match) -> Node | None:
-    """The forward node that made the backward's `out` and `logsumexp`; None if it is not in this graph."""
-    out, logsumexp = (_origin(match.args[name]) for name in ("out", "logsumexp"))
-    for node, index in ((out, 0), (logsumexp, 1)):
-        if node.target is not operator.getitem or node.args[1] != index:
-            return None
-    forward = out.args[0]
-    assert isinstance(forward, Node)
-    same = forward is logsumexp.args[0] and op_name(forward) == match.backend.forward
-    return forward if same else None
 
 
 def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
@@ -39,20 +27,23 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
         return "by the setting forward='keep'"
     if len({_call(match) for match in matches}) > 1:
         return "several backwards of one forward differ"
-    bound = bind(forward)
+    backend = matches[0].backend
+    bound = backend.arguments(forward)
     operands = ("query", "key", "value")
-    if any(_origin(bound[name]) is not _origin(match.args[name]) for match in matches for name in operands):
+    if any(origin(bound[name]) is not origin(match.args[name]) for match in matches for name in operands):
         return "forward and backward have different operands"
     if any(bound["dropout_p"] != match.args["dropout_p"] or not _draws(forward, match) for match in matches):
         return "forward and backward have different dropout"
-    mask = matches[0].backend.mask
+    mask = backend.mask
     if mask is not None and not all(_same(bound[mask], match.args[mask]) for match in matches):
         return "forward and backward have different masks"
+    if backend.packed and any(_documents(bound) != _documents(match.args) for match in matches):
+        return "forward and backward have different documents or windows"
     backwards = {match.node for match in matches}
     for user in forward.users:
         if user.target is not operator.getitem or (user.args[1] != 0 and not _only_used_by(user, backwards)):
             return "log-sum-exp or random state has other users"
-    if out_order(forward) is None:
+    if out_order(backend, forward) is None:
         return "its output is not dense"
     return ""
 
@@ -61,13 +52,20 @@ def _draws(forward: Node, match: Match) -> bool:
     """Whether the random numbers of the backward's dropout, if it has one, are those of this forward."""
     if match.site.dropout is None:
         return True
-    states = [_origin(match.args[name]) for name in match.backend.random_state]
+    states = [origin(match.args[name]) for name in match.backend.random_state]
     return all(state.target is operator.getitem and state.args[0] is forward for state in states)
 
 
-def out_order(forward: Node) -> Order | None:
-    """The dimensions of the forward's output from the largest stride to the smallest; None if it is not dense."""
-    out = forward.meta["val"][0]
+def _documents(args: dict[str, Any]) -> tuple[object, ...]:
+    """What decides of a packed call who sees whom."""
+    return origin(args["cu_seq_q"]), origin(args["cu_seq_k"]), band(args)
+
+
+def out_order(backend: Backend, forward: Node) -> Order | None:
+    """The dimensions of the forward's output, [batch, heads, length, head dim], from the largest stride to the
+    smallest; None if it is not dense.
+    """
+    out = backend.heads_first(forward.meta["val"][0])
     return layout.dense_order(out.shape, out.stride())
 
 
@@ -77,16 +75,8 @@ def _call(match: Match) -> tuple[object, ...]:
 
 
 def _only_used_by(node: Node, allowed: set[Node]) -> bool:
-    return all(u in allowed or (op_name(u) in _ALIASES and _only_used_by(u, allowed)) for u in node.users)
+    return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
 
 
 def _same(a: Node | None, b: Node | None) -> bool:
-    return a is b if a is None or b is None else _origin(a) is _origin(b)
-
-
-def _origin(node: Node) -> Node:
-    while op_name(node) in _ALIASES:
-        source = node.args[0]
-        assert isinstance(source, Node)
-        node = source
-    return node
+    return a is b if a is None or b is None else origin(a) is origin(b)

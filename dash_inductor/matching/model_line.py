@@ -7,14 +7,19 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
+_OF_PYTORCH = re.compile(r"/torch/(nn/attention|nested/_internal)/\w+\.py$")
+
 
 def model_line(nodes: Iterable[Node]) -> str:
     """``file:line in module.path`` from the first of these nodes that knows it, "" if none does.
 
-    `line` is the innermost line of the model's stack; the module path is left out where PyTorch recorded none.
+    `line` is the innermost line of the model's stack, without PyTorch's own functions that call an attention operator;
+    the module path is left out where PyTorch recorded none.
     """
     for node in nodes:
         frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+        while len(frames) > 1 and _OF_PYTORCH.search(frames[-1][0]):
+            frames.pop()
         if frames:
             file, line = frames[-1]
             module = _module_path(node)

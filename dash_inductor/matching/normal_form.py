@@ -11,6 +11,7 @@ from torch.fx import Node
 from ..model.mask import Band
 from .bands import Scores, hides_a_row, to_band
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
+from .packed import Documents
 from .predicates import Choice, Comparison, comparisons, of_loads, predicate
 from .restarts import Restarts
 from .token_data import Axis, Load, Loads
@@ -47,6 +48,8 @@ class Terms:
         segments: which pairs may see each other by the numbers of their segments; None if all may.
         dense: which pairs of each head may see each other; None if all may.
         positions: what the numbers of segments are counted from, where that matters for the band (see `restarts`).
+        documents: those of a packed operator, in place of all terms but the band: which pairs may see each other, and
+            which keys are valid.
     """
 
     band: Band
@@ -54,6 +57,7 @@ class Terms:
     segments: SameSegment | None = None
     dense: Choice | None = None
     positions: Load | None = None
+    documents: Documents | None = None
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -79,7 +83,7 @@ class Terms:
         positions = self.positions
         if positions is not None:
             positions = replace(positions, node=node(positions.node))
-        return Terms(self.band, keys, segments, dense, positions)
+        return Terms(self.band, keys, segments, dense, positions, self.documents)
 
     def __str__(self) -> str:
         named = [("segments", self.segments), ("keys", self.keys), ("dense", self.dense)]

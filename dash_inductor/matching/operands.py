@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ..model.call import Order
 from . import layout
+from .attention_ops import Backend
 from .repeat_kv import Reduction, Repeat, find_reduction, find_repeat, is_padded_repeat
 
 
@@ -56,10 +57,15 @@ def output(node: Node, index: int) -> Node | None:
     return None
 
 
-def find_operands(node: Node, args: dict[str, Any]) -> Operands:
-    """Operands of a backward node; repeated keys and values are looked through where their gradients allow it."""
+def find_operands(node: Node, backend: Backend, args: dict[str, Any]) -> Operands:
+    """Operands of a backward node; repeated keys and values are looked through where their gradients allow it.
+
+    Those of a packed operator are its own, of three dimensions, and so are its repeats.
+    """
     query, key, value = args["query"], args["key"], args["value"]
-    plain = tuple(_plain_gradient(node, index) for index in range(3))
+    plain = tuple(_plain_gradient(node, backend, index) for index in range(3))
+    if backend.packed:
+        return Operands(query, key, value, None, key.meta["val"].shape[1], (plain[0], plain[1], plain[2]))
     found = find_repeat(key), find_repeat(value)
     if found[0] is None or found[1] is None:
         note = ""
@@ -84,11 +90,12 @@ def find_operands(node: Node, args: dict[str, Any]) -> Operands:
     return Operands(query, key, value, repeats, repeats[0].kv_heads, (plain[0], dk, dv), note)
 
 
-def _plain_gradient(node: Node, index: int) -> Gradient:
+def _plain_gradient(node: Node, backend: Backend, index: int) -> Gradient:
     used = output(node, index)
     value = node.meta["val"][index] if used is None else used.meta["val"]
     if not isinstance(value, torch.Tensor):  # this gradient is not wanted
         return Gradient((0, 1, 2, 3))
+    value = backend.heads_first(value)
     return Gradient(layout.dense_order(value.shape, value.stride()))
 
 

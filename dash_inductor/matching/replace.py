@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops import attention_backward, attention_backward_with_bias, attention_forward
+from . import packed
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
@@ -65,7 +66,7 @@ def _new_forward(
     emitter: Emitter, forward: Node, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
 ) -> Node:
     """The new forward; returns its log-sum-exp."""
-    order = out_order(forward)
+    order = out_order(match.backend, forward)
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(forward))
@@ -74,7 +75,8 @@ def _new_forward(
     logsumexp = None
     for user in forward.users:
         if user.args[1] == 0:
-            swaps.append((user, emitter.call(operator.getitem, (node, 0), before=forward, like=user)))
+            out = emitter.call(operator.getitem, (node, 0), before=forward, like=user)
+            swaps.append((user, _as_before(emitter, match, out, forward, user)))
         elif user.args[1] == 1:
             logsumexp = emitter.call(operator.getitem, (node, 1), before=forward, like=user)
     assert logsumexp is not None  # `find_forward` saw the backward read it
@@ -98,14 +100,17 @@ def _new_backward(
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
     call = dataclasses.replace(match.site.call, orders=orders)
-    grad_out, extras = args[match.backend.grad_out], inputs.extras
+    grad_out, out, extras = args[match.backend.grad_out], args["out"], inputs.extras
     assert isinstance(grad_out, Node)
+    assert isinstance(out, Node)
+    if match.backend.packed:
+        grad_out, out = (packed.heads_first(emitter, node, old) for node in (grad_out, out))
     if inputs.data is not None:
         grad_out, extras = inputs.data.of_queries(grad_out, old), extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
         grad_out,
         *inputs.operands,
-        args["out"],
+        out,
         logsumexp,
         extras,
         str(call),
@@ -123,7 +128,13 @@ def _new_backward(
         used = output(old, index)
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
+            result = _as_before(emitter, match, result, old, used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
+
+
+def _as_before(emitter: Emitter, match: Match, result: Node, before: Node, like: Node) -> Node:
+    """A result of a new operator in the dimensions of the old one's."""
+    return packed.tokens_first(emitter, result, before, like) if match.backend.packed else result
 
 
 def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -> Node:
@@ -170,6 +181,12 @@ class _Inputs:
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
     operands = match.operands
+    if match.backend.packed:
+        query, key, value = (
+            packed.heads_first(emitter, node, before) for node in (operands.query, operands.key, operands.value)
+        )
+        operands = dataclasses.replace(operands, query=query, key=key, value=value)
+        match = dataclasses.replace(match, operands=operands)
     key, value = operands.key, operands.value
     if operands.repeats is not None:
         key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)

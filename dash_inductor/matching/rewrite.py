@@ -21,8 +21,8 @@ from ..observe.records import SiteRecord
 from ..observe.report import publish
 from ..planning.planner import keeping
 from . import masks
-from .attention_ops import is_attention_backward, op_name
-from .forwards import cause_to_keep, find_forward
+from .attention_ops import find_forward, is_attention_backward, op_name
+from .forwards import cause_to_keep
 from .math_path import OP, MathCall, math_calls
 from .model_line import model_line
 from .replace import replace
@@ -145,7 +145,7 @@ class _Reading:
     def read(self) -> None:
         try:
             self.match = analyse(self.node, self.facts)
-            self.forward = find_forward(self.match)
+            self.forward = find_forward(self.match.backend, self.match.args)
             self.detail = self.match.detail
         except NotReadable as error:
             self.keep(error.kept.reason, error.kept.detail)

@@ -20,8 +20,8 @@ from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import DType, Site
 from ..planning import decide
-from . import arch, layout
-from .attention_ops import BACKENDS, FLASH, KEPT, Backend, bind, op_name
+from . import arch, layout, packed
+from .attention_ops import BACKENDS, FLASH, KEPT, Backend, find_forward, op_name, origin
 from .biases import Bias, find_bias
 from .masks import recognise
 from .normal_form import Terms
@@ -49,7 +49,7 @@ class Match:
     Attributes:
         node: the backward node.
         backend: which operator it is.
-        args: its arguments by schema name.
+        args: its arguments, as `Backend.arguments` names them.
         site, plan: what the planner was given and what it answered.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
@@ -80,11 +80,11 @@ class Match:
 
     def refreshed(self) -> Match:
         """The same match after other sites were replaced: their new nodes may be this site's arguments."""
-        args = bind(self.node)
+        args = self.backend.arguments(self.node)
         bias = self.bias
         if bias is not None:
             bias = _bias(self.node, self.backend, args)
-        return replace(self, args=args, operands=find_operands(self.node, args), bias=bias)
+        return replace(self, args=args, operands=find_operands(self.node, self.backend, args), bias=bias)
 
 
 @dataclass
@@ -108,11 +108,15 @@ def analyse(node: Node, facts: Facts) -> Match:
         raise NotReadable(Reason.DEVICE, str(device))
     if op_name(node) in KEPT:
         raise NotReadable(KEPT[op_name(node)], op_name(node))
-    backend, args = BACKENDS[op_name(node)], bind(node)
-    query, key, value = (args[name].meta["val"] for name in ("query", "key", "value"))
+    backend = BACKENDS[op_name(node)]
+    args = backend.arguments(node)
+    if backend.packed:
+        _check_packed(backend, args)
+    query, key, value = (backend.heads_first(args[name].meta["val"]) for name in ("query", "key", "value"))
     _check_sizes(query, key, value)
     _check_dtypes(backend, args)
-    _check_logsumexp(args["logsumexp"].meta["val"], query)
+    if not backend.packed:  # whose forward is always replaced
+        _check_logsumexp(args["logsumexp"].meta["val"], query)
     terms, bias, cause = _terms(node, backend, args)
     mask = mask_of(terms)
     facts.mask = str(mask) if bias is None else f"{mask} + bias"
@@ -121,7 +125,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
     call = _call(mask, bias, args, head_dim)
-    operands = find_operands(node, args)
+    operands = find_operands(node, backend, args)
     dtype = DTYPES[query.dtype]
     facts.site = site = Site(
         device="cpu" if device.type == "cpu" else "cuda",
@@ -215,6 +219,13 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise NotReadable(Reason.SHAPE, shapes)
 
 
+def _check_packed(backend: Backend, args: dict[str, Any]) -> None:
+    forward = find_forward(backend, args)
+    cause = packed.cause_to_keep(args, {} if forward is None else backend.arguments(forward))
+    if cause:
+        raise NotReadable(Reason.VARLEN, cause)
+
+
 def _check_dtypes(backend: Backend, args: dict[str, Any]) -> None:
     names = ("query", "key", "value", "out", backend.grad_out)
     dtypes = [args[name].meta["val"].dtype for name in names]
@@ -232,6 +243,8 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
 
 def _terms(node: Node, backend: Backend, args: dict[str, Any]) -> tuple[Terms, Bias | None, Kept | None]:
     """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
+    if backend.packed:
+        return Terms(packed.band(args), documents=packed.Documents(origin(args["cu_seq_q"]))), None, None
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     found = []
@@ -277,6 +290,8 @@ def mask_of(terms: Terms) -> Mask:
     """
     keys = segments = None
     count = 0
+    if terms.documents is not None:
+        return Mask(terms.band, Keys(Operand(1)), Segments(Operand(0), Operand(0)))
     if terms.segments is not None:
         segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
         count = segments.kv.index + 1

@@ -24,7 +24,10 @@ class Reason(Enum):
     DEVICE = "device", "Only CUDA devices (not ROCm) and the CPU are supported."
     UNSUPPORTED_OP = "unsupported_op", "This attention operator is not one that is replaced."
     MATH_PATH = "math_path", "PyTorch computes this call by its math implementation, without a fused operator."
-    VARLEN = "varlen", "Packed (variable length) attention operators are not replaced."
+    VARLEN = (
+        "varlen",
+        "Packed attention is replaced where queries and keys have the same documents; the detail says what differs.",
+    )
     FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
     DROPOUT = (
         "dropout",

@@ -9,7 +9,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...schedule.table_walk import seen_words
-from ..hopper.steps import accumulator_layout
 from .work import ROWS
 
 words_of = gluon.constexpr_function(seen_words)

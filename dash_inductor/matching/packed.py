@@ -1,0 +1,172 @@
+"""Packed operators: documents of any lengths that lie one behind the other in [tokens, heads, head dim].
+
+Where queries and keys have the same documents, this is attention of one batch element of all tokens: a query sees the
+keys of its own document that the operator's window leaves, and places within a document differ as places among all
+tokens do, so that the window is a band.  The numbers of documents are `Segments`, and tokens of no document, which are
+those before the first start and from the last one on, are hidden by `Keys`: they get an output and gradients of zeros.
+PyTorch leaves them uninitialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..model.mask import MAX_LENGTH, Band
+from . import layout
+from .attention_ops import op_name, origin
+from .emit import Emitter
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_DEPTH = 20
+"""Operators behind one another that are compared to tell whether two nodes have the same value."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where documents begin: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
+
+    Args:
+        starts: int32 or int64 [documents + 1], in ascending order; equal neighbours make an empty document.
+    """
+
+    starts: Node
+
+    def vectors(self, emitter: Emitter, tokens: int | Node, before: Node) -> list[Node]:
+        """The number of each token's document, counted from 1, int32 [1, tokens], and whether it has one, bool.
+
+        All layers with the same starts share them.
+
+        Args:
+            before: a node of the forward that reads them.
+        """
+        known = len(emitter.created)
+        positions = self._positions(emitter, tokens, before)
+
+        def call(operator: Any, *args: Any, **kwargs: Any) -> Node:
+            return emitter.shared(operator, args, kwargs, before=before, like=before)
+
+        numbers = call(aten.bucketize.Tensor, positions, self.starts, out_int32=True, right=True)
+        end = call(aten.select.int, self.starts, 0, -1)
+        valid = call(aten.bitwise_and.Tensor, call(aten.gt.Scalar, numbers, 0), call(aten.lt.Tensor, positions, end))
+        found = [call(aten.unsqueeze.default, vector, 0) for vector in (numbers, valid)]
+        for node in emitter.created[known:]:  # they belong to no checkpointed region, whatever the layer does
+            node.meta.pop("recompute", None)
+            node.meta.pop("ac_graph_id", None)
+        return found
+
+    def _positions(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
+        """0, 1, ... in the type of the starts, behind these and in front of all that reads them."""
+        starts = self.starts.meta["val"]
+        args = (tokens,)
+        kwargs = {"start": 0, "step": 1, "dtype": starts.dtype, "device": starts.device, "requires_grad": False}
+        for user in self.starts.users:
+            source = user.args[0]
+            if user.target is not aten.bucketize.Tensor or not isinstance(source, Node) or not user < before:
+                continue
+            if (source.target, source.args, source.kwargs) == (prims.iota.default, args, kwargs):
+                return source
+        place = max(self.starts, tokens) if isinstance(tokens, Node) else self.starts
+        return emitter.call(prims.iota.default, args, kwargs, before=emitter.behind(place), like=before)
+
+
+def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
+    """What is not replaced of a packed call; "" if it is one that `Documents` and `band` describe.
+
+    Args:
+        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Backend.arguments`.
+    """
+    starts, key_starts = args["cu_seq_q"], args["cu_seq_k"]
+    if not (isinstance(starts, Node) and isinstance(key_starts, Node)):
+        return "it has no cu_seq_q and cu_seq_k; scaled_dot_product_attention, which needs none, is replaced"
+    query, key = args["query"].meta["val"], args["key"].meta["val"]
+    if not query.dim() == key.dim() == 3:
+        return f"query and key have {query.dim()} and {key.dim()} dimensions; those of three are replaced"
+    if not _same_value(starts, key_starts):
+        return "cu_seq_q and cu_seq_k are not the same tensor; calls with one tensor for both are replaced"
+    if not layout.same(query.shape[0], key.shape[0]):
+        counts = f"there are {query.shape[0]} tokens of query and {key.shape[0]} of key"
+        return f"{counts}; calls with as many of both are replaced"
+    found: Tensor = starts.meta["val"]
+    if found.dim() != 1 or found.dtype not in (torch.int32, torch.int64) or found.device != query.device:
+        return f"cu_seq_q is {found.dtype} {tuple(found.shape)} on {found.device}; integers [documents + 1] are read"
+    if args["dropout_p"] != 0.0:
+        return f"it has dropout with probability {args['dropout_p']}; without dropout it is replaced"
+    own = [name for name, value in forward.items() if name not in args and _is_tensor(value)]
+    if own:
+        return f"its forward has {' and '.join(own)}; without that it is replaced"
+    if None in map(_number, _window(args)):
+        return f"its window is {_window(args)}, which no guard can fix; one of known numbers is replaced"
+    return ""
+
+
+def band(args: Mapping[str, Any]) -> Band:
+    """Which places within a document see each other, of a call that has no `cause_to_keep`."""
+    left, right = (_reach(_number(bound)) for bound in _window(args))
+    if args["is_causal"]:
+        right = 0
+    return Band(None if right is None else -right, left)
+
+
+def _reach(bound: int | None) -> int | None:
+    """How many tokens a window reaches to one side, None without an end: what is negative has none."""
+    return None if bound is None or not 0 <= bound <= MAX_LENGTH else bound
+
+
+def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
+    """How far a query sees to the left and to the right."""
+    if "window_size" in args:
+        left, right = (-1, -1) if args["window_size"] is None else args["window_size"]
+        return left, right
+    left, right = args["window_size_left"], args["window_size_right"]
+    return -1 if left is None else left, -1 if right is None else right
+
+
+def _number(bound: Any) -> int | None:
+    """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
+    value = layout.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
+    return None if value is None else int(value)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Node) and isinstance(value.meta["val"], Tensor)
+
+
+def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
+    """Whether two nodes certainly have the same value: one node, or the same operators on the same nodes."""
+    a, b = origin(a), origin(b)
+    if a is b:
+        return True
+    computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))
+    if not depth or not computed or a.target is not b.target or a.kwargs.keys() != b.kwargs.keys():
+        return False
+    # What is random, or is not written, has other values in every node.
+    if torch.Tag.nondeterministic_seeded in a.target.tags or "empty" in op_name(a):  # type: ignore[union-attr]
+        return False
+
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, Node) and isinstance(y, Node):
+            return _same_value(x, y, depth - 1)
+        if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+            return len(x) == len(y) and all(map(same, x, y))
+        return type(x) is type(y) and bool(x == y)
+
+    return same(a.args, b.args) and all(same(a.kwargs[name], b.kwargs[name]) for name in a.kwargs)
+
+
+def heads_first(emitter: Emitter, node: Node, before: Node) -> Node:
+    """[1, heads, tokens, head dim] of [tokens, heads, head dim], in front of `before`."""
+    node = emitter.call(aten.unsqueeze.default, (node, 0), before=before, like=before)
+    return emitter.call(aten.permute.default, (node, [0, 2, 1, 3]), before=before, like=before)
+
+
+def tokens_first(emitter: Emitter, node: Node, before: Node, like: Node) -> Node:
+    """The inverse of `heads_first`, with the metadata of `like`."""
+    node = emitter.call(aten.permute.default, (node, [0, 2, 1, 3]), before=before, like=like)
+    return emitter.call(aten.squeeze.dim, (node, 0), before=before, like=like)

@@ -1,0 +1,46 @@
+"""Attention of packed documents by its definition: every document alone."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""What `varlen_attn` asks for where several query heads share one of key; shapes alone say so in torch 2.11."""
+
+
+def documents(*starts: int, device: str = "cpu") -> Tensor:
+    """Where documents begin, and where the last one ends."""
+    return torch.tensor(starts, dtype=torch.int32, device=device)
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tuple[int, int]) -> Tensor:
+    """The output, [tokens, heads, dim] as `q`; tokens of no document have zeros.
+
+    Args:
+        k, v: [tokens, kv heads, dim].
+        window: how many tokens a query sees to the left and to the right; all if that is negative.
+    """
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    places = starts.tolist()
+    parts = [q[: places[0]] * 0.0]
+    for start, end in itertools.pairwise(places):
+        parts.append(_document(*(t[start:end].transpose(0, 1) for t in (q, k, v)), window).transpose(0, 1))
+    parts.append(q[places[-1] :] * 0.0)
+    return torch.cat(parts)
+
+
+def _document(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int]) -> Tensor:
+    """[heads, tokens, dim] of one document, which may be empty."""
+    left, right = (length if length >= 0 else q.shape[1] for length in window)
+    place = torch.arange(q.shape[1], device=q.device)
+    distance = place[:, None] - place
+    hidden = (distance > left) | (-distance > right)
+    scores = (q @ k.mT / math.sqrt(q.shape[2])).masked_fill(hidden, -math.inf)
+    return torch.softmax(scores, 2) @ v
