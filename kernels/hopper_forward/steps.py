@@ -68,7 +68,7 @@ def softmax(s, m, total, scale_log2):
 
 @gluon.jit
 def masked(work, data, s, codes, b, rows, kv):
-    """Scores of kv tile `kv`, -inf where a row does not see the key by band and codes; codes: see `listed.Data.hide`."""
+    """Scores of kv tile `kv`, -inf where a row does not see the key by band and `codes`, see `listed.Data.hide`."""
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
     if data.HAS_CODES:
