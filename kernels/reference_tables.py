@@ -107,7 +107,8 @@ def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
     whole = torch.zeros(shown.shape[:2].numel(), blocks * rows, n_kv * keys, dtype=torch.bool, device=shown.device)
     whole[:, : shown.shape[2], : shown.shape[3]] = shown.flatten(0, 1)
     tiles = whole.unflatten(1, (blocks, rows)).unflatten(3, (n_kv, keys)).transpose(2, 3)
-    return (tiles[..., row, key].long() << bit.to(shown.device)).sum(-1).to(torch.int32)
+    bits: Tensor = (tiles[..., row, key].long() << bit.to(shown.device)).sum(-1)
+    return bits.to(torch.int32)
 
 
 def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -404,7 +404,7 @@ CONTROLS = {
     ),
     "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
     "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
-    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, head, rows, kv)", "pass"),
+    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, rows, kv)", "pass"),
     "rows without keys are not cleared": (
         replace(PACKED, codes="nobody"),
         WRONG,

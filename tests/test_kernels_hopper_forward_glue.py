@@ -383,8 +383,8 @@ CONTROLS = {
     "masked tiles not masked": (
         WINDOW,
         WRONG,
-        "    release(shared.k_empty.index(slot))\n    if masks:",
-        "    release(shared.k_empty.index(slot))\n    if False:",
+        "    elif masks:\n        if data.GIVEN:",
+        "    elif False:\n        if data.GIVEN:",
     ),
 }
 
