@@ -170,7 +170,10 @@ INACTIVE: list[tuple[str, dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("program", "env", "reason"), INACTIVE)
+@pytest.mark.parametrize(
+    ("program", "env", "reason"),
+    [pytest.param(*case, marks=[pytest.mark.full] if case is INACTIVE[2] else []) for case in INACTIVE],
+)
 def test_strict_fails_closed_where_dash_inductor_is_inactive(program: str, env: dict[str, str], reason: str) -> None:
     """The first compile under determinism is an error, and the second one too; without determinism nothing is."""
     rest = """
