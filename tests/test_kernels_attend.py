@@ -141,7 +141,7 @@ def test_ids_that_the_graph_computes(results: dict[str, str], case: str) -> None
 
 @pytest.mark.parametrize("case", [DOCUMENT])
 def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], case: str) -> None:
-    """Forward and backward; first, between others, and last."""
+    """Forward and backward; first and last."""
     assert results[f"documents,{case}"] == "equal"
 
 
