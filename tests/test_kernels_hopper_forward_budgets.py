@@ -36,6 +36,10 @@ SOON = [
     Case((128, 128), WINDOW, HALF, even_kv=False, codes=True),
     Case((192, 128), WINDOW, even_kv=False, codes=True),
     Case((256, 256), WINDOW, even_kv=False, codes=True),
+    Case((64, 64), WINDOW, dense=True),
+    Case((128, 128), FULL, dense=True),
+    Case((192, 128), CAUSAL, HALF, dense=True),
+    Case((256, 256), FULL, dense=True),
 ]
 # Where all tests are run: the kernels with less code than those above, in the other dtype or for other lengths.
 LATER = [
@@ -51,6 +55,8 @@ LATER = [
     Case((128, 128), CAUSAL, codes=True),
     Case((192, 128), CAUSAL, HALF, codes=True),
     Case((256, 256), FULL, HALF, codes=True),
+    Case((64, 64), FULL, HALF, dense=True),
+    Case((128, 128), WINDOW, HALF, dense=True),
 ]
 CASES = [*SOON, *LATER]
 DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
@@ -61,7 +67,7 @@ UNTUNED = pytest.mark.skipif(
 
 def marks(*cases: Case) -> list[pytest.MarkDecorator]:
     """Of a test that compiles these."""
-    return [UNTUNED] * any(case.codes for case in cases) + [pytest.mark.full] * any(case in LATER for case in cases)
+    return [UNTUNED] * any(case.data for case in cases) + [pytest.mark.full] * any(case in LATER for case in cases)
 
 
 cases = pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks(case)) for case in CASES])
@@ -98,6 +104,8 @@ def spilled_bytes(case: Case) -> int:
         return 0 if case.mask.is_full and case.even_kv and case.dims != (256, 256) else 400
     if case.codes:
         return 0 if case.mask.is_full and case.dims == (64, 64) else 80
+    if case.dense:
+        return 48 if case.dims == (256, 256) else 0
     return 0 if case.mask.is_full or case.dims == (64, 64) else 16
 
 
@@ -148,7 +156,11 @@ def test_pinned() -> None:
 128/128 full bfloat16 codes: registers 168, spilled 0/0, shared 229976, steps 483..637
 128/128 band(0,1023) float16 ragged codes: registers 168, spilled 16/16, shared 229992, steps 482..935
 192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 24/24, shared 213568, steps 518..973
-256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 44/56, shared 197152, steps 418..680""",
+256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 44/56, shared 197152, steps 418..680
+64/64 band(0,1023) bfloat16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
+128/128 full bfloat16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575
+192/128 causal float16 dense: registers 168, spilled 0/0, shared 213552, steps 516..614
+256/256 full bfloat16 dense: registers 168, spilled 28/48, shared 197136, steps 424..486""",
     )
 
 
@@ -169,7 +181,9 @@ def test_others_are_pinned() -> None:
 128/128 full float16 ragged codes: registers 168, spilled 0/0, shared 229976, steps 482..811
 128/128 causal bfloat16 codes: registers 168, spilled 16/16, shared 229992, steps 483..803
 192/128 causal float16 codes: registers 168, spilled 16/16, shared 213568, steps 519..842
-256/256 full float16 codes: registers 168, spilled 20/32, shared 197136, steps 421..519""",
+256/256 full float16 codes: registers 168, spilled 20/32, shared 197136, steps 421..519
+64/64 full float16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
+128/128 band(0,1023) float16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575""",
     )
 
 
@@ -225,6 +239,16 @@ def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Cas
     full = min(built(codes).steps, key=lambda step: step.instructions)
     assert full.instructions <= 1.04 * min(step.instructions for step in built(band).steps)
     assert full.operations["LDG"] == 0
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=marks(c)) for c in CASES if c.dense])
+def test_a_dense_mask_costs_one_load(case: Case) -> None:
+    """And of every score a selection; a step with a mask has a few more to get the bits out, a step without it none."""
+    number, steps = settings(case).block_kv // 2, built(case).steps
+    for masked, full in zip(steps[::2], steps[1::2], strict=True):
+        assert (masked.operations["LDG"], full.operations["LDG"]) == (1, 0)
+        assert (masked.operations["FSEL"], full.operations["FSEL"]) == (number, 0)
+        assert number < masked.instructions - full.instructions <= 1.7 * number
 
 
 def test_masks_add_no_rounding() -> None:

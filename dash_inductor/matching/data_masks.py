@@ -60,7 +60,7 @@ class DataMask:
     """The tables of a site's mask, and what is made with them; see `build`.
 
     Args:
-        has_codes: the tables have them.
+        has_codes, has_dense: the mask has valid keys or segments, and it has a dense mask.
         cleans_queries, cleans_keys: a visible tile pair may have queries that see no key, or keys that no query sees.
     """
 
