@@ -84,7 +84,7 @@ def exact(tensors: list[Tensor], starts: Tensor, window: tuple[int, int]) -> lis
 @pytest.mark.parametrize("window", list(WINDOWS))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values(shape: Shape, window: str) -> None:
-    """All kinds of documents; tokens of none may hold anything, and have zeros."""
+    """All kinds of documents; tokens behind the last have their values, and change nothing of others."""
     run, tensors = step(WINDOWS[window]), problem(shape)
     for kind, places in STARTS.items():
         starts = documents(*places, device="cuda")
@@ -95,11 +95,12 @@ def test_values(shape: Shape, window: str) -> None:
         for name, ours, true in zip(("out", "dq", "dk", "dv"), found, expected, strict=True):
             error, size = (ours.double() - true).abs().max(), max(0.5, float(true.abs().max()))
             assert error <= tolerance * size, f"{name}: {error:.2e} of {size:.2e} for {kind}"
-            assert not ours[places[-1] :].any(), f"{name} behind the last document, {kind}"
         filled = [t.clone() for t in tensors]
         for t in filled:
-            t[places[-1] :] = float("nan")
-        assert all(map(torch.equal, found, run(*filled, starts))), kind
+            t[places[-1] :] = 100.0
+        inside = slice(0, places[-1])
+        again = run(*filled, starts)
+        assert all(torch.equal(a[inside], b[inside]) for a, b in zip(found, again, strict=True)), kind
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)

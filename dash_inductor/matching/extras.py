@@ -30,7 +30,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     found = []
     if terms.documents is not None:
         tokens = emitter.size(match.operands.query, 2, before=before, like=before)
-        found += terms.documents.vectors(emitter, tokens, before)
+        found.append(terms.documents.numbers(emitter, tokens, before))
     if terms.segments is not None:
         found.append(graph.expanded(terms.segments.q.compute(graph), "q"))
         if not terms.segments.is_one_vector:

@@ -48,8 +48,7 @@ class Terms:
         segments: which pairs may see each other by the numbers of their segments; None if all may.
         dense: which pairs of each head may see each other; None if all may.
         positions: what the numbers of segments are counted from, where that matters for the band (see `restarts`).
-        documents: those of a packed operator, in place of all terms but the band: which pairs may see each other, and
-            which keys are valid.
+        documents: those of a packed operator, in place of all terms but the band: which pairs may see each other.
     """
 
     band: Band

@@ -2,9 +2,14 @@
 
 Where queries and keys have the same documents, this is attention of one batch element of all tokens: a query sees the
 keys of its own document that the operator's window leaves, and places within a document differ as places among all
-tokens do, so that the window is a band.  The numbers of documents are `Segments`, and tokens of no document, which are
-those before the first start and from the last one on, are hidden by `Keys`: they get an output and gradients of zeros.
-PyTorch leaves them uninitialised.
+tokens do, so that the window is a band.  The numbers of documents are `Segments`.
+
+Note [Tokens behind the last document]
+The operators ask for documents that hold all tokens, and leave the output and the gradients of others uninitialised,
+which under deterministic algorithms means NaN.  Here each such token is a document by itself: it sees its own key, so
+that its output is its value, and no other token depends on it as long as it holds finite numbers.  To hide such keys
+instead would have every query, key, value and gradient of an output cleaned in a pass over memory of its own (see
+`data_masks`), for tokens that there should not be; one document of all of them would cost the square of their number.
 """
 
 from __future__ import annotations
@@ -33,15 +38,15 @@ class Documents:
     """Where documents begin: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
 
     Args:
-        starts: int32 or int64 [documents + 1], in ascending order; equal neighbours make an empty document.
+        starts: int32 or int64 [documents + 1], from 0 on in ascending order; equal neighbours make an empty document.
     """
 
     starts: Node
 
-    def vectors(self, emitter: Emitter, tokens: int | Node, before: Node) -> list[Node]:
-        """The number of each token's document, counted from 1, int32 [1, tokens], and whether it has one, bool.
+    def numbers(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
+        """A number for every token, the same for tokens of one document alone, in the type of the starts: [1, tokens].
 
-        All layers with the same starts share them.
+        All layers with the same starts share it.
 
         Args:
             before: a node of the forward that reads them.
@@ -52,10 +57,11 @@ class Documents:
         def call(operator: Any, *args: Any, **kwargs: Any) -> Node:
             return emitter.shared(operator, args, kwargs, before=before, like=before)
 
-        numbers = call(aten.bucketize.Tensor, positions, self.starts, out_int32=True, right=True)
-        end = call(aten.select.int, self.starts, 0, -1)
-        valid = call(aten.bitwise_and.Tensor, call(aten.gt.Scalar, numbers, 0), call(aten.lt.Tensor, positions, end))
-        found = [call(aten.unsqueeze.default, vector, 0) for vector in (numbers, valid)]
+        is_int32 = self.starts.meta["val"].dtype == torch.int32
+        counted = call(aten.bucketize.Tensor, positions, self.starts, out_int32=is_int32, right=True)
+        behind = call(aten.ge.Tensor, positions, call(aten.select.int, self.starts, 0, -1))
+        numbers = call(aten.where.self, behind, call(aten.add.Tensor, counted, positions), counted)
+        found = call(aten.unsqueeze.default, numbers, 0)
         for node in emitter.created[known:]:  # they belong to no checkpointed region, whatever the layer does
             node.meta.pop("recompute", None)
             node.meta.pop("ac_graph_id", None)

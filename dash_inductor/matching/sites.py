@@ -291,7 +291,7 @@ def mask_of(terms: Terms) -> Mask:
     keys = segments = None
     count = 0
     if terms.documents is not None:
-        return Mask(terms.band, Keys(Operand(1)), Segments(Operand(0), Operand(0)))
+        return Mask(terms.band, segments=Segments(Operand(0), Operand(0)))
     if terms.segments is not None:
         segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
         count = segments.kv.index + 1

@@ -21,7 +21,7 @@ def documents(*starts: int, device: str = "cpu") -> Tensor:
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tuple[int, int]) -> Tensor:
-    """The output, [tokens, heads, dim] as `q`; tokens of no document have zeros.
+    """The output, [tokens, heads, dim] as `q`; a token behind the last document has its value.
 
     Args:
         k, v: [tokens, kv heads, dim].
@@ -29,11 +29,10 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tu
     """
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     places = starts.tolist()
-    parts = [q[: places[0]] * 0.0]
+    parts = []
     for start, end in itertools.pairwise(places):
         parts.append(_document(*(t[start:end].transpose(0, 1) for t in (q, k, v)), window).transpose(0, 1))
-    parts.append(q[places[-1] :] * 0.0)
-    return torch.cat(parts)
+    return torch.cat([*parts, v[places[-1] :] + q[places[-1] :] * 0.0])
 
 
 def _document(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int]) -> Tensor:
