@@ -215,7 +215,8 @@ def halved_step(
         s0 = scores(k, shared, tile, zero)
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s0 = warpgroup_mma_wait(1, deps=(s0,))
-    begin_drops(drops, shared, it)
+    if AHEAD:
+        begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
@@ -228,7 +229,8 @@ def halved_step(
         s1 = scores(k, shared, tile + 1, zero)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
-    begin_drops(drops, shared, it)
+    if AHEAD:
+        begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, do_slot, 1)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))

@@ -55,7 +55,7 @@ class ForwardData(NamedTuple):
 
 
 class ForwardDropout(NamedTuple):
-    """Which probabilities are dropped: those whose 16 random bits are a number below `threshold`.
+    """Which probabilities are dropped: `threshold` of all 2**16 sets of random bits drop one.
 
     Note [Random bits of dropout] in reference_dropout.py defines the bits.  The log-sum-exp is that without dropout.
 

@@ -184,7 +184,7 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, m
 
     While S is computed, it is decided what of P is dropped: the bits are used as they are drawn, and the matmuls of the
     product follow one another.  ptxas spreads what it may among matmuls, and a tensor core would wait for it: the looks
-    at barriers before and behind keep it in its place.
+    at barriers before and behind keep it in its place, and the seed, which is read between them.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.

@@ -28,6 +28,8 @@ from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
 from dash_inductor.schedule.table_walk import seen_words
 
+from . import compared
+from .hopper_dropout import bound_of
 from .hopper_glue import Barrier, Fault, Role, Simulation, definitions, source
 
 LAYOUT = SimpleNamespace()
@@ -502,10 +504,10 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         c2_, c3_, k0, k1 = (x & 0xFFFFFFFF for x in rest)
         return tuple(map(Value, reference_dropout.philox((rows & 0xFFFFFFFF, keys, c2_, c3_), (k0, k1))))
 
-    def keep_from(p: Value, bits: Value, low: int, free: int) -> Value:
-        threshold = low & 0x7FFF | ~free & 0x8000
-        halves = bits.read() >> 16 * (torch.arange(bits.shape[1]) % 2) & 0xFFFF
-        return Value(torch.where(halves >= threshold, p.read(), 0))
+    def keep_from(p: Value, bits: Value, bound: int, threshold: int) -> Value:
+        halves = bits.read() >> 16 * (torch.arange(bits.shape[1]) % 2)
+        dropped, _ = compared.below(halves.numpy() & 0xFFFF, bound)
+        return Value(torch.where(torch.from_numpy(dropped ^ (threshold > 1 << 15)), 0, p.read()))
 
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
@@ -534,6 +536,6 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
-        "_philox": philox, "_keep_from": keep_from, "_words_layout": lambda *_: None,
-        "seen_words": seen_words,
+        "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
+        "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,
     }  # fmt: skip
