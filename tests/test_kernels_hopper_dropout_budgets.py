@@ -54,8 +54,8 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 
 @cases
 def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
-    """Random bits take no shared memory, but two shuffles for eight scores of a thread, and no barrier except in front of
-    the looks that keep them behind matmuls."""
+    """Random bits take no shared memory, but two shuffles for eight scores of a thread, and barriers only where they are
+    kept behind matmuls."""
     plain = built(replace(case, dropout=False))
     used = built(case)
     assert used.shared_memory == plain.shared_memory
