@@ -39,7 +39,8 @@ DEVICE = "cuda"
 HEAD_DIM = 128
 DROPOUT = 0.1
 TABLES = (
-    "find_starts", "first_equal", "seen", "classify", "write_seen", "rank_contributors", "write_walks", "write_rows",
+    "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors", "write_walks",
+    "write_rows",
 )  # fmt: skip
 """The kernels of `dash::mask_tables`."""
 PARTS = (5, 8, 10, 12, 13, 15, 17, 20)

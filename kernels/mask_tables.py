@@ -72,6 +72,13 @@ class Shape:
         return self.forward == self.backward
 
     @property
+    def finer(self) -> tuple[int, int] | None:
+        """How many row blocks a q tile of the backward has, and kv tiles of the forward its kv tile; None in parts."""
+        high, q_rest = divmod(self.backward.block_q, self.forward.block_q)
+        wide, kv_rest = divmod(self.backward.block_kv, self.forward.block_kv)
+        return None if q_rest or kv_rest else (high, wide)
+
+    @property
     def seen_bits(self) -> tuple[int, ...]:
         """Of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
         rows, keys = self.forward.block_q, self.forward.block_kv
@@ -141,7 +148,12 @@ class _Builder:
             of_rows = self._classified(shape.forward, q_codes, kv_codes)
         else:
             of_rows, seen_bits = self._seen_bits(q_codes, kv_codes)
-        of_walks = of_rows if shape.same_tiles else self._classified(shape.backward, q_codes, kv_codes)
+        if shape.same_tiles:
+            of_walks = of_rows
+        elif shape.finer is not None:
+            of_walks = self._united(of_rows, *shape.finer)
+        else:
+            of_walks = self._classified(shape.backward, q_codes, kv_codes)
         return MaskTables(
             q_codes, kv_codes, rows_seeing, keys_seen, *self._rows(of_rows), *self._walks(of_walks), seen_bits
         )  # fmt: skip
@@ -218,6 +230,17 @@ class _Builder:
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words, num_warps=SEEN_WARPS,
         )  # fmt: skip
         return kinds, seen_bits
+
+    def _united(self, fine: Tensor, high: int, wide: int) -> Tensor:
+        """The kinds of the backward's tile pairs from those of the forward, of which each has `high` times `wide`."""
+        problem = self.shape.backward
+        kinds = self._new(len(fine), problem.n_kv, problem.n_q, dtype=torch.int8)
+        self._launch(
+            tables.unite_kinds, (len(fine), problem.n_kv, -(-problem.n_q // COLUMNS)),
+            fine, kinds, self.data.kv_len, self.shape.forward.n_q, self.shape.forward.n_kv, problem.n_q, problem.n_kv,
+            HIGH=high, WIDE=wide, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        return kinds
 
     def _rows(self, kinds: Tensor) -> tuple[Tensor, Tensor]:
         problem, q_tiles = self.shape.forward, self.shape.q_tiles

@@ -4,8 +4,8 @@
 mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
 `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
 partial or full, as `schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and
-writes them, too.  `rank_contributors` and `write_walks` make the tables of a
-backward of it, `write_rows` those of a forward.
+writes them, too.  `unite_kinds` makes the kinds of larger tiles of those.  `rank_contributors` and `write_walks` make
+the tables of a backward of it, `write_rows` those of a forward.
 
 Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
 few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or code, and only tiles
@@ -399,6 +399,30 @@ def write_seen(
     words = tl.sum(parts.reshape(2 * BLOCK_Q * WORDS, NUMBER) << tl.arange(0, NUMBER)[None, :], 1)
     pair = (head * tl.num_programs(1) + q) * tl.num_programs(2) + kv
     tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + tl.arange(0, 2 * BLOCK_Q * WORDS), words)
+
+
+@triton.jit(do_not_specialize=["kv_len", "fine_q", "fine_kv", "n_q", "n_kv"])
+def unite_kinds(
+    FINE, KINDS, kv_len, fine_q, fine_kv, n_q, n_kv,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile, COLUMNS q tiles): kinds of tile pairs from those of the finer ones in them.
+
+    FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv, n_q], both as of `classify`.  A q tile has HIGH
+    finer ones, a kv tile WIDE, and BLOCK_KV keys.
+    """
+    table, kv = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    seen_by_some = tl.zeros([COLUMNS], tl.int32)
+    hidden_from_some = tl.zeros([COLUMNS], tl.int32) + tl.where(kv * BLOCK_KV + BLOCK_KV > kv_len, 1, 0)
+    for i in tl.static_range(WIDE):
+        for j in tl.static_range(HIGH):
+            exists = (kv * WIDE + i < fine_kv) & (q * HIGH + j < fine_q)
+            kind = tl.load(FINE + (table * fine_kv + kv * WIDE + i) * fine_q + q * HIGH + j, mask=exists, other=0)
+            seen_by_some |= (exists & (kind != EMPTY)).to(tl.int32)
+            hidden_from_some |= (exists & (kind != FULL)).to(tl.int32)
+    kind = tl.where(seen_by_some == 0, EMPTY, tl.where(hidden_from_some == 0, FULL, PARTIAL))
+    tl.store(KINDS + (table * n_kv + kv) * n_q + q, kind.to(tl.int8), mask=q < n_q)
 
 
 @triton.jit

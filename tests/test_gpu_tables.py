@@ -97,6 +97,21 @@ def test_padding_on_either_side_and_holes(band: Band) -> None:
     same_tables(mask_tables.build(data, plan), defined(data, plan))
 
 
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(-100, 700)], ids=str)
+@pytest.mark.parametrize("tiles", [(64, 128), (128, 128), (64, 64)], ids=str)
+def test_dense_masks_of_whole_tiles(tiles: tuple[int, int], band: Band) -> None:
+    """Rows that are read many bytes at once, and such that are not; a backward with the forward's tiles and others."""
+    generator = torch.Generator().manual_seed(0)
+    squares, pairs = torch.rand(2, 1, 24, 24, generator=generator), torch.rand(2, 1, 1536, 1536, generator=generator)
+    squares = squares.repeat_interleave(64, 2).repeat_interleave(64, 3)
+    shown = ((squares > 0.6) | (squares > 0.3) & (pairs < 0.5)).cuda()
+    for dense in (shown, shown.mT, shown[:1].expand(2, -1, -1, -1), shown[..., 1:], shown[:, :, 3:], shown[..., :1]):
+        q_len, kv_len = dense.shape[2], 1536 if dense.shape[3] == 1 else dense.shape[3]
+        data = MaskData(band, 2, 4, 2, q_len, kv_len, dense=dense)
+        plan = replace(PLAN, schedule="descending", dkdv=Tiles(*tiles, 8, 2))
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_same_words_every_time(deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)

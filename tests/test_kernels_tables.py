@@ -25,7 +25,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.table_ops import mask_tables as operator
 
-COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "mirrored": 1, "extreme": 2, "alone": 1, "altered": 1}
+COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "mirrored": 1, "extreme": 2, "alone": 1, "altered": 1}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ TYPES = {
     **dict.fromkeys(("Q_IDS", "KV_IDS", "STARTS"), "*i64"),
     **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
     **dict.fromkeys(("Q_CODES", "KV_CODES", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
-    "KINDS": "*i8",
+    **dict.fromkeys(("KINDS", "FINE"), "*i8"),
     "SEEN_BITS": "*i32",
 }
 FOLD = schedule_module("fold", Band(0))
@@ -81,6 +81,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
         tables.write_seen,
         {**dict.fromkeys(("HAS_LO", "HAS_HI", "HAS_CODES"), True), "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2},
     ),
+    "unite_kinds": (tables.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
     "rank_contributors": (
         tables.rank_contributors,
         {**WALK, "RANK": FOLD.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},

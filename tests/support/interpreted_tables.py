@@ -60,6 +60,24 @@ def seen_bits(rng: random.Random) -> None:
     assert torch.equal(kinds.mT.int(), torch.tensor(expected, dtype=torch.int32))
 
 
+def united(rng: random.Random) -> None:
+    """Kinds of a backward's tile pairs, of which each is several of the forward's."""
+    data = data_of(random_mask(rng, 150), rng)
+    mask_tables.ROW_BLOCK, mask_tables.COLUMNS = rng.choice((4, 8)), rng.choice((1, 4, 32))
+    plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
+    assert plan.forward_tiles is not None
+    high, wide = rng.choice(((1, 2), (2, 1), (2, 2), (4, 2)))
+    coarse = replace(plan.dkdv, block_q=high * mask_tables.ROW_BLOCK, block_kv=wide * plan.forward_tiles.block_kv)
+    plan = replace(plan, dkdv=coarse)
+    shape, shown = mask_tables.Shape.of(data, plan), reference_tables._shown(data)
+    assert shape.finer == (high, wide)
+    fine, expected = (
+        torch.tensor(reference_tables.tile_kinds(shown, of.block_q, of.block_kv), dtype=torch.int8).mT.contiguous()
+        for of in (shape.forward, shape.backward)
+    )
+    assert torch.equal(mask_tables._Builder(data, plan)._united(fine, high, wide), expected)
+
+
 def mirrored(rng: random.Random) -> None:
     """Schedules that walk some heads in the opposite direction."""
     compare(rng, data_of(replace(random_mask(rng, 60), band=rng.choice((Band(0), Band(0, 20)))), rng), "fold")
@@ -102,7 +120,7 @@ def altered(rng: random.Random) -> None:
     raise AssertionError("a mask with a key less has the same tables")
 
 
-KINDS = {f.__name__: f for f in (vectors, dense, seen_bits, mirrored, extreme, alone, altered)}
+KINDS = {f.__name__: f for f in (vectors, dense, seen_bits, united, mirrored, extreme, alone, altered)}
 
 
 def main(words: list[str]) -> None:
