@@ -78,6 +78,27 @@ def test_another_number_of_documents_compiles_no_other_graph_than_pytorch_would(
     assert len(graphs.after) == 2
 
 
+def test_bits_are_those_of_attention_with_a_mask_of_documents() -> None:
+    """Of all tokens as one batch element, whose documents are data too."""
+    inputs, starts = tensors(*[(50, 2, 16)] * 3), documents(0, 7, 7, 30, 50)
+    ids = torch.bucketize(torch.arange(50), starts, right=True)
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+        place = torch.arange(50)
+        keep = (place <= place[:, None]) & (ids == ids[:, None])
+        heads_first = (t[None].transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(*heads_first, attn_mask=keep[None, None]).transpose(1, 2)[0]
+
+    found = []
+    for function, data in ((attend((-1, 0)), starts), (masked, ids)):
+        with capture(strict=True) as graphs:
+            compiled = graphs.compile(function)
+            found.append(step(lambda *t, data=data, compiled=compiled: compiled(*t, data), inputs))
+        (record,) = sites()
+        assert record.mask == f"causal & {MASK}"
+    assert all(map(torch.equal, *found))
+
+
 def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
     inputs = tensors(*[(50, 2, 16)] * 3)
     filled = [t.detach().clone() for t in inputs]
