@@ -38,7 +38,9 @@ from .turns import chosen, report
 DEVICE = "cuda"
 HEAD_DIM = 128
 DROPOUT = 0.1
-TABLES = ("find_starts", "first_equal", "seen", "classify", "rank_contributors", "write_walks", "write_rows")
+TABLES = (
+    "find_starts", "first_equal", "seen", "classify", "write_seen", "rank_contributors", "write_walks", "write_rows",
+)  # fmt: skip
 """The kernels of `dash::mask_tables`."""
 PARTS = (5, 8, 10, 12, 13, 15, 17, 20)
 """Lengths of documents, in parts of their sum, over and over."""

@@ -40,6 +40,7 @@ def _fake(
 ) -> list[Tensor]:
     from .kernels.mask_tables import ROW_BLOCK
     from .schedule.schedules import define
+    from .schedule.table_walk import seen_words
 
     data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
     tiles = parsed.forward_tiles
@@ -59,6 +60,7 @@ def _fake(
         (number, n_kv),
         (number, n_kv, n_q),
         (number, n_q),
+        (0,) if data.dense is None else (batch * heads, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
     ]
     new = extras[0].new_empty
     return [

@@ -58,8 +58,15 @@ def dropout_words(seed, rows, keys, hq, b, ROUNDS: tl.constexpr):
 
 @triton.jit
 def dropout_half(words, half, threshold):
-    """Whether the half of each word that begins at bit `half` keeps a probability."""
-    return ((words >> half) & 0xFFFF) >= threshold
+    """Whether the half of each word that begins at bit `half` keeps a probability.
+
+    See Note [Comparing random bits]: a bfloat16 number is an fp32 number with lower bits of zero.
+    """
+    count = tl.minimum(threshold, 65536 - threshold)
+    bound = tl.where(count <= 0x7F80, 0xFF80 - count, count - 0x7F81).to(tl.uint32) << 16
+    numbers = (words << (16 - half)) & 0xFFFF0000
+    below = numbers.to(tl.float32, bitcast=True) < bound.to(tl.float32, bitcast=True)
+    return below != (threshold <= 32768)
 
 
 @triton.jit

@@ -130,6 +130,8 @@ class MaskTables(NamedTuple):
         counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the walks of the forward.
         visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the walks of the backward.
         contributions: int32 [tables, n_q]: kv tiles that add to a q tile of the backward.
+        seen_bits: int32 [tables, row blocks, n_kv, threads, words]: who sees whom, bit by bit, see Note [Seen bits] in
+            `schedule.table_walk`; of the forward's row blocks and kv tiles.  Empty where there is no dense mask.
     """
 
     q_codes: Tensor
@@ -141,3 +143,4 @@ class MaskTables(NamedTuple):
     visits: Tensor
     steps: Tensor
     contributions: Tensor
+    seen_bits: Tensor

@@ -15,7 +15,7 @@ from ..errors import ArgumentError
 from ..model.mask import Band
 from ..model.plan import Plan
 from ..schedule.schedules import define
-from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS
+from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, seen_words
 from ..schedule.walk import Problem
 from . import tables
 from .hopper.compiling import schedule_module
@@ -33,6 +33,8 @@ DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
 """The same where a dense mask has to be read for each of them."""
 LINES = 16
 """Rows of a tile pair that `classify` looks at together."""
+SEEN_WARPS = 8
+"""Of a program of `write_seen`, whose tile pair would fill the registers of fewer where rows are not contiguous."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels looks at together."""
 
@@ -68,6 +70,12 @@ class Shape:
     def same_tiles(self) -> bool:
         """Whether forward and backward have the same tile pairs."""
         return self.forward == self.backward
+
+    @property
+    def seen_bits(self) -> tuple[int, ...]:
+        """Of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
+        rows, keys = self.forward.block_q, self.forward.block_kv
+        return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
 
     @property
     def q_tiles(self) -> int:
@@ -128,9 +136,15 @@ class _Builder:
         rows_seeing, keys_seen = self._seen(q_codes, kv_codes, ranges)
         if self.data.by_head:  # heads of a group share their keys
             keys_seen = keys_seen.unflatten(1, (self.data.kv_heads, -1)).any(2)
-        of_rows = self._classified(shape.forward, q_codes, kv_codes)
+        seen_bits = self._new(0)
+        if self.data.dense is None:
+            of_rows = self._classified(shape.forward, q_codes, kv_codes)
+        else:
+            of_rows, seen_bits = self._seen_bits(q_codes, kv_codes)
         of_walks = of_rows if shape.same_tiles else self._classified(shape.backward, q_codes, kv_codes)
-        return MaskTables(q_codes, kv_codes, rows_seeing, keys_seen, *self._rows(of_rows), *self._walks(of_walks))
+        return MaskTables(
+            q_codes, kv_codes, rows_seeing, keys_seen, *self._rows(of_rows), *self._walks(of_walks), seen_bits
+        )  # fmt: skip
 
     def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         """The codes of queries and keys, and the ranges of both by tiles of TOKENS; all empty without codes."""
@@ -190,6 +204,21 @@ class _Builder:
         )  # fmt: skip
         return kinds
 
+    def _seen_bits(self, q_codes: Tensor, kv_codes: Tensor) -> tuple[Tensor, Tensor]:
+        """The kinds of the forward's tile pairs, as of `_classified`, and `MaskTables.seen_bits`."""
+        data, problem = self.data, self.shape.forward
+        tables_, (n_q, n_kv, *_, words) = data.batch * self.kinds_heads, self.shape.seen_bits
+        kinds = self._new(tables_, n_kv, n_q, dtype=torch.int8)
+        seen_bits = self._new(tables_, *self.shape.seen_bits)
+        dense, strides = self._dense(kinds)
+        self._launch(
+            tables.write_seen, (tables_, n_q, n_kv),
+            kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.kinds_heads, data.q_len, data.kv_len,
+            self.lo, self.hi, **self.bounds, HAS_CODES=data.has_codes,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words, num_warps=SEEN_WARPS,
+        )  # fmt: skip
+        return kinds, seen_bits
+
     def _rows(self, kinds: Tensor) -> tuple[Tensor, Tensor]:
         problem, q_tiles = self.shape.forward, self.shape.q_tiles
         counts, steps = self._new(len(kinds), q_tiles), self._new(len(kinds), q_tiles, problem.n_kv)
@@ -226,6 +255,8 @@ class _Builder:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    def _launch(
+        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
+    ) -> None:  # fmt: skip
         """Launch on the current device, or in Triton's interpreter."""
-        kernel[grid](*arguments, **constants, num_warps=4)
+        kernel[grid](*arguments, **constants, num_warps=num_warps)

@@ -6,6 +6,8 @@ Note [Random bits of dropout]
     is (i without bit 3, j without bits 0 and 3, h, b), where the bits above a missing one move down.  Bit 3 of i and
     bit 3 of j choose one of the four words (2 * bit of i + bit of j), and bit 0 of j its lower or upper half.
 
+    Note [Comparing random bits] says which bits drop a probability.
+
     So the bits of a pair follow from the seed, b, h, i and j alone: neither tiles nor walks, neither lengths nor other
     heads and batch elements, nor the kernel have an influence.  Two pairs never share bits, and two blocks of one seed
     never have the same counter.
@@ -17,6 +19,13 @@ Note [Random bits of dropout]
     A block serves 2 x 4 pairs that lie as the fragments of matmuls do: a thread of a tensor core holds rows r and
     r + 8, and columns 2c, 2c + 1, 2c + 8, 2c + 9 of an accumulator.  Of a tile whose rows are queries, a thread thus
     computes the bits of its own elements and of no others; of a transposed tile it shares a block with one neighbour.
+
+Note [Comparing random bits]
+    The 16 bits of a pair are compared as a bfloat16 number, since Hopper compares two of these with one instruction,
+    and has none for integers.  In the order of the numbers, from minus infinity to minus zero, plus zero and on, as
+    many sets of bits are below a bound as `Dropout.threshold` says, and these are dropped.  A threshold above a half
+    counts what is kept instead, so that half of all sets are as many as are ever below a bound: NaN, of which nothing
+    is below or above, and infinity are never among them.  The zeros are equal, hence no bound is between them.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ import torch
 from torch import Tensor
 
 from ..model.call import Call
-from ..model.dropout import ROUNDS, Dropout
+from ..model.dropout import ROUNDS, STEPS, Dropout
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -53,8 +62,8 @@ def _high(product: Tensor) -> Tensor:
     return (product >> 32) & _LOW
 
 
-def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Which probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
+def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
+    """The 16 bits of all pairs of a query head of a batch element: int64 [len(rows), len(keys)].
 
     Args:
         seed: the call's, int64 [1].
@@ -66,7 +75,23 @@ def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: 
     words = torch.stack(philox((places[0], places[1], places[2], places[3]), (seed & _LOW, _high(seed))))
     chosen = 2 * ((rows >> 3) & 1) + ((keys >> 3) & 1)
     word = words.gather(0, chosen.expand_as(places[0])[None])[0]
-    return (word >> ((keys & 1) * 16)) & 0xFFFF >= dropout.threshold
+    return (word >> ((keys & 1) * 16)) & 0xFFFF
+
+
+def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
+    """Which probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
+
+    Args:
+        seed, rows, keys: as for `random_bits`.
+    """
+    rank = ranks(random_bits(seed, b, head, rows, keys))
+    drops = dropout.threshold <= STEPS // 2
+    return rank >= dropout.threshold if drops else rank < STEPS - dropout.threshold
+
+
+def ranks(bits: Tensor) -> Tensor:
+    """How many of the 2**16 sets of bits come before these: as bfloat16 numbers, NaN last; integers."""
+    return torch.where(bits >= 0x8000, 0xFF80 - bits, bits + 0x7F81) & 0xFFFF
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     heads = shown.shape[1]
     by_group = shown.unflatten(1, (data.kv_heads, -1)).any(2) if heads > 1 else shown
     counts, row_steps = _rows(shape, shown)
+    seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
     return MaskTables(
-        *_codes(data), shown.any(3), by_group.any(2), counts, row_steps, *_walks(data, shape, plan, shown)
+        *_codes(data), shown.any(3), by_group.any(2), counts, row_steps, *_walks(data, shape, plan, shown), seen_bits
     )  # fmt: skip
 
 
@@ -93,6 +94,21 @@ def _rows(shape: Shape, shown: Tensor) -> tuple[Tensor, Tensor]:
         counts[t, tile] = len(words)
         steps[t, tile, : len(words)] = torch.tensor(words, dtype=torch.int32)
     return counts.to(shown.device), steps.to(shown.device)
+
+
+def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
+    """Note [Seen bits] in `schedule.table_walk`."""
+    blocks, n_kv, threads, words = shape.seen_bits
+    rows, keys = shape.forward.block_q, shape.forward.block_kv
+    thread, word = torch.arange(threads)[:, None, None], torch.arange(words)[:, None]
+    bit = torch.arange(keys // words // 2)
+    row = 16 * (thread // 32) + 8 * (bit // 2 % 2) + thread // 4 % 8
+    key = 64 * word + 8 * (bit // 4) + 2 * (thread % 4) + bit % 2
+    whole = torch.zeros(shown.shape[:2].numel(), blocks * rows, n_kv * keys, dtype=torch.bool, device=shown.device)
+    whole[:, : shown.shape[2], : shown.shape[3]] = shown.flatten(0, 1)
+    tiles = whole.unflatten(1, (blocks, rows)).unflatten(3, (n_kv, keys)).transpose(2, 3)
+    bits: Tensor = (tiles[..., row, key].long() << bit.to(shown.device)).sum(-1)
+    return bits.to(torch.int32)
 
 
 def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,8 @@
 `first_equal` turns ids of any integers into *codes*, small integers that are equal where the ids are.  With them every
 mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
 `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
-partial or full, as `schedule.visibility` defines it.  `rank_contributors` and `write_walks` make the tables of a
+partial or full, as `schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and
+writes them, too.  `rank_contributors` and `write_walks` make the tables of a
 backward of it, `write_rows` those of a forward.
 
 Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
@@ -354,6 +355,50 @@ def classify(
         kinds = tl.where(pairs == pair, kind, kinds)
         pair = tl.min(tl.where(decided | (pairs <= pair), FAR, pairs), None)
     tl.store(KINDS + (head * n_kv + kv[:, None]) * n_q + q[None, :], kinds.to(tl.int8), mask=exists)
+
+
+@triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
+def write_seen(
+    KINDS, SEEN_BITS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element and head, row block, kv tile): what a forward reads of a dense mask.
+
+    KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
+    bits] in schedule/table_walk.py.  The other arguments are those of `seen`.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    b = head // heads
+    q, kv = tl.program_id(1), tl.program_id(2)
+    first_row, first_key = q * BLOCK_Q, kv * BLOCK_KV
+    rows, keys = first_row + tl.arange(0, BLOCK_Q), first_key + tl.arange(0, BLOCK_KV)
+    dense = DENSE + b * dense_b + head % heads * dense_h
+    at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
+    allowed = _in_band(rows[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI)
+    if HAS_CODES:
+        q_codes = tl.load(Q_CODES + b * q_len + rows, mask=rows < q_len, other=ALONE)
+        kv_codes = tl.load(KV_CODES + b * kv_len + keys, mask=keys < kv_len, other=HIDDEN)
+        allowed = allowed & (q_codes[:, None] == kv_codes[None, :])
+    inside = (first_row + BLOCK_Q <= q_len) & (first_key + BLOCK_KV <= kv_len)
+    if HAS_LO:
+        inside = inside & (first_row + BLOCK_Q - 1 - first_key >= lo)
+    if HAS_HI:
+        inside = inside & (first_row - (first_key + BLOCK_KV - 1) <= hi)
+    if inside:  # without a condition, a thread loads many bytes at once; with one, those alone that it allows
+        keep = ((tl.load(dense + at) != 0) & allowed).to(tl.int32)
+    else:
+        allowed = allowed & (rows < q_len)[:, None] & (keys < kv_len)[None, :]
+        keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
+    visible = tl.sum(keep, None)
+    complete = tl.minimum(BLOCK_Q, q_len - first_row) * BLOCK_KV
+    kind = tl.where(visible == 0, EMPTY, tl.where(visible == complete, FULL, PARTIAL))
+    tl.store(KINDS + (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q, kind.to(tl.int8))
+    NUMBER: tl.constexpr = BLOCK_KV // WORDS // 2
+    parts = keep.reshape(BLOCK_Q // 16, 2, 8, WORDS, NUMBER // 4, 4, 2).permute(0, 2, 5, 3, 4, 1, 6)
+    words = tl.sum(parts.reshape(2 * BLOCK_Q * WORDS, NUMBER) << tl.arange(0, NUMBER)[None, :], 1)
+    pair = (head * tl.num_programs(1) + q) * tl.num_programs(2) + kv
+    tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + tl.arange(0, 2 * BLOCK_Q * WORDS), words)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ if _CACHE:  # else this is one of several processes, and the first one has set a
     os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
     os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"  # else every new cache folder compiles a dozen probes of the processor
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: more threads only wait for each other
     for _name in [name for name in os.environ if name.startswith("DASH_INDUCTOR")]:
         del os.environ[_name]

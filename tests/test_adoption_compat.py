@@ -58,7 +58,11 @@ def joint_passes() -> list[str]:
 
 @pytest.fixture
 def uninstalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The hook would install again, as in a new process; nothing may change."""
+    """The hook would install again, as in a new process; nothing may change.
+
+    The probe has run before: a module that it imports first while another lacks a name would be missing as well.
+    """
+    probe.probe()
     monkeypatch.setattr(_dash_inductor_state, "failure", None)
     monkeypatch.setattr(_install, "install", _install.install.__wrapped__)
     passes, details = joint_passes(), getattr(codecache, "FxGraphHashDetails", None)

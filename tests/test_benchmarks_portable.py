@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
+import runpy
 import sys
-from pathlib import Path
 
 import pytest
 from dash_inductor.kernels.hopper_forward import build
@@ -18,16 +18,20 @@ USED = portable.parse_tiles([f"{group}={tiles}" for group in portable.TILES for 
 
 
 @pytest.mark.parametrize("module", ["forward", "portable"])
-def test_list(module: str) -> None:
+def test_list(module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no GPU, and `--only` with a word that no name has is an error that says so."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", "--list"]
-    root = Path(__file__).parents[1]
-    names = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    def run(*options: str) -> list[str]:
+        """The lines that ``python -m`` prints, in this process."""
+        monkeypatch.setattr(sys, "argv", [module, *options])
+        monkeypatch.delitem(sys.modules, f"benchmarks.{module}", raising=False)
+        runpy.run_module(f"benchmarks.{module}", run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
     shapes = portable.shapes() if module == "portable" else forward.shapes(forward.LENGTHS)
-    assert names == [shape.name for shape in shapes]
-    wrong = subprocess.run([*command, "--only", "no such shape"], cwd=root, capture_output=True, text=True)
-    assert wrong.returncode == 1
-    assert "no shape has one of ['no such shape'] in its name" in wrong.stderr
+    assert run("--list") == [shape.name for shape in shapes]
+    with pytest.raises(SystemExit, match=re.escape("no shape has one of ['no such shape'] in its name")):
+        run("--list", "--only", "no such shape")
 
 
 def test_names_tell_the_shapes_apart() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -73,9 +73,10 @@ def keep_of(band: str, lengths: tuple[int, int], given: Vectors) -> Tensor:
 
 
 def exact(tensors: list[Tensor], keep: Tensor) -> list[Tensor]:
-    """Output and gradients in fp64, zeros where nothing is seen."""
+    """Output and gradients in fp64, zeros where nothing is seen; keep: for all heads at once, or for each."""
     q, k, v, do = (t.double() for t in tensors)
-    rows, keys = keep.any(3)[..., None], keep.any(2)[..., None]
+    by_kv_head = keep.expand(-1, q.shape[1], -1, -1).unflatten(1, (k.shape[1], -1)).any(2)
+    rows, keys = keep.any(3)[..., None], by_kv_head.any(2)[..., None]
     q, do = (torch.where(rows, t, 0.0) for t in (q, do))
     k, v = (torch.where(keys, t, 0.0) for t in (k, v))
     group = q.shape[1] // k.shape[1]
@@ -205,3 +206,144 @@ def test_repeats(kind: str) -> None:
         assert differing_runs(lambda: run(*tensors, given), 100) == 0  # noqa: B023  # called at once
         assert differing_runs(lambda: run(*tensors, given), 100, load=True) == 0  # noqa: B023
         assert differing_runs(lambda: run(*tensors, given), 20, poisoned=True) == 0  # noqa: B023
+
+
+# --------------------------------------------------------------------------------------------------------- dense masks
+
+
+def blotted(shape: Sequence[int], seed: int) -> Tensor:
+    """A third each of the squares of 64 tokens is hidden, seen and mixed; some queries see nothing."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    squares, pairs, rows = (torch.rand(tuple(shape), device="cuda", generator=generator) for _ in range(3))
+    of_square = [torch.arange(size, device="cuda") // 64 * 64 for size in shape[2:]]
+    square = squares[:, :, of_square[0]][..., of_square[1]]
+    return ((square > 0.67) | (square > 0.33) & (pairs < 0.3)) & (rows[..., :1] > 0.05)
+
+
+def apart(mask: Tensor) -> Tensor:
+    """The same elements, every other one in memory, from an odd address on."""
+    wide = torch.ones(*mask.shape[:3], 2 * mask.shape[3] + 3, dtype=torch.bool, device="cuda")
+    wide[..., 1 : 2 * mask.shape[3] : 2] = mask
+    return wide[..., 1 : 2 * mask.shape[3] : 2]
+
+
+DENSE: dict[str, Callable[[int, int, int, int], Tensor]] = {
+    "for all": lambda b, h, q, k: blotted((1, 1, q, k), 0),
+    "of batch elements": lambda b, h, q, k: blotted((b, 1, q, k), 1),
+    "of heads": lambda b, h, q, k: blotted((1, h, q, k), 2),
+    "of both": lambda b, h, q, k: blotted((b, h, q, k), 3),
+    "transposed": lambda b, h, q, k: blotted((b, 1, k, q), 4).mT,
+    "heads last": lambda b, h, q, k: blotted((b, h, q, k), 5).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "apart": lambda b, h, q, k: apart(blotted((b, 1, q, k), 6)),
+    "expanded": lambda b, h, q, k: blotted((1, 1, q, k), 7).expand(b, h, -1, -1),
+    "rows alone": lambda b, h, q, k: (blotted((b, h, q, 65), 8)[..., :1]).expand(-1, -1, -1, k),
+    "everything": lambda b, h, q, k: torch.ones(b, 1, q, k, dtype=torch.bool, device="cuda"),
+    "nothing": lambda b, h, q, k: torch.zeros(b, 1, q, k, dtype=torch.bool, device="cuda"),
+}  # fmt: skip
+
+
+def dense_step(*, keys: bool = False, causal: bool = False, dynamic: bool = False) -> Step:
+    """A compiled attention under a dense mask, beside valid keys and a causal band."""
+    torch._dynamo.reset()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, shown: Tensor, valid: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        keep = shown
+        if keys:
+            keep = keep & (valid != 0)[:, None, None, :]
+        if causal:
+            rows, columns = (torch.arange(length, device=q.device) for length in (q.shape[2], k.shape[2]))
+            keep = keep & (rows[:, None] >= columns)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+    compiled = torch.compile(attend, dynamic=dynamic, fullgraph=True)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, shown: Tensor, valid: Tensor) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        with config.patch(strict=True):
+            out = compiled(*leaves, shown, valid)
+            out.backward(do)
+        return [out.detach(), *(t.grad for t in leaves if t.grad is not None)]
+
+    return run
+
+
+def check_dense(run: Step, tensors: list[Tensor], shown: Tensor, keep: Tensor, where: str) -> list[Tensor]:
+    """Values, the kernels that ran, and the same bits again; `keep` is all that the mask says."""
+    valid = vectors("both", len(tensors[0]), tensors[1].shape[2])[0]
+    found = run(*tensors, shown, valid)
+    assert {(r.status, r.forward, r.plan and r.plan.kernel) for r in sites()} == {("replaced", "hopper", "hopper")}
+    assert all("dense(" in str(r.mask) for r in sites()), where
+    keep = keep.expand(len(tensors[0]), -1, tensors[0].shape[2], tensors[1].shape[2])
+    for name, ours, theirs in zip(("out", "dq", "dk", "dv"), found, exact(tensors, keep), strict=True):
+        error, size = (ours.double() - theirs).abs().max(), theirs.abs().max()
+        assert error <= (2e-2 if ours.dtype == torch.bfloat16 else 4e-3) * size, (
+            f"{name}: {error:.2e} of {size:.2e} at {where}"
+        )
+    assert all(map(torch.equal, found, run(*tensors, shown, valid))), where
+    return found
+
+
+def of_lengths(shape: tuple[int, int, int, int, torch.dtype], q_len: int, kv_len: int) -> list[Tensor]:
+    q, _, _, do = problem(shape, q_len)
+    return [q, *problem(shape, kv_len)[1:3], do]
+
+
+@pytest.mark.parametrize("how", DENSE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dense_masks(shape: tuple[int, int, int, int, torch.dtype], how: str) -> None:
+    """Strides of any kind; lengths that fill tiles and such that do not."""
+    batch, heads = shape[:2]
+    for q_len, kv_len in ((640, 640), (1000, 777), (193, 1280)):
+        shown = DENSE[how](batch, heads, q_len, kv_len)
+        check_dense(dense_step(), of_lengths(shape, q_len, kv_len), shown, shown, f"{how} {q_len} {kv_len}")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dense_masks_beside_valid_keys(shape: tuple[int, int, int, int, torch.dtype], causal: bool) -> None:
+    for q_len, kv_len in ((640, 640), (700, 1001)):
+        shown = DENSE["of heads"](*shape[:2], q_len, kv_len)
+        keep = shown & (vectors("both", shape[0], kv_len)[0] != 0)[:, None, None, :]
+        if causal:
+            keep = keep & torch.ones(q_len, kv_len, dtype=torch.bool, device="cuda").tril()
+        run = dense_step(keys=True, causal=causal)
+        check_dense(run, of_lengths(shape, q_len, kv_len), shown, keep, f"{q_len} {kv_len} causal={causal}")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_causal_dense_mask_has_the_bits_of_the_closed_form(shape: tuple[int, int, int, int, torch.dtype]) -> None:
+    """It selects the same scores, and is planned as a causal mask is."""
+    for length in LENGTHS:
+        tensors = problem(shape, length)
+        shown = torch.ones(1, 1, length, length, dtype=torch.bool, device="cuda").tril()
+        found = check_dense(dense_step(), tensors, shown, shown, f"{length}")
+        given = vectors("ones", shape[0], length)
+        with config.patch(schedule="fold"):
+            plain = step("causal", masked=False)(*tensors, given)
+        assert all(map(torch.equal, found, plain)), length
+
+
+def test_dense_masks_of_dynamic_lengths_and_a_batch_element_alone() -> None:
+    shape = SHAPES[1]
+    dynamic = dense_step(keys=True, dynamic=True)
+    for q_len, kv_len in ((700, 700), (1000, 1280)):
+        tensors, shown = of_lengths(shape, q_len, kv_len), DENSE["of both"](*shape[:2], q_len, kv_len)
+        valid = vectors("both", shape[0], kv_len)[0]
+        found = dynamic(*tensors, shown, valid)
+        static = dense_step(keys=True)
+        assert all(map(torch.equal, found, static(*tensors, shown, valid))), (q_len, kv_len)
+        for b in range(shape[0]):
+            alone = static(*(t[b : b + 1] for t in (*tensors, shown, valid)))
+            assert all(torch.equal(a, t[b : b + 1]) for a, t in zip(alone, found, strict=True)), (q_len, kv_len, b)
+        dynamic = dense_step(keys=True, dynamic=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dense_masks_repeat(shape: tuple[int, int, int, int, torch.dtype]) -> None:
+    """Idle and under load, in memory that held NaN: bits that no step reads may be anything."""
+    tensors, shown = problem(shape, 1280), DENSE["of batch elements"](*shape[:2], 1280, 1280)
+    run, valid = dense_step(), vectors("ones", shape[0], 1280)[0]
+    assert differing_runs(lambda: run(*tensors, shown, valid), 100) == 0
+    assert differing_runs(lambda: run(*tensors, shown, valid), 100, load=True) == 0
+    assert differing_runs(lambda: run(*tensors, shown, valid), 20, poisoned=True) == 0

@@ -91,7 +91,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
-@pytest.mark.parametrize("p", [0.1, 0.9])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_values_are_those_of_what_the_definition_keeps(case: tuple, p: float) -> None:  # type: ignore[type-arg]
     """Against fp64.  One pair that is kept or dropped otherwise is an error of the size of the largest values."""
     *facts, group, valid, documents, schedule = case

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .support.cases import cases_of_this_run, some
+
 # Mask, q_len, kv_len, head dims of q and k and of v, group, dtype, scale, which keys are valid.  Tiles are 32 x 16, so
 # every kind of tile is there: full, cut by a bound, by the length, by a key that is not valid, and without any pair.
 EXACT = [
@@ -42,62 +44,66 @@ SEGMENTS = [
 POISON = [
     "causal,20,48,24,24,2,float32,0.3,all",
     "band(0;9),64,33,24,40,1,float32,-0.3,padded",
-    "causal:bottom_right,48,20,24,24,1,float32,0.0,holes",
     "full,33,40,24,24,1,float16,0.3,nobody",
     "band(-30;-20),20,70,24,24,1,float32,0.3,left",
-    "full,40,70,24,24,1,float32,0.3,all,apart",
+    "full,33,40,24,24,1,float32,0.3,all,apart",
     "causal,40,33,24,24,2,float32,-0.3,holes,repeated",
+    "causal:bottom_right,48,20,24,24,1,float32,0.0,holes",
     "band(0;9),48,64,24,24,1,float32,0.3,all,single",
     "causal:bottom_right,48,20,24,24,1,float32,0.3,all,sorted",
 ]
 EVEN = ["full,64,48,16,16,1,float32,0.3,all", "causal,64,48,24,24,1,float32,0.3,padded"]
-BITS = [*EVEN, "full,40,33,24,16,2,float16,-0.3,holes", "band(-9;9):bottom_right,40,50,24,40,2,float16,0.3,all"]
-BITS += ["causal,40,50,24,24,2,float16,0.3,all,apart", "full,33,33,24,24,1,float32,0.3,holes,sorted"]
+BITS = [*EVEN, "band(-9;9):bottom_right,40,50,24,40,2,float16,0.3,all"]
+BITS += ["causal,40,50,24,24,2,float16,0.3,all,apart", "full,40,33,24,16,2,float16,-0.3,holes"]
+BITS += ["full,33,33,24,24,1,float32,0.3,holes,sorted"]
 INDUCTOR = [
     "causal,64,48,16,24,2,float32,0.3,holes",
-    "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,all",
     "full,64,32,24,24,1,float32,0.3,all",
-    "causal,64,64,24,24,2,float32,0.3,all,sorted",
     "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,holes,apart",
+    "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,all",
+    "causal,64,64,24,24,2,float32,0.3,all,sorted",
 ]
 DOCUMENT = "causal,45,45,24,24,2,float32,0.3,all,same"
 CHUNKS = "causal,40,40,24,24,2,float32,0.3,all"
 BACKWARD = [
     "two_pass,band(0;20),40,50,24,24,2,float32,0.3,holes",
-    "two_pass,causal,40,40,24,24,1,float32,-0.3,left",
-    "two_pass,full,32,48,24,24,1,float32,0.3,nobody",
     "spt,causal:bottom_right,40,33,24,24,1,float32,0.3,left",
     "fold,full,32,64,24,24,2,float32,0.3,nobody",
     "two_pass,causal,70,70,24,24,1,float32,0.3,all,sorted",
-    "two_pass,full,40,50,24,24,2,float32,0.3,all,apart",
     "two_pass:dynamic,causal:bottom_right,40,33,24,24,2,float32,0.3,holes,repeated",
+    "ascending:dynamic,full,40,33,24,24,1,float32,0.3,all,apart",
+    "two_pass,causal,40,40,24,24,1,float32,-0.3,left",
+    "two_pass,full,32,48,24,24,1,float32,0.3,nobody",
+    "two_pass,full,40,50,24,24,2,float32,0.3,all,apart",
     "spt,band(0;20),33,50,24,24,2,float32,-0.3,all,single",
     "fold,causal,40,40,24,24,1,float32,0.3,left,repeated",
-    "ascending:dynamic,full,40,33,24,24,1,float32,0.3,all,apart",
 ]
-CASES = [
-    *(f"exact,{case}" for case in (*EXACT, *SEGMENTS)),
-    *(f"poison,{case}" for case in POISON),
-    *(f"bits,{case}" for case in BITS),
-    *(f"inductor,{case}" for case in INDUCTOR),
-    f"chunks,{CHUNKS}",
-    f"documents,{DOCUMENT}",
-    *BACKWARD,
-]
+MODES = {
+    "test_against_fp64": "exact",
+    "test_what_nobody_sees_may_hold_anything": "poison",
+    "test_the_bits_of_a_head_are_its_own": "bits",
+    "test_static_and_dynamic_lengths_have_the_same_bits": "inductor",
+    "test_ids_that_the_graph_computes": "chunks",
+    "test_a_document_has_the_same_bits_wherever_it_lies": "documents",
+    "test_the_backward_reads_what_takes_part": "backward",
+}
+"""What the program is asked for each test."""
 # against fp64: fp32 keeps 24 bits; p is rounded to 11 before it meets v, and out once more
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, str]:
+def results(request: pytest.FixtureRequest) -> dict[str, str]:
+    """By mode and case, of all tests that are run."""
+    cases = [case.removeprefix("backward,") for case in cases_of_this_run(request, MODES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_forward", *CASES],
-        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
+        [sys.executable, "-m", "tests.support.interpreted_forward", *cases],
+        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    return dict(zip(CASES, lines, strict=True))
+    return dict(zip(cases, lines, strict=True))
 
 
 @pytest.mark.parametrize("case", [*EXACT, *SEGMENTS])
@@ -110,34 +116,36 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert lse < 2e-5, result
 
 
-@pytest.mark.parametrize("case", POISON)
+@some(POISON, 6)
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
     """Rows without keys, keys without rows or not valid, also for want of a partner, and memory past the lengths."""
     assert results[f"poison,{case}"] == "unharmed"
 
 
-@pytest.mark.parametrize("case", BITS)
+@some(BITS, 4)
 def test_the_bits_of_a_head_are_its_own(results: dict[str, str], case: str) -> None:
     """Alone, in another batch, with other strides; where tiles fill the lengths, also if that is not known."""
     assert results[f"bits,{case}"] == ("equal, with nothing known of lengths too" if case in EVEN else "equal")
 
 
-@pytest.mark.parametrize("case", INDUCTOR)
+@some(INDUCTOR, 3)
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"inductor,{case}"] == "equal"
 
 
-def test_ids_that_the_graph_computes(results: dict[str, str]) -> None:
+@pytest.mark.parametrize("case", [CHUNKS])
+def test_ids_that_the_graph_computes(results: dict[str, str], case: str) -> None:
     """Of chunks: one vector for queries and keys, expanded over the batch."""
-    assert results[f"chunks,{CHUNKS}"] == "equal"
+    assert results[f"chunks,{case}"] == "equal"
 
 
-def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str]) -> None:
-    """Forward and backward; first, between others, and last."""
-    assert results[f"documents,{DOCUMENT}"] == "equal"
+@pytest.mark.parametrize("case", [DOCUMENT])
+def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], case: str) -> None:
+    """Forward and backward; first and last."""
+    assert results[f"documents,{case}"] == "equal"
 
 
-@pytest.mark.parametrize("case", BACKWARD)
+@some(BACKWARD, 6)
 def test_the_backward_reads_what_takes_part(results: dict[str, str], case: str) -> None:
     """Against autograd; keys that no row sees and rows that are left without keys have gradients of zero."""
     result = results[case]

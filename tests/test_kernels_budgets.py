@@ -152,7 +152,7 @@ def test_compiles_with_64_bit_indices(schedule: str, head_dim: int, wide_sizes: 
             names = "batch|heads|q_heads|q_len|kv_len"
             text = re.sub(rf"^    ({names}) = (\d+)$", r"    \1 = tl.full([], \2, dtype=INDEX_DTYPE)", text, flags=re.M)
             assert text.count("tl.full([], ") >= 2
-        standalone.compile_for(dataclasses.replace(kernel, text=text), "sm_90")
+        standalone.build(dataclasses.replace(kernel, text=text), "sm_90")
 
 
 def test_only_static_portable_plans_are_rendered() -> None:

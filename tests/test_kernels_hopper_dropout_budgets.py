@@ -54,11 +54,14 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 
 @cases
 def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
-    """Random bits take no shared memory and no barrier: two shuffles for eight scores of a thread."""
+    """Random bits take no shared memory, but two shuffles for eight scores of a thread, and barriers only where they are
+    kept behind matmuls."""
     plain = built(replace(case, dropout=False))
     used = built(case)
     assert used.shared_memory == plain.shared_memory
-    assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync")
+    looks = {"overlapped": 1, "halved": 2 if build.VARIANTS[case.dims].ahead else 0}
+    begun = looks.get(build.VARIANTS[case.dims].step, 0)
+    assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync") + begun
     tiles = TILES[case.dims]
     scores = tiles.block_q * tiles.block_kv // (32 * build.WARPS)
     assert used.ptx.count("shfl.sync.bfly") == scores // 4
@@ -80,12 +83,12 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
 64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 199100, in loops 0+0
-64/64 causal fold float16 group 4 dropout: registers 168, spilled 32/36, shared 199148, in loops 8+0
-128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 231116, in loops 0+0
-128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 32/48, shared 231116, in loops 8+0
+64/64 causal fold float16 group 4 dropout: registers 168, spilled 8/12, shared 199148, in loops 0+0
+128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 4/4, shared 231116, in loops 2+0
+128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 40/56, shared 231116, in loops 10+2
 128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 12/12, shared 231708, in loops 3+0
-128/128 causal fold bfloat16 group 1 codes dense dropout: registers 168, spilled 92/112, shared 231724, in loops 20+14
-192/128 full ascending float16 group 1 dropout: registers 168, spilled 44/48, shared 230908, in loops 13+0
-192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 172/196, shared 230908, in loops 58+6
+128/128 causal fold bfloat16 group 1 codes dense dropout: registers 168, spilled 84/104, shared 231724, in loops 20+11
+192/128 full ascending float16 group 1 dropout: registers 168, spilled 124/140, shared 230908, in loops 45+0
+192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 176/188, shared 230908, in loops 57+4
 256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 0/0, shared 214012, in loops 0+0""",
     )

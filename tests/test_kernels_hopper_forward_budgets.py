@@ -20,42 +20,57 @@ FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10
 HALF = "float16"
 
 # All settings with the masks that add code; dtypes and ragged lengths spread over them.
-CASES = [
+SOON = [
     Case((64, 64), FULL),
-    Case((64, 64), FULL, HALF, even_kv=False),
-    Case((64, 64), CAUSAL),
     Case((64, 64), WINDOW, HALF, even_kv=False),
-    Case((64, 64), LOOK_AHEAD),
     Case((128, 128), FULL),
     Case((128, 128), FULL, HALF, even_kv=False),
-    Case((128, 128), CAUSAL, HALF),
-    Case((128, 128), CAUSAL, even_kv=False),
+    Case((128, 128), CAUSAL),
     Case((128, 128), WINDOW),
     Case((128, 128), LOOK_AHEAD, even_kv=False),
-    Case((192, 128), FULL),
-    Case((192, 128), CAUSAL, even_kv=False),
     Case((192, 128), WINDOW, HALF),
-    Case((256, 256), FULL),
-    Case((256, 256), CAUSAL, HALF),
     Case((256, 256), WINDOW, even_kv=False),
     Case((64, 64), FULL, codes=True),
     Case((64, 64), WINDOW, HALF, even_kv=False, codes=True),
     Case((128, 128), FULL, codes=True),
+    Case((128, 128), WINDOW, HALF, even_kv=False, codes=True),
+    Case((192, 128), WINDOW, even_kv=False, codes=True),
+    Case((256, 256), WINDOW, even_kv=False, codes=True),
+    Case((64, 64), WINDOW, dense=True),
+    Case((128, 128), FULL, dense=True),
+    Case((192, 128), CAUSAL, HALF, dense=True),
+    Case((256, 256), FULL, dense=True),
+]
+# Where all tests are run: the kernels with less code than those above, in the other dtype or for other lengths.
+LATER = [
+    Case((64, 64), FULL, HALF, even_kv=False),
+    Case((64, 64), CAUSAL),
+    Case((64, 64), LOOK_AHEAD),
+    Case((128, 128), CAUSAL, HALF, even_kv=False),
+    Case((192, 128), FULL),
+    Case((192, 128), CAUSAL, even_kv=False),
+    Case((256, 256), FULL),
+    Case((256, 256), CAUSAL, HALF),
     Case((128, 128), FULL, HALF, even_kv=False, codes=True),
     Case((128, 128), CAUSAL, codes=True),
-    Case((128, 128), WINDOW, HALF, even_kv=False, codes=True),
     Case((192, 128), CAUSAL, HALF, codes=True),
-    Case((192, 128), WINDOW, even_kv=False, codes=True),
     Case((256, 256), FULL, HALF, codes=True),
-    Case((256, 256), WINDOW, even_kv=False, codes=True),
+    Case((64, 64), FULL, HALF, dense=True),
+    Case((128, 128), WINDOW, HALF, dense=True),
 ]
+CASES = [*SOON, *LATER]
 DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 UNTUNED = pytest.mark.skipif(
     DESCRIPTORS_LIVE_THROUGH_THE_LOOP, reason="with Triton 3.9 the kernels of masks that are data spill in their steps"
 )
-cases = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=UNTUNED if case.codes else ()) for case in CASES]
-)
+
+
+def marks(*cases: Case) -> list[pytest.MarkDecorator]:
+    """Of a test that compiles these."""
+    return [UNTUNED] * any(case.data for case in cases) + [pytest.mark.full] * any(case in LATER for case in cases)
+
+
+cases = pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks(case)) for case in CASES])
 
 SHARED_BYTES = 227 << 10
 """Shared memory that one CTA may have on sm_90."""
@@ -88,7 +103,9 @@ def spilled_bytes(case: Case) -> int:
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
         return 0 if case.mask.is_full and case.even_kv and case.dims != (256, 256) else 400
     if case.codes:
-        return 0 if case.mask.is_full and case.dims[0] <= 128 else 80
+        return 0 if case.mask.is_full and case.dims == (64, 64) else 80
+    if case.dense:
+        return 48 if case.dims == (256, 256) else 0
     return 0 if case.mask.is_full or case.dims == (64, 64) else 16
 
 
@@ -117,38 +134,56 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
         assert step.operations["BAR"] <= 3 + DESCRIPTORS_LIVE_THROUGH_THE_LOOP
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+PINNED = pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+
+
+@PINNED
 def test_pinned() -> None:
     expecttest.assert_expected_inline(
-        "\n".join(f"{case}: {built(case)}" for case in CASES),
+        "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
 64/64 full bfloat16: registers 128, spilled 0/0, shared 205452, steps 429..429
-64/64 full float16 ragged: registers 128, spilled 0/0, shared 205452, steps 429..429
-64/64 causal bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..588
 64/64 band(0,1023) float16 ragged: registers 128, spilled 0/0, shared 205468, steps 427..667
-64/64 band(none,10) bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..623
 128/128 full bfloat16: registers 168, spilled 0/0, shared 229912, steps 474..476
 128/128 full float16 ragged: registers 168, spilled 0/0, shared 229912, steps 474..476
-128/128 causal float16: registers 168, spilled 4/4, shared 229912, steps 476..642
-128/128 causal bfloat16 ragged: registers 168, spilled 4/4, shared 229912, steps 476..642
+128/128 causal bfloat16: registers 168, spilled 4/4, shared 229912, steps 476..642
 128/128 band(0,1023) bfloat16: registers 168, spilled 8/8, shared 229928, steps 477..702
 128/128 band(none,10) bfloat16 ragged: registers 168, spilled 4/4, shared 229912, steps 477..677
-192/128 full bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
-192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..672
 192/128 band(0,1023) float16: registers 168, spilled 0/0, shared 213504, steps 510..736
-256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
-256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 413..506
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
 64/64 full bfloat16 codes: registers 128, spilled 0/0, shared 205532, steps 430..583
 64/64 band(0,1023) float16 ragged codes: registers 128, spilled 80/72, shared 205548, steps 429..882
 128/128 full bfloat16 codes: registers 168, spilled 0/0, shared 229976, steps 483..637
+128/128 band(0,1023) float16 ragged codes: registers 168, spilled 16/16, shared 229992, steps 482..935
+192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 24/24, shared 213568, steps 518..973
+256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 44/56, shared 197152, steps 418..680
+64/64 band(0,1023) bfloat16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
+128/128 full bfloat16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575
+192/128 causal float16 dense: registers 168, spilled 0/0, shared 213552, steps 516..614
+256/256 full bfloat16 dense: registers 168, spilled 28/48, shared 197136, steps 424..486""",
+    )
+
+
+@PINNED
+@pytest.mark.full
+def test_others_are_pinned() -> None:
+    expecttest.assert_expected_inline(
+        "\n".join(f"{case}: {built(case)}" for case in LATER),
+        """\
+64/64 full float16 ragged: registers 128, spilled 0/0, shared 205452, steps 429..429
+64/64 causal bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..588
+64/64 band(none,10) bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..623
+128/128 causal float16 ragged: registers 168, spilled 4/4, shared 229912, steps 476..642
+192/128 full bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
+192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..672
+256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
+256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 413..506
 128/128 full float16 ragged codes: registers 168, spilled 0/0, shared 229976, steps 482..811
 128/128 causal bfloat16 codes: registers 168, spilled 16/16, shared 229992, steps 483..803
-128/128 band(0,1023) float16 ragged codes: registers 168, spilled 16/16, shared 229992, steps 482..935
 192/128 causal float16 codes: registers 168, spilled 16/16, shared 213568, steps 519..842
-192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 24/24, shared 213568, steps 518..973
 256/256 full float16 codes: registers 168, spilled 20/32, shared 197136, steps 421..519
-256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 44/56, shared 197152, steps 418..680""",
+64/64 full float16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
+128/128 band(0,1023) float16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575""",
     )
 
 
@@ -188,15 +223,32 @@ def float_operations(ptx: str) -> Counter[str]:
     return Counter(re.findall(r"^\s*(?:@%p\d+ )?((?:fma|mul|add|sub|max|ex2|cvt)\.\S*f(?:32|16)\S*)\s", ptx, re.M))
 
 
-@UNTUNED
-@pytest.mark.parametrize("dims", build.SETTINGS, ids=str)
-@pytest.mark.parametrize("mask", [FULL, WINDOW], ids=str)
-def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(dims: tuple[int, int], mask: Band) -> None:
+def with_and_without_codes() -> list[tuple[Case, Case]]:
+    """Each case whose mask is data, behind one with the same band whose mask is not; the dtype adds no instruction."""
+    bands = [case for case in CASES if not case.data]
+    found = [(next(b for b in bands if (b.dims, b.mask) == (c.dims, c.mask)), c) for c in CASES if c.codes]
+    assert {codes.dims for _, codes in found} == set(build.SETTINGS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("band", "codes"), [pytest.param(*pair, id=str(pair[1]), marks=marks(*pair)) for pair in with_and_without_codes()]
+)
+def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Case, codes: Case) -> None:
     """Its shortest loop, which tests no score, is at most 4 % longer than that of a band, and loads nothing."""
-    band, codes = built(Case(dims, mask)), built(Case(dims, mask, codes=True))
-    full = min(codes.steps, key=lambda step: step.instructions)
-    assert full.instructions <= 1.04 * min(step.instructions for step in band.steps)
+    full = min(built(codes).steps, key=lambda step: step.instructions)
+    assert full.instructions <= 1.04 * min(step.instructions for step in built(band).steps)
     assert full.operations["LDG"] == 0
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=marks(c)) for c in CASES if c.dense])
+def test_a_dense_mask_costs_one_load(case: Case) -> None:
+    """And of every score a selection; a step with a mask has a few more to get the bits out, a step without it none."""
+    number, steps = settings(case).block_kv // 2, built(case).steps
+    for masked, full in zip(steps[::2], steps[1::2], strict=True):
+        assert (masked.operations["LDG"], full.operations["LDG"]) == (1, 0)
+        assert (masked.operations["FSEL"], full.operations["FSEL"]) == (number, 0)
+        assert number < masked.instructions - full.instructions <= 1.7 * number
 
 
 def test_masks_add_no_rounding() -> None:
@@ -209,7 +261,7 @@ def test_masks_add_no_rounding() -> None:
 
 
 def test_all_settings_have_cases() -> None:
-    assert {case.dims for case in CASES} == set(build.SETTINGS)
+    assert {case.dims for case in SOON} == {case.dims for case in SOON if case.codes} == set(build.SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -233,10 +285,11 @@ def test_other_problems_are_refused() -> None:
 
 def test_what_a_step_must_not_have_is_seen() -> None:
     """Spills and missing matrix instructions in the loops over kv tiles, and none of what lies outside them."""
-    text = sass.disassemble(build.Kernels(CASES[2].problem()).main.asm["cubin"])
+    case = Case((128, 128), CAUSAL)
+    text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
     spilled = steps(re.sub(r"MUFU\.EX2 [^;]*;", "STL [R1], R0 ;", text))
-    assert len(spilled) == len(steps(text)) == 2 * settings(CASES[2]).consumers
+    assert len(spilled) == len(steps(text)) == 2 * settings(case).consumers
     assert all(step.spills == step.operations["STL"] == 66 for step in spilled)
     assert all(step.spills == 0 for step in steps(re.sub(r"MUFU\.RCP [^;]*;", "STL [R1], R0 ;", text)))
     fewer = steps(re.sub(r"HGMMA[^;]*tnspB[^;]*;", "NOP ;", text))
-    assert all(step.operations["HGMMA"] == 4 for step in fewer)
+    assert all(step.operations["HGMMA"] == 128 // 16 for step in fewer)

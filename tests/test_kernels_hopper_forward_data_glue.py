@@ -17,12 +17,24 @@ from torch import Tensor
 
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
+from dash_inductor.schedule.table_walk import seen_words
 from dash_inductor.schedule.walk import functions
 
 from .support import forward_tables
-from .support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Input, Output, Pointer, constants_of
+from .support.hopper_forward_glue import (
+    Descriptor,
+    Fault,
+    ForwardSimulation,
+    Input,
+    Output,
+    Pointer,
+    Value,
+    constants_of,
+)
 
 ROWS, BLOCK_KV = 8, 16
+DENSE_ROWS = 16
+"""Of a row block under a dense mask, whose bits lie by sixteen rows."""
 
 Codes = tuple[Tensor, Tensor]
 
@@ -105,9 +117,14 @@ class Launch:
         return self.kv_heads * self.group
 
     @property
+    def rows(self) -> int:
+        """Of a row block."""
+        return ROWS if self.dense is None else DENSE_ROWS
+
+    @property
     def tables(self) -> Problem:
         """Those of row blocks."""
-        return Problem(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.heads)
+        return Problem(self.band, self.q_len, self.kv_len, self.rows, BLOCK_KV, self.batch, self.heads)
 
     @property
     def band_keep(self) -> Tensor:
@@ -144,14 +161,14 @@ class Launch:
             assert codes is not None
             return forward_tables.of_codes(*codes, self.band_keep, has_lo, consumers, BLOCK_KV, ROWS), 1
         sizes = self.batch, self.heads, self.q_len, self.kv_len
-        found = forward_tables.of_dense(dense, sizes, self.band_keep, has_lo, consumers, BLOCK_KV, codes, ROWS)
+        found = forward_tables.of_dense(dense, sizes, self.band_keep, has_lo, consumers, BLOCK_KV, codes, self.rows)
         return found, dense.shape[1]
 
     def constants(self, listed: bool) -> dict[str, Any]:
         band = self.tables.resolved.band
         problem = build.Specialisation(
             "bfloat16", *self.columns, band.lo is not None, band.hi is not None, True,
-            listed and self.codes is not None, listed and self.dense is not None,
+            listed and self.dense is None, listed and self.dense is not None,
         )  # fmt: skip
         return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
@@ -186,15 +203,10 @@ class Launch:
         if listed:
             data, tables = self.data()
             pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
-            strides = (0, 0, 0, 0)
-            if data.dense is not None:
-                sizes = zip(data.dense.shape, data.dense.stride(), strict=True)
-                strides = tuple(0 if n == 1 else stride for n, stride in sizes)  # type: ignore[assignment]
-            names = ("dense_b", "dense_h", "dense_q", "dense_kv")
-            given = pointers | {"tables": tables} | dict(zip(names, strides, strict=True))
+            given = pointers | {"tables": tables}
             assert set(given) == set(build.DATA_ARGUMENTS)
             arguments |= given
-        simulation = ForwardSimulation(constants, arguments, self.ctas, rows=ROWS, **how)
+        simulation = ForwardSimulation(constants, arguments, self.ctas, rows=self.rows, **how)
         simulation.run()
         return Ran(self, simulation, out, lse, (q, k, v))
 
@@ -226,9 +238,10 @@ class Ran:
 
     def check_walks(self) -> None:
         launch, walks = self.launch, dict(self.simulation.walks)
-        blocks, keep = -(-launch.q_len // ROWS), launch.keep
+        rows, keep = launch.rows, launch.keep
+        blocks = -(-launch.q_len // rows)
         for b, head, block in itertools.product(range(launch.batch), range(launch.heads), range(blocks)):
-            seen = keep[b, head, block * ROWS : (block + 1) * ROWS].split(BLOCK_KV, dim=1)
+            seen = keep[b, head, block * rows : (block + 1) * rows].split(BLOCK_KV, dim=1)
             expected = [
                 (kv, not bool(pairs.all() and pairs.shape[1] == BLOCK_KV))
                 for kv, pairs in reversed([*enumerate(seen)])
@@ -313,6 +326,15 @@ def test_skipped_tiles_leave_a_row_as_it_is() -> None:
     assert torch.equal(few.lse.tensor, many.lse.tensor)
 
 
+@pytest.mark.parametrize("block_kv", [64, 128])
+def test_bits_of_whole_tiles(block_kv: int) -> None:
+    """Every score of the tiles that run meets its own bit."""
+    device = ForwardSimulation(DENSE_BY_HEAD.constants(True), {}, 1, rows=64).kernel.__globals__
+    keep, s = torch.rand(64, block_kv) < 0.5, torch.randn(64, block_kv)
+    words = forward_tables.seen_bits(keep[None], block_kv).view(32, 4, seen_words(block_kv))
+    assert torch.equal(device["hide"](Value(s), Value(words)).read(), s.masked_fill(~keep, -torch.inf))
+
+
 PACKED = Launch("packed", Band(0), 90, 90, kv_heads=2, ctas=2)
 REPEATED = Launch("repeated", Band(), 90, 120, kv_heads=2, ctas=2)
 HOLES = Launch("holes", Band(), 60, 150, (128, 128), kv_heads=2, ctas=2)
@@ -338,7 +360,7 @@ CONTROLS = {
         "            release(shared.v_empty.index(slot))\n    return acc, m, total",
         "    return acc, m, total",
     ),
-    "not scaled at a new run": (REPEATED, WRONG, "acc = scaled(acc, shrink)\n            word", "word"),
+    "not scaled at a new run": (REPEATED, WRONG, "acc = scaled(acc, shrink)\n            kv", "kv"),
     "codes of another batch element": (
         Launch("padded", Band(), 40, 64, batch=3),
         WRONG,
@@ -354,8 +376,8 @@ CONTROLS = {
     "codes past the end": (
         Launch("left", Band(), 40, 60),
         "outside a tensor",
-        "* work.kv_len + keys, mask=key_exists, other=0",
-        "* work.kv_len + keys",
+        "start + keys, mask=keys < work.kv_len, other=0",
+        "start + keys",
     ),
     "codes of no query": (
         Launch("packed", Band(0), 90, 90),
@@ -365,9 +387,24 @@ CONTROLS = {
     ),
     "tables of another batch element": (PACKED, "", "(b * self.tables + head % self.tables)", "(0)"),
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.tables", "0"),
-    "dense mask of another head": (DENSE_BY_HEAD, WRONG, "head * self.dense_h", "0"),
+    "bits of another head": (DENSE_BY_HEAD, WRONG, "head % data.tables", "0"),
+    "bits of another batch element": (DENSE_BY_HEAD, WRONG, "(b * data.tables", "(0 * data.tables"),
+    "bits of another row block": (
+        DENSE_BY_HEAD,
+        WRONG,
+        "work.row_blocks() + block) * kv_tiles",
+        "work.row_blocks()) * kv_tiles",
+    ),
+    "bits of another kv tile": (DENSE_BY_HEAD, WRONG, "* kv_tiles + kv\n", "* kv_tiles\n"),
+    "bits of no row block": (
+        replace(DENSE_BY_HEAD, columns=(64, 64), q_len=70),
+        "outside a tensor",
+        "exists = (block >= 0) & (block < work.row_blocks()) &",
+        "exists =",
+    ),
+    "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
     "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
-    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, b, head, rows, kv)", "pass"),
+    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, rows, kv)", "pass"),
     "rows without keys are not cleared": (
         replace(PACKED, codes="nobody"),
         WRONG,

@@ -248,10 +248,6 @@ WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten
 WRONG = ""  # the launch ends, with other results than attention
 ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
-    bits = 0
-    if drop.AHEAD and not masks:
-        bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
-        wait_for(shared.k_full, it, shared.STAGES)  # it is full; ptxas moves no bits past what this may branch to
     s = warpgroup_mma_wait(1, deps=(s,))
 """
 RELEASED = "    release(shared.k_empty.index(slot))\n"
@@ -381,14 +377,14 @@ CONTROLS = {
     "full tiles masked": (
         WINDOW,
         WRONG,
-        "here, full_end - 1 - i, False,",
-        "here, full_end - 1 - i, True,",
+        "full_end - 1 - i, False,",
+        "full_end - 1 - i, True,",
     ),
     "masked tiles not masked": (
         WINDOW,
         WRONG,
-        "    release(shared.k_empty.index(slot))\n    if masks:",
-        "    release(shared.k_empty.index(slot))\n    if False:",
+        "    elif masks:\n        if data.GIVEN:",
+        "    elif False:\n        if data.GIVEN:",
     ),
 }
 

@@ -164,11 +164,17 @@ def test_a_call_computes_attention(
     hopper_forward.check(p, (out.tensor, lse.tensor))
 
 
-def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense: Tensor | None) -> ForwardData:
-    """Codes of two documents and a padded end for two batch elements, and a dense mask."""
+def some_codes(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
+    """Two documents, and a padded end, for two batch elements."""
     q_codes = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
     kv_codes = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
     kv_codes[1, -5:] = -1
+    return q_codes, kv_codes
+
+
+def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense: Tensor | None) -> ForwardData:
+    """The data of `some_codes`, and of a dense mask."""
+    q_codes, kv_codes = some_codes(q_len, kv_len)
     band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
     settings = build.SETTINGS[build.dims_of(*dims)]
     has_lo, tiles = band.lo is not None, (settings.consumers, settings.block_kv)
@@ -181,15 +187,15 @@ def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense:
 @pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
 @pytest.mark.parametrize("by_head", [None, False, True])
 def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_head: bool | None) -> None:
-    """As above; the dense mask is one for all heads, or one for each whose rows are not next to one another."""
+    """As above; the dense mask is one for all heads, or one for each."""
     q_len, kv_len, dims = 100, 140, (64, 64)
     q, k, v = tensors(q_len, kv_len, dims)
     dense = None
     if by_head is not None:
-        dense = (torch.rand(2, 4 if by_head else 1, kv_len, q_len) < 0.5).mT
+        dense = torch.rand(2, 4 if by_head else 1, q_len, kv_len) < 0.5
     data = some_data(q_len, kv_len, dims, band, dense)
     got = run(q, k, v, band, data=data)
-    assert launches.problems[0].has_codes
+    assert launches.problems[0].has_codes == (by_head is None)
     assert launches.problems[0].has_dense == (by_head is not None)
     _, grid, descriptors, _, addresses, arguments = launches.calls[1]
     operands = [
@@ -205,9 +211,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
         for name, value in zip(names, values, strict=True)
     }
     ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
-    assert data.q_codes is not None
-    assert data.kv_codes is not None
-    keep = forward_tables.seen(data.q_codes, data.kv_codes, Attention(q, k, v, v, band, 0.1).keep())[:, None]
+    keep = forward_tables.seen(*some_codes(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
     keep = keep if dense is None else keep & dense
     expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
     torch.testing.assert_close(out.tensor, expected, rtol=2e-2, atol=2e-2)
@@ -277,23 +281,28 @@ def in_memory(t: Tensor) -> Tensor:
 
 def test_wrong_data_is_refused(launches: Launches) -> None:
     q, k, v = tensors()
-    dense = torch.ones(2, 4, 100, 90).bool()
-    good = some_data(100, 90, (64, 64), FULL, dense)
+    good = some_data(100, 90, (64, 64), FULL, None)
+    dense = some_data(100, 90, (64, 64), FULL, torch.ones(2, 4, 100, 90).bool())
     run(q, k, v, data=good)
+    run(q, k, v, data=dense)
     assert good.q_codes is not None
-    wrong: dict[str, dict[str, Any]] = {
-        "data=": {"q_codes": None},
-        r"data\.q_codes": {"q_codes": good.q_codes.long()},
-        r"data\.kv_codes": {"kv_codes": good.q_codes},
-        r"data\.counts": {"counts": good.counts[:1]},
-        r"data\.steps": {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]},
-        r"data\.dense": {"dense": dense[:, :3]},
-    }
-    for name, fields in wrong.items():
+    assert dense.seen_bits is not None
+    wrong: list[tuple[str, ForwardData, dict[str, Any]]] = [
+        ("data=", good, {"q_codes": None}),
+        ("data=", good, {"q_codes": None, "kv_codes": None}),
+        ("data=", good, {"seen_bits": dense.seen_bits}),
+        ("data=", dense, {"q_codes": good.q_codes}),
+        (r"data\.q_codes", good, {"q_codes": good.q_codes.long()}),
+        (r"data\.kv_codes", good, {"kv_codes": good.q_codes}),
+        (r"data\.counts", good, {"counts": good.counts[:1]}),
+        (r"data\.steps", good, {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]}),
+        (r"data\.steps", dense, {"counts": good.counts}),
+        (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits[:2]}),
+        (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits.mT.contiguous().mT}),
+    ]
+    for name, data, fields in wrong:
         with pytest.raises(ArgumentError, match=name):
-            run(q, k, v, data=good._replace(**fields))
-    with pytest.raises(ArgumentError, match="data="):
-        run(q, k, v, data=ForwardData(None, None, good.counts, good.steps))
+            run(q, k, v, data=data._replace(**fields))
 
 
 def test_data_from_the_operators_extras() -> None:
@@ -310,9 +319,9 @@ def test_data_from_the_operators_extras() -> None:
     assert of("keys(0)", 6, seed=1) == (*t[2:6], None)
     assert of("segments(0,1) & keys(2)", 7) == (*t[3:7], None)
     assert of("segments(0,1) & keys(2)", 8, seed=3) == (*t[4:8], None)
-    assert of("causal & dense(0)", 3) == (None, None, t[1], t[2], t[0])
-    assert of("causal & dense(0)", 4, seed=1) == (None, None, t[2], t[3], t[0])
-    assert of("keys(1) & dense(0)", 6) == (*t[2:6], t[0])
+    assert of("causal & dense(0)", 4) == (None, None, *t[1:4])
+    assert of("causal & dense(0)", 5, seed=1) == (None, None, *t[2:5])
+    assert of("keys(1) & dense(0)", 5) == (None, None, *t[2:5])
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 4, None), ("dense(0)", 5, None)]
     for mask, count, seed in (*cases, ("keys(0)", 5, 1), ("dense(0)", 3, 1)):
         with pytest.raises(ArgumentError, match="extras"):

@@ -6,21 +6,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from .support.cases import cases_of_this_run, some
 
 # Schedule, band, q_len, kv_len, group, dtype, scale, as `PairedAttention.random` has them: dense, bias, keys, and drops
 # where probabilities are dropped.
 EXACT = [
     "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-",
     "ascending,band(-9;9):bottom_right,33,45,1,float32,0.3,qk,none,keys",
-    "two_pass,full,33,40,1,float32,0.3,none,hqk:infinite,-",
     "spt,causal,40,40,2,float32,-0.3,none,bhqk:random,keys",
     "two_pass,band(0;20),33,50,1,float32,0.3,hqk,bqk:infinite,keys",
     "two_pass,full,40,33,1,float16,0.2,qk,hqk:random,-",
-    "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-,0.3",
     "ascending,full,33,40,1,float16,0.2,none,1:lowest,-,0.25",
+    "two_pass,full,33,40,1,float32,0.3,none,hqk:infinite,-",
+    "two_pass,causal,40,50,2,float32,0.3,bhqk,none,-,0.3",
     "two_pass,causal,40,80,2,float32,0.3,none,bhqk:random,-",
     "two_pass,full,33,40,1,float32,-0.3,bq,none,keys",
     "spt,full,40,33,2,float32,0.3,hqk,none,-",
@@ -41,8 +42,8 @@ POISON = [
 ]
 DYNAMIC = [
     "two_pass,causal:bottom_right,33,45,2,float32,0.3,bqk,none,keys",
-    "spt,full,40,33,1,float32,0.3,none,hqk:random,-",
     "two_pass,full,64,32,1,float32,0.3,hqk,k:infinite,-",
+    "spt,full,40,33,1,float32,0.3,none,hqk:random,-",
     "two_pass,causal,33,45,1,float32,0.3,hqk,qk:random,-,0.3",
     "two_pass,causal,33,45,1,float32,0.3,none,hqk:random,keys",
 ]
@@ -63,12 +64,6 @@ MODES = {
 """What the program is asked for each test."""
 
 
-def some(cases: list[str], number: int) -> Any:
-    """The first so many cases are run always, the others where all tests are."""
-    params = [pytest.param(case, marks=[pytest.mark.full] if i >= number else []) for i, case in enumerate(cases)]
-    return pytest.mark.parametrize("case", params)
-
-
 # against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 
@@ -76,8 +71,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """By mode and case, of all tests that are run."""
-    items: list[Any] = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    cases = [f"{MODES[item.originalname]},{item.callspec.params['case']}" for item in items]
+    cases = cases_of_this_run(request, MODES)
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_pairs", *cases],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
@@ -88,7 +82,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     return dict(zip(cases, lines, strict=True))
 
 
-@some(EXACT, 9)
+@some(EXACT, 6)
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
     result = results[f"exact,{case}"]
@@ -101,7 +95,7 @@ def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) 
     assert results[f"poison,{case}"] == "unharmed"
 
 
-@some(DYNAMIC, 3)
+@some(DYNAMIC, 2)
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"dynamic,{case}"] == "equal"
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from dash_inductor.kernels import reference, reference_forward
-from dash_inductor.kernels.reference_dropout import kept, philox
+from dash_inductor.kernels.reference_dropout import kept, philox, random_bits, ranks
 from torch import Tensor
 
 from dash_inductor import ops
@@ -50,22 +50,38 @@ def test_philox_gives_the_words_that_its_authors_publish(
     assert tuple(int(word) for word in philox((c0, c1, c2, c3), (k0, k1), rounds)) == words
 
 
-def bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """The 16 bits of every pair, asked for one threshold of a power of two after the other."""
-    value = torch.zeros(len(rows), len(keys), dtype=torch.int64)
-    for bit in range(15, -1, -1):
-        trial = value + (1 << bit)
-        above = torch.zeros_like(value, dtype=torch.bool)
-        for threshold in trial.unique().tolist():
-            above |= (trial == threshold) & kept(Dropout(threshold / 65536, Operand(0)), seed, b, head, rows, keys)
-        value = torch.where(above, trial, value)
-    return value
+@pytest.mark.parametrize("threshold", [1, 2, 6554, 0x7F80, 0x7F82, 0x8000, 0x8001, 0x807E, 0x8080, 0xFFFE, 0xFFFF])
+def test_so_many_sets_of_bits_drop_a_probability(threshold: int) -> None:
+    """As bfloat16 numbers below a bound, or not below one; the same as by their ranks."""
+    dropout, numbers = Dropout(threshold / 65536, Operand(0)), torch.arange(65536)
+    assert dropout.threshold == threshold
+    floats = numbers.to(torch.int16).view(torch.bfloat16)
+    count = min(threshold, 65536 - threshold)
+    below = ranks(numbers) < count
+    assert below.sum() == count
+    assert not floats[below].isnan().any()
+    assert (floats[below].max() < floats[~below & ~floats.isnan()]).all()
+
+
+def test_ranks_are_those_of_numbers() -> None:
+    numbers = torch.arange(65536)
+    assert torch.equal(ranks(numbers).sort().values, numbers)
+    floats = numbers[ranks(numbers).argsort()].to(torch.int16).view(torch.bfloat16)
+    assert not floats[:0xFF02].isnan().any()
+    assert floats[0xFF02:].isnan().all()
+    assert (floats[1:0xFF02] >= floats[:0xFF01]).all()
+    assert (floats[1:0xFF02] == floats[:0xFF01]).nonzero().tolist() == [[0x7F80]]  # the zeros
+
+
+@pytest.mark.parametrize("count", [0x7F81, 0x807F])
+def test_no_bound_is_between_zeros(count: int) -> None:
+    assert abs(Dropout(count / 65536, Operand(0)).threshold - count) == 1
 
 
 def test_no_two_pairs_share_their_bits() -> None:
     """The blocks of a plane, of two heads and of two batch elements have different counters, and all words are used."""
     places = torch.arange(32)
-    found = torch.stack([bits(SEED, b, head, places, places) for b in (0, 1) for head in (0, 1)])
+    found = torch.stack([random_bits(SEED, b, head, places, places) for b in (0, 1) for head in (0, 1)])
     for word in (found[:, 0::2, 0::2], found):
         values = word.flatten()
         pairs = len(values) * (len(values) - 1) / 2

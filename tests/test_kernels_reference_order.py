@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -46,6 +47,11 @@ def executed(p: Attention, kernel: str, schedule: str) -> Gradients:
     return gradients
 
 
+@functools.cache
+def visible(mask: Band, q_len: int, kv_len: int) -> torch.Tensor:
+    return torch.tensor([[mask.visible(i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)])
+
+
 class Tile:
     """p and ds of one tile pair of one query head, and its three products, each a matmul of two matrices."""
 
@@ -56,9 +62,7 @@ class Tile:
         kv_head = q_head // p.group
         query, do = (t[0, q_head, rows].contiguous() for t in (p.q, p.do))
         key, value = (t[0, kv_head, keys].contiguous() for t in (p.k, p.v))
-        keep = torch.tensor(
-            [[p.mask.visible(i, j, q_len, kv_len) for j in range(kv_len)[keys]] for i in range(q_len)[rows]]
-        )
+        keep = visible(p.mask, q_len, kv_len)[rows, keys]
         probabilities = torch.where(keep, torch.exp((query @ key.T) * p.scale - 2.0), 0.0)
         ds = torch.where(keep, probabilities * (do @ value.T - (do * do).sum(-1, keepdim=True)), 0.0)
         self.rows, self.keys = rows, keys

@@ -25,7 +25,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.table_ops import mask_tables as operator
 
-COUNTS = {"vectors": 3, "dense": 3, "mirrored": 1, "extreme": 2, "alone": 1, "altered": 1}
+COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "mirrored": 1, "extreme": 2, "alone": 1, "altered": 1}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,7 @@ TYPES = {
     **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
     **dict.fromkeys(("Q_CODES", "KV_CODES", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
     "KINDS": "*i8",
+    "SEEN_BITS": "*i32",
 }
 FOLD = schedule_module("fold", Band(0))
 TOKENS = {"BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS, "TILES": mask_tables.TOKEN_TILES}
@@ -76,6 +77,10 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
         tables.classify,
         {**FLAGS, "HAS_DENSE": False, **TILES, "Q_TILES": mask_tables.Q_TILES, "KV_TILES": mask_tables.KV_TILES},
     ),
+    "write_seen": (
+        tables.write_seen,
+        {**dict.fromkeys(("HAS_LO", "HAS_HI", "HAS_CODES"), True), "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2},
+    ),
     "rank_contributors": (
         tables.rank_contributors,
         {**WALK, "RANK": FOLD.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},
@@ -92,11 +97,23 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_fits_the_architecture(name: str) -> None:
     """Any Triton: no spills to speak of, little shared memory, nothing accumulated in memory."""
     function, constants = KERNELS[name]
-    built = compile_kernel(function, ASTSource, constants, TYPES, dict.fromkeys(("VALID", "DENSE"), 1), {})
+    options = {"num_warps": mask_tables.SEEN_WARPS if name == "write_seen" else 4}
+    built = compile_kernel(function, ASTSource, constants, TYPES, dict.fromkeys(("VALID", "DENSE"), 1), options)
     used = standalone.resources(built, "sm_90")
     assert max(used.spill_stores, used.spill_loads) <= 64, used
     assert used.shared_memory <= 48 << 10, used
     assert not re.search(r"\b(red|atom)\.", built.asm["ptx"])
+
+
+def test_rows_of_a_dense_mask_are_read_many_bytes_at_once() -> None:
+    """Where keys are contiguous and rows aligned, which Triton sees from the arguments, and a tile pair is whole."""
+    function, constants = KERNELS["write_seen"]
+    types = {**TYPES, **dict.fromkeys(STRIDES, "i32")}
+    built = compile_kernel(
+        function, ASTSource, {**constants, "HAS_LO": False, "HAS_HI": False, "HAS_CODES": False, "dense_j": 1}, types,
+        dict.fromkeys(("dense_b", "dense_h", "dense_i"), 16), {"num_warps": mask_tables.SEEN_WARPS},
+    )  # fmt: skip
+    assert len(re.findall(r"ld\.global\S*\.v4\.b32", built.asm["ptx"])) == 64 * 128 // 256 // 16
 
 
 # ------------------------------------------------------------------------------------------------------- the host side

@@ -10,16 +10,11 @@ import pytest
 
 from .support.fakecuda import compiler
 from .support.processes import run_python
-from .test_lowering_hopper import PROGRAM as BASE
+from .test_lowering_hopper import PROGRAM as HOPPER
+from .test_lowering_hopper import without_kernels
 
-PROGRAM = BASE.replace("torch.bfloat16", "torch.float32").replace(
-    "from dash_inductor.kernels.hopper import build\n",
-    """from dash_inductor.kernels.hopper import build
-    from dash_inductor.lowering import early
-
-    early.compile_kernels = lambda *arguments: None  # the backward is not what this is about
-""",
-)
+BASE = without_kernels(HOPPER)
+PROGRAM = BASE.replace("torch.bfloat16", "torch.float32")
 
 
 def compiled(program: str) -> tuple[str, str]:

@@ -689,11 +689,32 @@ GRAPHS = [
     *((make, f"{band} & keys".removeprefix("full & ")) for make, band in KEYED),
     *SEGMENTED,
 ]
+DYNAMIC_SOON = (
+    transformers_chain,
+    lengths,
+    several_predicates,
+    one_for_all,
+    flattened,
+    restarting_positions,
+    padding_before_documents,
+    small_numbers,
+    chunks_and_keys,
+    moved_chunks,
+)
+"""Those whose gradients are computed with dynamic lengths in every run, beside all of them with static ones."""
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(("make", "mask"), GRAPHS, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    ("make", "mask", "dynamic"),
+    [
+        pytest.param(
+            make, mask, dynamic, id=f"{make.__name__}-{'dynamic' if dynamic else 'static'}",
+            marks=[pytest.mark.full] if dynamic and make not in DYNAMIC_SOON else [],
+        )
+        for make, mask in GRAPHS for dynamic in (False, True)
+    ],
+)  # fmt: skip
 def test_gradients_and_what_is_left_of_the_mask(make, mask, dynamic) -> None:
     length = 70
     numbers = data(length=length)
@@ -829,8 +850,15 @@ def test_graphs_are_let_go_of() -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("checkpointed", "dynamic"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.full),
+        pytest.param(True, False, marks=pytest.mark.full),
+    ],
+)
 def test_compiled_code(checkpointed, dynamic) -> None:
     """Two layers through all of Inductor, at two lengths."""
 

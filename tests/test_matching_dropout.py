@@ -356,27 +356,35 @@ def test_of_one_forward_those_backwards_are_kept_that_need_ours(second: str) -> 
     assert (counts[SEED], counts[FORWARD], counts[BACKWARD]) == (0, 0, int(not p))
 
 
-def test_layers_share_tables_and_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+TABLES = {"keys": ([0, 1, 4, 5], [0, 1, 6, 7, 8]), "dense": ([4, 5, 9], [6, 7, 8])}
+"""What forward and backward read of `MaskTables`: of a dense mask the forward reads bits, the backward the mask."""
+
+
+@pytest.mark.parametrize("mask", TABLES)
+def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If kernels that walk by tables had dropout: tables are of the mask, and stand behind all that the call reads."""
     able = replace(families.HOPPER, reads=families.HOPPER.reads | {"dropout"})
     monkeypatch.setattr(planner, "FAMILIES", (able,))
     monkeypatch.setattr(forwards, "HOPPER", able)
 
-    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor, valid: Tensor) -> tuple[Any, ...]:
-        mask = hidden(valid.unsqueeze(1).unsqueeze(1), q)
-        out, *gradients = dropped_efficient(q, k, v, do, lambda: mask)
-        return *gradients, *dropped_efficient(out, k, v, do, lambda: mask)
+    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor, shown: Tensor) -> tuple[Any, ...]:
+        added = hidden(shown if mask == "dense" else shown.unsqueeze(1).unsqueeze(1), q)
+        out, *gradients = dropped_efficient(q, k, v, do, lambda: added)
+        return *gradients, *dropped_efficient(out, k, v, do, lambda: added)
 
-    module = trace(two, padded_inputs)
+    def inputs() -> list[Tensor]:
+        return [*cuda_inputs(Shape()), torch.empty(2, 1, 128, 128, dtype=torch.bool, device="cuda")]
+
+    module = trace(two, inputs if mask == "dense" else padded_inputs)
     rewrite_on(module.graph)
     assert [(r.status, r.plan.kernel, r.forward) for r in sites() if r.plan] == [("replaced", "hopper", "hopper")] * 2
     (tables,), seeds = nodes(module.graph, "dash::mask_tables"), nodes(module.graph, SEED)
-    (valid,) = tables.args[0]
-    for name, made in ((FORWARD, [0, 1, 4, 5]), (BACKWARD, [0, 1, 6, 7, 8])):
+    (shown,) = tables.args[0]
+    for name, made in zip((FORWARD, BACKWARD), TABLES[mask], strict=True):
         operators = nodes(module.graph, name)
         read = [bind(node)["extras"] for node in operators]
         assert {node for _, node, *_ in read} == set(seeds)
-        assert all(of[0] is valid and [node.args for node in of[2:]] == [(tables, i) for i in made] for of in read)
+        assert all(of[0] is shown and [node.args for node in of[2:]] == [(tables, i) for i in made] for of in read)
         assert {Call.parse(bind(node)["call"]).dropout for node in operators} == {Dropout(0.1, Operand(1))}
 
 

@@ -28,11 +28,12 @@ def run(way: Way, compile: Callable[..., Any], inputs: dict[str, Tensor]) -> dic
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-SLOW = ("dynamic",)
-"""Dynamo takes half a minute for a model of transformers whose sizes are all symbols."""
+LATER = ("dynamic", "static", "fullgraph")
+"""Ways that are tried where all tests are run: Dynamo takes half a minute for a model of transformers whose sizes are
+all symbols, and the graphs of the other two are those of "default"."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in SLOW else []) for n in WAYS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in LATER else []) for n in WAYS])
 def test_way(name: str) -> None:
     way, inputs = WAYS[name], inputs_of("Llama", "right")
     with capture() as graphs:

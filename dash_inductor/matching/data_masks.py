@@ -23,7 +23,7 @@ from .sites import Match
 
 aten = torch.ops.aten
 
-Q_CODES, KV_CODES, ROWS_SEEING, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CONTRIBUTIONS = range(9)
+Q_CODES, KV_CODES, ROWS_SEEING, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CONTRIBUTIONS, SEEN_BITS = range(10)
 """The results of `dash::mask_tables`."""
 
 
@@ -60,13 +60,14 @@ class DataMask:
     """The tables of a site's mask, and what is made with them; see `build`.
 
     Args:
-        has_codes: the tables have them.
+        has_codes, has_dense: the mask has valid keys or segments, and it has a dense mask.
         cleans_queries, cleans_keys: a visible tile pair may have queries that see no key, or keys that no query sees.
     """
 
     emitter: Emitter
     tables: Node
     has_codes: bool
+    has_dense: bool
     cleans_queries: bool
     cleans_keys: bool
 
@@ -88,14 +89,18 @@ class DataMask:
         arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
         has_codes = site.mask.keys is not None or site.mask.segments is not None
+        has_dense = site.mask.dense is not None
         cleans = not everybody_takes_part(match)
-        return DataMask(emitter, tables, has_codes, cleans and not all_queries_are_alike(match), cleans)
+        cleans_queries = cleans and not all_queries_are_alike(match)
+        return DataMask(emitter, tables, has_codes, has_dense, cleans_queries, cleans)
 
     def result(self, index: int, before: Node) -> Node:
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
 
     def of_forward(self, before: Node) -> list[Node]:
         """What the forward reads behind the call's own tensors."""
+        if self.has_dense:  # the bits say what codes say, too
+            return [self.result(index, before) for index in (COUNTS, ROW_STEPS, SEEN_BITS)]
         return self._all((COUNTS, ROW_STEPS), before)
 
     def of_backward(self, before: Node) -> list[Node]:

@@ -10,7 +10,10 @@ from ..errors import ArgumentError
 from .mask import Operand
 
 STEPS = 1 << 16
-"""A probability is dropped if a number of 16 random bits is below a threshold: of so many numbers."""
+"""As many sets of 16 random bits are equally probable; a threshold says how many of them drop a probability."""
+
+_BETWEEN_ZEROS = 0x7F81
+"""No bfloat16 number has so many below it: as many, and the negative zero, are less than the positive one."""
 
 ROUNDS = 7
 """Rounds of Philox4x32 that make random bits, see Note [Random bits of dropout] in `kernels/reference_dropout.py`."""
@@ -36,8 +39,13 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """How many of `STEPS` equally probable numbers drop: `p`, rounded to a multiple of 2**-16 that is below 1."""
-        return min(math.floor(self.p * STEPS + 0.5), STEPS - 1)
+        """How many of `STEPS` equally probable numbers drop: `p`, rounded to a multiple of 2**-16 that is below 1.
+
+        Two multiples near 0.498 and 0.502 do not occur, see Note [Comparing random bits]; their neighbours away from a
+        half take their place.
+        """
+        count = min(math.floor(self.p * STEPS + 0.5), STEPS - 1)
+        return count - (count == _BETWEEN_ZEROS) + (count == STEPS - _BETWEEN_ZEROS)
 
     @property
     def rescale(self) -> float:

@@ -12,6 +12,15 @@ Note [Tables]
 
     *Bits.*  A pair that nobody sees would add zeros.  A mask that hides nothing therefore has the bits of its band, and
     what a batch element gets is a function of its own mask.
+
+Note [Seen bits]
+    With a dense mask a forward is told of every pair of a row block and a kv tile who sees whom, in one bit for each
+    query and key: 1 if both exist, and the whole mask, with its band and codes, lets the query see the key.
+
+    The bits lie as the scores do after a matmul.  Of 16 rows and 8 columns it leaves four scores to a thread: thread
+    ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of the thread
+    ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` is that of row ``16 m + 8 i + r`` and of key
+    ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r, l and w.
 """
 
 from __future__ import annotations
@@ -31,6 +40,11 @@ FORWARD_TILE_BITS = 16
 def step_word(q: int, rank: int, needs_mask: bool) -> int:
     """One step of a walk as the kernels read it: an int32."""
     return q | rank << TILE_BITS | needs_mask << 2 * TILE_BITS
+
+
+def seen_words(block_kv: int) -> int:
+    """Words of a thread for a kv tile of so many keys, by Note [Seen bits]: a power of two, at least 8."""
+    return max(1, block_kv // 64)
 
 
 def forward_words(kinds: Sequence[Sequence[int]], partial: int) -> list[int]:

@@ -33,10 +33,12 @@ class AllKept:
     """No dropout."""
 
     work: Work
+    GIVEN: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, work):
         self.work = work
+        self.GIVEN = gl.constexpr(False)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
@@ -57,7 +59,7 @@ class AllKept:
 
 @aggregate
 class Dropout:
-    """Probabilities whose 16 bits are less than `threshold` are dropped, the others multiplied by `rescale`.
+    """`threshold` of 2**16 sets of random bits drop a probability, the others are multiplied by `rescale`.
 
     seed: int64 [1].
     """
@@ -66,6 +68,7 @@ class Dropout:
     seed: gl.tensor
     threshold: gl.tensor
     rescale: gl.tensor
+    GIVEN: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, work, seed, threshold, rescale):
@@ -73,6 +76,7 @@ class Dropout:
         self.seed = seed
         self.threshold = threshold
         self.rescale = rescale
+        self.GIVEN = gl.constexpr(True)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
@@ -86,8 +90,7 @@ class Dropout:
         head, batch = here(work.q_head()), here(work.batch)
         words = philox(seed, gl.expand_dims(queries, 0), gl.expand_dims(keys, 1), head, batch)
         bits = gl.convert_layout(in_place(words, p.shape), p.type.layout)
-        sign = (bits.to(gl.int32) - self.threshold) & -0x80000000
-        return (p.to(gl.int32, bitcast=True) | sign).to(gl.float32, bitcast=True)
+        return negative_where_dropped(p, bits, bound_of(self.threshold), self.threshold)
 
     @gluon.jit
     def rounded(self, p, DTYPE: gl.constexpr):
@@ -140,6 +143,37 @@ def philox(seed, queries, keys, head, batch):
         k0 += 0x9E3779B9
         k1 += 0xBB67AE85
     return c0, c1, c2, c3
+
+
+@gluon.jit
+def bound_of(threshold):
+    """What random bits are compared with, in both halves of a word; see Note [Comparing random bits]."""
+    count = gl.minimum(threshold, 65536 - threshold)
+    return gl.where(count <= 0x7F80, 0xFF80 - count, count - 0x7F81).to(gl.uint32) * 0x10001
+
+
+@gluon.jit
+def negative_where_dropped(p, bits, bound, threshold):
+    """`p`, which is not negative, with the other sign where it is dropped, two elements at a time.
+
+    bits: numbers of 16; what is below the bound is dropped, or where the threshold is above a half, the others are.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keeps, %first, %second;
+        setp.gt.s32 %keeps, $7, 32768;
+        setp.lt.xor.bf16x2 %first|%second, $4, $5, %keeps;
+        mov.b32 $0, $2;
+        mov.b32 $1, $3;
+        @%first neg.f32 $0, $2;
+        @%second neg.f32 $1, $3;
+        }""",
+        "=f,=f,f,f,r,r,r,r,r",
+        [p, bits, bound, threshold],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @gluon.jit

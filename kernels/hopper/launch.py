@@ -48,8 +48,8 @@ def backward(
         data: what a mask of more than a band reads; None for a band alone.  Positions of q, k, v and grad_out that the
             mask leaves without a partner, though the band does not, hold finite values there, and the log-sum-exp of
             such a query is -inf.
-        dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, which numbers of 16 random bits
-            drop, namely those below the threshold, and what kept probabilities are multiplied with; None for none.
+        dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
+            random bits drop a probability, and what kept probabilities are multiplied with; None for none.
 
     Raises:
         ArgumentError: a plan of another kernel; data that are not those of the mask; another seed or threshold; a

@@ -83,6 +83,17 @@ def wait_for_do(shared, it):
 
 
 @gluon.jit
+def begin_drops(drops, shared, it):
+    """With dropout, keep what follows behind the matmuls that were begun.
+
+    ptxas spreads what it may among matmuls, and the tensor cores would wait for random bits.  It moves nothing past
+    what may branch: one look more at the it-th dO, which is there.
+    """
+    if drops.GIVEN:
+        wait_for_do(shared, it)
+
+
+@gluon.jit
 def share_ds(shared, ds):
     """Make dS visible to the matmuls of all warps."""
     shared.ds.store(ds)
@@ -162,6 +173,7 @@ def overlapped_step(shared, mask, drops, scale_log2, word, q_it, it, first_q_it,
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     before = gl.maximum(q_it - 1, first_q_it) % shared.Q_STAGES
     dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
+    begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     dp = warpgroup_mma_wait(2, deps=(dp,))
@@ -203,6 +215,8 @@ def halved_step(
         s0 = scores(k, shared, tile, zero)
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s0 = warpgroup_mma_wait(1, deps=(s0,))
+    if AHEAD:
+        begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
@@ -215,6 +229,8 @@ def halved_step(
         s1 = scores(k, shared, tile + 1, zero)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
+    if AHEAD:
+        begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, do_slot, 1)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))

@@ -27,8 +27,7 @@ CONSUMER_WARPS = 4
 
 DATA_ARGUMENTS = {
     **dict.fromkeys(("counts_ptr", "steps_ptr"), "*i32"), "tables": "i32",
-    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr"), "*i32"), "dense_ptr": "*i8",
-    **dict.fromkeys(("dense_b", "dense_h", "dense_q", "dense_kv"), "i64"),
+    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr", "seen_bits_ptr"), "*i32"),
 }  # fmt: skip
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
@@ -49,7 +48,7 @@ class Settings:
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
-        bits_ahead: see `drop.Drop`.
+        codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
     """
 
     block_kv: int
@@ -60,7 +59,7 @@ class Settings:
     out_in_q: bool = False
     registers: int = 240
     producer_registers: int = 24
-    bits_ahead: bool = True
+    codes_ahead: int = 1
 
     @property
     def rows(self) -> int:
@@ -74,9 +73,9 @@ class Settings:
 
 
 SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, bits_ahead=False),
-    (128, 128): Settings(128, 2, q_stages=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, bits_ahead=False),
+    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0),
+    (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
     (256, 256): Settings(64, 2, out_in_q=True),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
@@ -111,7 +110,7 @@ class Specialisation:
         head_dim, value_dim: of q and k, of v.
         has_lo, has_hi: which bounds the mask has.
         even_kv: kv_len is a multiple of the kv tile.
-        has_codes, has_dense: what the mask has beside a band, see `data.ForwardData`.
+        has_codes, has_dense: what of `data.ForwardData` says who sees whom, beside a band; one at most.
         has_dropout: probabilities are dropped, see `data.ForwardDropout`.
     """
 
@@ -128,6 +127,8 @@ class Specialisation:
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
             raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
+        if self.has_codes and self.has_dense:
+            raise ArgumentError("has_codes, has_dense", (True, True), "one of them: bits say what codes say")
         dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
 
     @staticmethod
@@ -141,14 +142,22 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = dims_of(site.head_dim, site.value_dim)
         even = site.kv_len % SETTINGS[dims].block_kv == 0
-        has_codes = site.mask.keys is not None or site.mask.segments is not None
         has_bounds = site.band.lo is not None, site.band.hi is not None
         has_dense, has_dropout = site.mask.dense is not None, site.call.dropout is not None
+        has_codes = not has_dense and (site.mask.keys is not None or site.mask.segments is not None)
         return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout)
 
     @property
     def settings(self) -> Settings:
         return SETTINGS[dims_of(self.head_dim, self.value_dim)]
+
+    @property
+    def codes_ahead(self) -> int:
+        """That of the settings, as far as nothing else takes the registers."""
+        if self.has_dense or self.has_dropout:
+            return 0
+        most = 2 if self.even_kv and not self.has_hi else 1  # a load with a condition and a second bound take some
+        return min(self.settings.codes_ahead, most)
 
     @property
     def band(self) -> Band:
@@ -175,7 +184,7 @@ class Kernels:
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
-            "BITS_AHEAD": v.bits_ahead,
+            "CODES_AHEAD": p.codes_ahead,
         }  # fmt: skip
         if not (p.has_codes or p.has_dense):
             constants |= dict.fromkeys(DATA_ARGUMENTS)
@@ -188,9 +197,7 @@ class Kernels:
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(
-            hopper_forward, GluonASTSource, constants, types, {"dense_ptr": 1, "seed_ptr": 8}, options
-        )
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"seed_ptr": 8}, options)
 
     @cached_property
     def prepare(self) -> Any:

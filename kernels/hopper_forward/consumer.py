@@ -63,7 +63,7 @@ def consume(work, data, drop, shared, out_desc, lse_ptr, scale_log2, ME: gl.cons
         if not shared.OUT_IN_Q:
             release(shared.q_empty.index(q_slot))
         if not data.GIVEN:
-            slot, acc = last_product(shared, it - 1, p, acc)
+            slot, acc = last_product(work, drop, shared, here, bounds[0], it - 1, p, acc)
         store_logsumexp(work, lse_ptr, b, head, rows, m, total)
         share = gl.where(total == 0, 0.0, 1.0 / total)
         if drop.GIVEN:
@@ -109,19 +109,21 @@ def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc,
     if work.HAS_LO:
         for i in range(kv - full_end):
             p, acc, m, total = next_step(
-                work, data, drop, shared, scale_log2, zero, here, kv - 1 - i, True, it, p, acc, m, total
+                work, data, drop, shared, scale_log2, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     for i in range(full_end - full_first):
         p, acc, m, total = next_step(
-            work, data, drop, shared, scale_log2, zero, here, full_end - 1 - i, False, it, p, acc, m, total
-        )
+            work, data, drop, shared, scale_log2, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
+            total
+        )  # fmt: skip
         it += 1
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work, data, drop, shared, scale_log2, zero, here, full_first - 1 - i, True, it, p, acc, m, total
-            )
+                work, data, drop, shared, scale_log2, zero, here, full_first - i, full_first - 1 - i, True, it, p,
+                acc, m, total
+            )  # fmt: skip
             it += 1
     return p, acc, m, total, it
 
@@ -148,22 +150,25 @@ def walk_words(
                 work, data, drop, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
             )
             acc = scaled(acc, shrink)
+            kv = kv_of(word)
             word = told(shared, it)
             it += 1
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, scale_log2, zero, here, kv_of(word), True, it, p, acc, m, total
+                        work, data, drop, shared, scale_log2, zero, here, kv, kv_of(word), True, it, p, acc, m, total
                     )
+                    kv = kv_of(word)
                     word = told(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, scale_log2, zero, here, kv_of(word), False, it, p, acc, m, total
+                        work, data, drop, shared, scale_log2, zero, here, kv, kv_of(word), False, it, p, acc, m, total
                     )
+                    kv = kv_of(word)
                     word = told(shared, it)
                     it += 1
-            slot, acc = last_product(shared, it - 1, p, acc)
+            slot, acc = last_product(work, drop, shared, here, kv, it - 1, p, acc)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             release(shared.v_empty.index(slot))
     return acc, m, total

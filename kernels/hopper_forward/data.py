@@ -15,15 +15,16 @@ from ...model.dropout import Dropout
 class ForwardData(NamedTuple):
     """Which scores count, beside the band; see `listed` for what the tables hold.
 
-    A query sees a key only if their codes are equal, where there are codes, and the byte of the pair in the dense mask
-    is not zero, where there is one.  Rows of q that see no key, and of k and v that no row sees because of data, must
-    be finite: their scores are computed before they are hidden, and zero times infinity is not zero.
+    A query sees a key only if their codes are equal; under a dense mask, if their bit is set.  Rows of q that see no
+    key, and of k and v that no row sees because of data, must be finite: their scores are computed before they are
+    hidden, and zero times infinity is not zero.
 
     Args:
-        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; both or neither.
+        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; both, or neither under a dense mask.
         counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
-        dense: bool [batch, q heads, q_len, kv_len] with any strides, 0 where it is expanded.
+        seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
+            mask says, see Note [Seen bits] in `schedule.table_walk`.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
@@ -32,11 +33,13 @@ class ForwardData(NamedTuple):
     kv_codes: Tensor | None
     counts: Tensor
     steps: Tensor
-    dense: Tensor | None = None
+    seen_bits: Tensor | None = None
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
-        """From the operator's extras: the operands of the call, then the mask's codes, if any, counts and steps.
+        """From the operator's extras: the operands of the call, then counts and steps.
+
+        Between them are the mask's codes, or behind them its bits, if there is a dense mask.
 
         Raises:
             ArgumentError: a mask that is data, without its tables.
@@ -44,19 +47,15 @@ class ForwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        has_codes = mask.keys is not None or mask.segments is not None
-        made = list(extras[operands:])
-        if len(made) != 2 * has_codes + 2:
-            allowed = f"the {operands} operands of {call}, then {2 * has_codes + 2} tensors made from them"
+        made, wanted = list(extras[operands:]), 4 if mask.dense is None else 3
+        if len(made) != wanted:
+            allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
-        q_codes, kv_codes = made[:2] if has_codes else (None, None)
-        counts, steps = made[-2:]
-        dense = None if mask.dense is None else extras[mask.dense.mask.index]
-        return ForwardData(q_codes, kv_codes, counts, steps, dense)
+        return ForwardData(*made) if mask.dense is None else ForwardData(None, None, *made)
 
 
 class ForwardDropout(NamedTuple):
-    """Which probabilities are dropped: those whose 16 random bits are a number below `threshold`.
+    """Which probabilities are dropped: `threshold` of all 2**16 sets of random bits drop one.
 
     Note [Random bits of dropout] in reference_dropout.py defines the bits.  The log-sum-exp is that without dropout.
 

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from ...model import dropout as definition
+from ..hopper.dropout import bound_of
 from ..hopper.steps import accumulator_layout
 from .listed import given
 from .work import ROWS
@@ -23,25 +24,21 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 class Drop:
     """What is dropped, see `data.ForwardDropout`; None, all of it, in kernels without dropout.
 
-    A probability is dropped if its 16 random bits are a number below `threshold`, which is less than 2**16.
-
-    AHEAD: steps without a mask draw their bits while their matmuls run, where there are registers to keep them; in all
-    others the matmuls of other consumers run meanwhile.
+    So many of 2**16 sets of random bits drop a probability as `threshold` says; see Note [Comparing random bits] in
+    reference_dropout.py.
     """
 
     seed_ptr: gl.tensor | gl.constexpr
     threshold: gl.tensor | gl.constexpr
     rescale: gl.tensor | gl.constexpr
     GIVEN: gl.constexpr
-    AHEAD: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, seed_ptr, threshold, rescale, GIVEN, AHEAD):
+    def __init__(self, seed_ptr, threshold, rescale, GIVEN):
         self.seed_ptr = given(seed_ptr)
         self.threshold = given(threshold)
         self.rescale = given(rescale)
         self.GIVEN = gl.constexpr(GIVEN)
-        self.AHEAD = gl.constexpr(GIVEN and AHEAD)
 
     @gluon.jit
     def seed(self):
@@ -64,7 +61,9 @@ class Drop:
         keys = kv * (BLOCK_KV // 4) + gl.arange(0, BLOCK_KV // 4, gl.SliceLayout(0, layout))
         c0 = gl.expand_dims(rows, 1).to(gl.uint32)
         c1 = gl.expand_dims(keys, 0).to(gl.uint32)
-        w00, w01, w10, w11 = _philox(c0, c1, head.to(gl.uint32), b.to(gl.uint32), seed)
+        again, _ = self.seed()
+        zero = again ^ seed[0]  # which the compiler does not know: what needs it is not moved past the read
+        w00, w01, w10, w11 = _philox(c0, c1, head.to(gl.uint32) ^ zero, b.to(gl.uint32), seed)
         # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the row, in this order
         of_keys = gl.join(gl.join(w00, w00), gl.join(w01, w01))
         more_keys = gl.join(gl.join(w10, w10), gl.join(w11, w11))
@@ -77,8 +76,7 @@ class Drop:
     def kept(self, p, bits):
         """P, rounded, with zeros where it is dropped."""
         bits = gl.convert_layout(bits, p.type.layout, assert_trivial=True)
-        both = self.threshold.to(gl.uint32) * 0x10001
-        return _keep_from(p, bits, both & 0x7FFF7FFF, ~both)
+        return _keep_from(p, bits, bound_of(self.threshold), self.threshold)
 
 
 @gluon.constexpr_function
@@ -107,24 +105,22 @@ def _philox(c0, c1, c2, c3, key):
 
 
 @gluon.jit
-def _keep_from(p, bits, low, free):
-    """p where its half of `bits` is at least the threshold, else 0, two elements at a time.
+def _keep_from(p, bits, bound, threshold):
+    """p, zero where its half of `bits` drops it, two elements at a time.
 
-    low: the lower 15 bits of the threshold, in both halves; free: its bit 15, inverted, and any others.  With bit 15 of
-    the minuend set no difference borrows from the other half, and its bit 15 compares the lower 15 bits.  The majority
-    of that, of bit 15 of `bits` and of `free` is the answer, which prmt spreads over the half.
+    As a bfloat16 number it is below the half of `bound`, or where the threshold is above a half, it is not.
     """
     return gl.inline_asm_elementwise(
         """{
-        .reg .b32 %least, %keep;
-        or.b32 %least, $2, 0x80008000;
-        sub.u32 %least, %least, $4;
-        lop3.b32 %keep, %least, $2, $6, 0xE8;
-        prmt.b32 %keep, %keep, 0, 0xBB99;
-        and.b32 $0, $1, %keep;
+        .reg .pred %drops;
+        .reg .b32 %below, %turn;
+        setp.le.s32 %drops, $6, 32768;
+        selp.b32 %turn, 0xFFFFFFFF, 0, %drops;
+        set.lt.u32.bf16x2 %below, $2, $4;
+        lop3.b32 $0, $1, %below, %turn, 0x60;
         }""",
         "=r,r,r,r,r,r,r,r",
-        [p, bits, low, free],
+        [p, bits, bound, threshold],
         dtype=p.dtype,
         is_pure=True,
         pack=2,

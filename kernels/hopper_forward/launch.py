@@ -17,6 +17,7 @@ from torch import Tensor
 from ... import compat
 from ...errors import ArgumentError
 from ...model.mask import Band
+from ...schedule.table_walk import seen_words
 from ...schedule.walk import ClosedForm, Problem
 from ..hopper.compiling import constant_count
 from ..hopper.launch import LOG2E
@@ -24,6 +25,7 @@ from ..hopper.tensors import DTYPES, SeenRows, describe, readable
 from ..strides import dense_strides
 from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
 from .data import ForwardData, ForwardDropout
+from .work import ROWS
 
 _Strides = tuple[int, ...]
 
@@ -114,13 +116,13 @@ class _Described(NamedTuple):
     kv_codes: _Fact | None
     counts: _Fact
     steps: _Fact
-    dense: _Fact | None
+    seen_bits: _Fact | None
 
     @staticmethod
     def of(data: ForwardData) -> _Described:
-        optional = (None if t is None else _describe(t) for t in (data.q_codes, data.kv_codes, data.dense))
-        q_codes, kv_codes, dense = optional
-        return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), dense)
+        optional = (None if t is None else _describe(t) for t in (data.q_codes, data.kv_codes, data.seen_bits))
+        q_codes, kv_codes, seen_bits = optional
+        return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), seen_bits)
 
 
 class _Drops(NamedTuple):
@@ -170,10 +172,10 @@ class _State:
         of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
         settings = of.settings
         of = replace(of, even_kv=kv_len % settings.block_kv == 0)
-        self.data: tuple[int, ...] = ()
+        self.tables = 0
         if data is not None:
-            of = replace(of, has_codes=data.q_codes is not None, has_dense=data.dense is not None)
-            self.data = _check_data(data, q_shape, kv_len, settings, q_device)
+            self.tables = _check_data(data, q_shape, kv_len, settings, q_device)
+            of = replace(of, has_codes=data.q_codes is not None, has_dense=data.seen_bits is not None)
         self.drops: tuple[int, float] | None = None
         if drops is not None:
             of = replace(of, has_dropout=True)
@@ -218,8 +220,8 @@ class _State:
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
         extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
         if data is not None:
-            q_codes, kv_codes, counts, steps, dense = (0 if t is None else t.data_ptr() for t in data)
-            extra = (counts, steps, self.data[0], q_codes, kv_codes, dense, *self.data[1:])
+            q_codes, kv_codes, counts, steps, seen_bits = (0 if t is None else t.data_ptr() for t in data)
+            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits)
         drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
         if dropout is not None and self.drops is not None:
             drops = (dropout.seed.data_ptr(), *self.drops)
@@ -243,20 +245,14 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
-def _check_data(
-    data: _Described, q_shape: torch.Size, kv_len: int, settings: Settings, device: torch.device
-) -> tuple[int, ...]:
-    """The main kernel's arguments about the tables and the dense mask: tables of a batch element, and strides."""
+def _check_data(data: _Described, q_shape: torch.Size, kv_len: int, settings: Settings, device: torch.device) -> int:
+    """How many tables a batch element has."""
     batch, q_heads, q_len, _ = q_shape
-    if (data.q_codes is None) != (data.kv_codes is None) or (data.q_codes is None and data.dense is None):
+    if not (data.q_codes is None) == (data.kv_codes is None) != (data.seen_bits is None):
         given = [name for name, fact in data._asdict().items() if fact is not None]
-        raise ArgumentError("data", given, "both or neither of q_codes and kv_codes, and these or dense")
-    by_head = data.dense is not None and data.counts.shape[:1] == (batch * q_heads,)
-    tables, strides = q_heads if by_head else 1, (0, 0, 0, 0)
-    if data.dense is not None:
-        strides = _dense_strides(data.dense, (batch, q_heads, q_len, kv_len), device)
-        if strides[1] and not by_head:
-            raise ArgumentError("data.counts", tuple(data.counts.shape), f"{batch * q_heads} tables, one for each head")
+        raise ArgumentError("data", given, "both q_codes and kv_codes, or seen_bits")
+    by_head = data.seen_bits is not None and data.counts.shape[:1] == (batch * q_heads,)
+    tables = q_heads if by_head else 1
     kv_tiles = -(-kv_len // settings.block_kv)
     if kv_tiles > 1 << 16:
         raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
@@ -265,17 +261,10 @@ def _check_data(
     _check_int32("kv_codes", data.kv_codes, (batch, kv_len), device)
     _check_int32("counts", data.counts, rows, device)
     _check_int32("steps", data.steps, (*rows, kv_tiles), device)
-    return (tables, *strides)
-
-
-def _dense_strides(dense: _Fact, sizes: tuple[int, int, int, int], device: torch.device) -> tuple[int, int, int, int]:
-    """Strides of the dense mask as if it were expanded to `sizes`."""
-    fits = len(dense.shape) == 4 and all(n in (1, size) for n, size in zip(dense.shape, sizes, strict=True))
-    if not fits or dense.dtype != torch.bool or dense.device != device:
-        allowed = f"bool, of shape {sizes} or 1 along some dimensions, on {device}"
-        raise ArgumentError("data.dense", (dense.dtype, tuple(dense.shape), str(dense.device)), allowed)
-    b, h, row, key = (0 if n == 1 else stride for n, stride in zip(dense.shape, dense.strides, strict=True))
-    return b, h, row, key
+    row = int(ROWS.value)
+    bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
+    _check_int32("seen_bits", data.seen_bits, bits, device)
+    return tables
 
 
 def _check_int32(name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
+"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says by codes which scores of a kv tile count.
 
 Note [Words]
     A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
@@ -43,7 +43,9 @@ def given(argument):
 class Data:
     """The tensors of a mask that is data, see `data.ForwardData`; None, all of them, in kernels of bands.
 
-    tables: tables of a batch element, 1 or one for each head; dense_b, dense_h, dense_q, dense_kv: strides.
+    tables: tables of a batch element, 1 or one for each head.  With HAS_DENSE there are no codes: `seen` reads bits.
+    CODES_AHEAD: in which steps codes are asked for before the scores are begun, which takes as long as they do: in none
+    (0), in the first of a run (1), or in all (2).
     """
 
     counts_ptr: gl.tensor | gl.constexpr
@@ -51,32 +53,26 @@ class Data:
     tables: gl.tensor | gl.constexpr
     q_codes_ptr: gl.tensor | gl.constexpr
     kv_codes_ptr: gl.tensor | gl.constexpr
-    dense_ptr: gl.tensor | gl.constexpr
-    dense_b: gl.tensor | gl.constexpr
-    dense_h: gl.tensor | gl.constexpr
-    dense_q: gl.tensor | gl.constexpr
-    dense_kv: gl.tensor | gl.constexpr
+    seen_bits_ptr: gl.tensor | gl.constexpr
     HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
+    CODES_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, dense_ptr, dense_b, dense_h, dense_q, dense_kv,
-        HAS_CODES, HAS_DENSE,
+        self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, HAS_CODES, HAS_DENSE,
+        CODES_AHEAD,
     ):  # fmt: skip
         self.counts_ptr = given(counts_ptr)
         self.steps_ptr = given(steps_ptr)
         self.tables = given(tables)
         self.q_codes_ptr = given(q_codes_ptr)
         self.kv_codes_ptr = given(kv_codes_ptr)
-        self.dense_ptr = given(dense_ptr)
-        self.dense_b = given(dense_b)
-        self.dense_h = given(dense_h)
-        self.dense_q = given(dense_q)
-        self.dense_kv = given(dense_kv)
+        self.seen_bits_ptr = given(seen_bits_ptr)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
         self.HAS_DENSE = gl.constexpr(HAS_DENSE)
+        self.CODES_AHEAD = gl.constexpr(CODES_AHEAD if HAS_CODES else 0)
         self.GIVEN = gl.constexpr(HAS_CODES or HAS_DENSE)
 
     @gluon.jit
@@ -88,25 +84,30 @@ class Data:
         return self.steps_ptr + row * kv_tiles, gl.load(self.counts_ptr + row)
 
     @gluon.jit
-    def hide(self, work, s, b, head, rows, kv):
-        """Scores of kv tile `kv`, -inf where codes differ or the dense mask has zero; the band is another's matter."""
-        keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
+    def codes(self, work, like, b, rows, kv):
+        """The codes of the queries `rows` and of the keys of kv tile `kv`; like: scores, or what has their layout."""
+        columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, like.type.layout))
         row_exists = (rows >= 0) & (rows < work.q_len)
-        key_exists = keys < work.kv_len
+        q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
+        if work.EVEN_KV:  # said so that loads are known to be aligned
+            first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
+            kv_codes = gl.load(self.kv_codes_ptr + first + columns)
+        else:
+            keys = kv * work.BLOCK_KV + columns
+            start = self.kv_codes_ptr + b.to(gl.int64) * work.kv_len
+            kv_codes = gl.load(start + keys, mask=keys < work.kv_len, other=0)
+        return q_codes, kv_codes
+
+    @gluon.jit
+    def hide(self, work, s, codes, b, rows, kv):
+        """Scores of kv tile `kv`, -inf where codes differ; the band is another's matter.
+
+        codes: as `codes` gives them, or None, if they have not been asked for.
+        """
         if self.HAS_CODES:
-            q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
-            if work.EVEN_KV:  # said so that loads are known to be aligned
-                first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
-                columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout))
-                kv_codes = gl.load(self.kv_codes_ptr + first + columns)
-            else:
-                kv_codes = gl.load(self.kv_codes_ptr + b.to(gl.int64) * work.kv_len + keys, mask=key_exists, other=0)
-            s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
-        if self.HAS_DENSE:
-            start = self.dense_ptr + b * self.dense_b + head * self.dense_h
-            places = gl.expand_dims(rows * self.dense_q, 1) + gl.expand_dims(keys * self.dense_kv, 0)
-            exists = gl.expand_dims(row_exists, 1) & gl.expand_dims(key_exists, 0)
-            s = _keep_set(s, gl.load(start + places, mask=exists, other=0).to(gl.int32))
+            if codes is None:
+                codes = self.codes(work, s, b, rows, kv)
+            s = _keep_equal(s, gl.expand_dims(codes[0], 1), gl.expand_dims(codes[1], 0))
         return s
 
 
@@ -121,23 +122,6 @@ def _keep_equal(s, a, b):
         }""",
         "=f,f,r,r",
         [s, a, b],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _keep_set(s, a):
-    """s where ``a != 0``, else -inf."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred %keep;
-        setp.ne.s32 %keep, $2, 0;
-        selp.f32 $0, $1, 0fFF800000, %keep;
-        }""",
-        "=f,f,r",
-        [s, a],
         dtype=gl.float32,
         is_pure=True,
         pack=1,

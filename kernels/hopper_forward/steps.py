@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from ..hopper.operations import role_barrier
 from ..hopper.steps import accumulator_layout, left_operand
+from .seen import ask, hide
 from .work import ROWS
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -66,12 +67,12 @@ def softmax(s, m, total, scale_log2):
 
 
 @gluon.jit
-def masked(work, data, s, b, head, rows, kv):
-    """Scores of kv tile `kv`, -inf where a row does not see the key."""
+def masked(work, data, s, codes, b, rows, kv):
+    """Scores of kv tile `kv`, -inf where a row does not see the key by band and `codes`, see `listed.Data.hide`."""
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
-    if data.GIVEN:
-        s = data.hide(work, s, b, head, rows, kv)
+    if data.HAS_CODES:
+        s = data.hide(work, s, codes, b, rows, kv)
     return s
 
 
@@ -157,24 +158,33 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
     needs a mask; shrink: the factor of what was before, for those who had a walk before.
     """
-    b, head, block, rows, q_tile, seed = here
+    b, head, block, rows, q_tile, _seed = here
+    codes = None
+    if data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, masks)
+    elif data.CODES_AHEAD > 0:
+        codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
-    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+    if data.HAS_DENSE:
         if masks:
-            s = masked(work, data, s, b, head, rows, kv)
+            s = hide(s, shown)
+    elif work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+        if masks:
+            s = masked(work, data, s, codes, b, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
-    p = as_left(p, shared.k.dtype, shared.v.shape[2])
-    if drop.GIVEN:
-        p = drop.kept(p, drop.bits(seed, b, head, block, kv, work.BLOCK_KV))
-    return p, m, total, shrink
+    return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total, shrink
 
 
 @gluon.jit
-def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p, acc, m, total):
-    """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of the one before.
+def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, masks, it, p, acc, m, total):
+    """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of `kv_before`.
+
+    While S is computed, it is decided what of P is dropped: the bits are used as they are drawn, and the matmuls of the
+    product follow one another.  ptxas spreads what it may among matmuls, and a tensor core would wait for it: the looks
+    at barriers before and behind keep it in its place, and the seed, which is read between them.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.
@@ -182,26 +192,28 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, p
     here, masks: see `first_step`; masks is a constant.
     """
     b, head, block, rows, q_tile, seed = here
+    codes = None
+    if masks and data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, True)
+    elif masks and data.CODES_AHEAD > 1:
+        codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
+    if drop.GIVEN:
+        wait_for(shared.k_full, it, shared.STAGES)  # it is full; what may branch keeps bits and matmuls apart
+        p = drop.kept(p, drop.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
-    bits = 0
-    if drop.AHEAD and not masks:
-        bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
-        wait_for(shared.k_full, it, shared.STAGES)  # it is full; ptxas moves no bits past what this may branch to
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
-    if masks:
+    if data.HAS_DENSE and masks:
+        s = hide(s, shown)
+    elif masks:
         if data.GIVEN:  # the registers of P have to hold codes
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        s = masked(work, data, s, b, head, rows, kv)
+        s = masked(work, data, s, codes, b, rows, kv)
     p, m, total, shrink = softmax(s, m, total, scale_log2)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
-    if drop.GIVEN:
-        if masks or not drop.AHEAD:
-            bits = drop.bits(seed, b, head, block, kv, work.BLOCK_KV)
-        p = drop.kept(p, bits)
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
     release(shared.v_empty.index(before))
     return p, scaled(acc, shrink), m, total
@@ -214,7 +226,10 @@ def scaled(acc, factor):
 
 
 @gluon.jit
-def last_product(shared, it, p, acc):
-    """Begin the product of P and V of the it-th kv tile, the last one of a walk: (slot of V, acc)."""
+def last_product(work, drop, shared, here, kv, it, p, acc):
+    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a walk: (slot of V, acc)."""
+    if drop.GIVEN:
+        b, head, block, _rows, _q_tile, seed = here
+        p = drop.kept(p, drop.bits(seed, b, head, block, kv, work.BLOCK_KV))
     slot = wait_for(shared.v_full, it, shared.STAGES)
     return slot, warpgroup_mma(p, shared.v.index(slot), acc, is_async=True)

@@ -6,6 +6,8 @@ import torch
 from dash_inductor.kernels.hopper_forward.data import ForwardData
 from torch import Tensor
 
+from dash_inductor.schedule.table_walk import seen_words
+
 ROWS = 64
 
 
@@ -46,6 +48,20 @@ def tables(keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int 
     return listed.sum(-1, dtype=torch.int32).contiguous(), steps.int().contiguous()
 
 
+def seen_bits(keep: Tensor, block_kv: int, rows: int = ROWS) -> Tensor:
+    """The bits of booleans [tables, q_len, kv_len], each put to its place by Note [Seen bits]."""
+    tables, q_len, kv_len = keep.shape
+    blocks, kv_tiles, words = -(-q_len // rows), -(-kv_len // block_kv), seen_words(block_kv)
+    table, q, k = keep.nonzero().unbind(1)
+    row, key = q % rows, k % block_kv
+    thread = row // 16 * 32 + row % 8 * 4 + key // 2 % 4
+    bit = key // 8 % 8 * 4 + row // 8 % 2 * 2 + key % 2
+    place = ((table * blocks + q // rows) * kv_tiles + k // block_kv) * 2 * rows + thread
+    found = torch.zeros(tables * blocks * kv_tiles * 2 * rows * words, dtype=torch.int64, device=keep.device)
+    found.index_add_(0, place * words + key // 64, torch.ones_like(bit) << bit)
+    return found.to(torch.int32).view(tables, blocks, kv_tiles, 2 * rows, words)
+
+
 def codes(q_segments: Tensor, kv_segments: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """(q_codes, kv_codes) of segments, numbers >= 0, and the validity of keys; [batch, length] each."""
     return q_segments.int().contiguous(), torch.where(valid, kv_segments.int(), -1).contiguous()
@@ -67,11 +83,11 @@ def of_dense(
     dense: Tensor, sizes: tuple[int, int, int, int], band: Tensor, has_lo: bool, consumers: int, block_kv: int,
     codes: tuple[Tensor, Tensor] | None = None, rows: int = ROWS,
 ) -> ForwardData:  # fmt: skip
-    """The data of a dense mask that broadcasts to `sizes`, a band, and codes where there are any."""
+    """The data of a dense mask that broadcasts to `sizes`, a band, and codes where there are any: all in its bits."""
     batch, _, q_len, kv_len = sizes
     keep = dense.expand(batch, -1, q_len, kv_len) & band
     if codes is not None:
         keep = keep & seen(*codes, band)[:, None]
-    q_codes, kv_codes = codes or (None, None)
-    found = tables(keep.flatten(0, 1), has_lo, consumers, block_kv, rows)
-    return ForwardData(q_codes, kv_codes, *found, dense)
+    keep = keep.flatten(0, 1)
+    found = tables(keep, has_lo, consumers, block_kv, rows)
+    return ForwardData(None, None, *found, seen_bits(keep, block_kv, rows))

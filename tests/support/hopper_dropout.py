@@ -16,6 +16,8 @@ from dash_inductor.kernels.hopper import dropout
 
 from dash_inductor.model import dropout as definition
 
+from . import compared
+
 
 class Array(np.ndarray[Any, Any]):
     """An array with the methods of a tensor in Gluon."""
@@ -45,7 +47,8 @@ def _functions(warps: int) -> dict[str, Any]:
     gl = SimpleNamespace(
         tensor=None, constexpr=_same, uint16=np.uint16, int32=np.int32, uint32=np.uint32, uint64=np.uint64,
         float32=np.float32, num_warps=lambda: warps, static_range=range, load=_same, convert_layout=_same,
-        where=np.where, expand_dims=np.expand_dims, SliceLayout=lambda *_: None,
+        where=lambda c, a, b: np.where(c, a, b).view(Array), minimum=min, expand_dims=np.expand_dims,
+        SliceLayout=lambda *_: None,
         DistributedLinearLayout=lambda *facts: facts, join=lambda a, b: np.stack([a, b], -1).view(Array),
         arange=lambda first, end, _: np.arange(first, end, dtype=np.int32).view(Array),
     )  # fmt: skip
@@ -56,7 +59,18 @@ def _functions(warps: int) -> dict[str, Any]:
     tree = ast.parse(inspect.getsource(dropout))
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
     exec(compile(tree, dropout.__file__, "exec"), namespace)
+    namespace["negative_where_dropped"] = _negative_where_dropped
     return namespace
+
+
+def _negative_where_dropped(p: Any, bits: Any, bound: Any, threshold: int) -> Any:
+    dropped, _ = compared.below(bits.astype(np.uint32), bound)
+    return np.where(dropped ^ (threshold > 1 << 15), -p, p)
+
+
+def bound_of(threshold: int) -> Any:
+    """What random bits are compared with, a word."""
+    return _functions(8)["bound_of"](threshold)
 
 
 def marked(

@@ -9,8 +9,6 @@ compared with attention; `Fault` is raised for what would be a race or a hang on
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import random
 import threading
@@ -23,13 +21,16 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels import reference_dropout
-from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, steps, work
+from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, seen, steps, work
 from torch import Tensor
 
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
+from dash_inductor.schedule.table_walk import seen_words
 
-from .hopper_glue import Barrier, Fault, Role, Simulation
+from . import compared
+from .hopper_dropout import bound_of
+from .hopper_glue import Barrier, Fault, Role, Simulation, definitions, source
 
 LAYOUT = SimpleNamespace()
 
@@ -73,6 +74,9 @@ class Value:
 
     def __and__(self, other: Any) -> Value:
         return self._with(other, torch.logical_and)
+
+    def __lshift__(self, other: Any) -> Value:
+        return self._with(other, torch.bitwise_left_shift)
 
     def __lt__(self, other: Any) -> Value:
         return self._with(other, torch.lt)
@@ -278,7 +282,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (listed, work, producer, drop, steps, consumer, entry)
+_MODULES = (listed, work, producer, drop, seen, steps, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -288,14 +292,12 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
     left = dict(edits) | {"ROWS = gl.constexpr(64)": f"ROWS = {rows}"}
     for module in _MODULES:
         # a Python integer has no type to change
-        text = inspect.getsource(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "")
+        text = source(module).replace(".to(gl.int64)", "").replace(".to(gl.uint32)", "")
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
-        tree = ast.parse(text)
-        tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
-        names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        code, names = definitions(text, module.__file__ or "")
         assert not names & (set(namespace) - set(stand_ins)), "two definitions of one name"
-        exec(compile(tree, module.__file__ or "", "exec"), namespace)
+        exec(code, namespace)
         namespace.update(stand_ins)
     if left:
         raise ValueError(f"not in the source: {list(left)}")
@@ -319,7 +321,7 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         return first_step(work, data, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
-        walks[role()].append(rest[5:7])
+        walks[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
     def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
@@ -437,7 +439,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         pointer.output.tensor.view(-1)[places] = value.read()[mask.read()]
         pointer.output.writes.view(-1)[places] += 1
 
-    def load(pointer: Pointer, mask: Value | None = None, other: int = 0) -> Any:
+    def load(pointer: Pointer, mask: Value | bool | None = None, other: int = 0) -> Any:
         """A number, or a tensor where the pointers are one."""
         elements, offsets = pointer.output.tensor.reshape(-1), pointer.offsets
         if not isinstance(offsets, Tensor):
@@ -446,7 +448,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
             if not 0 <= offsets < len(elements):
                 raise Fault("a load outside a tensor")
             return int(elements[offsets])
-        wanted = torch.ones_like(offsets, dtype=torch.bool) if mask is None else mask.read().expand(offsets.shape)
+        wanted = torch.as_tensor(True if mask is None else number(mask)).expand(offsets.shape)
         if not ((offsets >= 0) & (offsets < len(elements)))[wanted].all():
             raise Fault("a load outside a tensor")
         found = elements[torch.where(wanted, offsets, 0)]
@@ -493,8 +495,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def keep_equal(s: Value, a: Value, b: Value) -> Value:
         return Value(torch.where(a.read() == b.read(), s.read(), -math.inf))
 
-    def keep_set(s: Value, a: Value) -> Value:
-        return Value(torch.where(a.read() != 0, s.read(), -math.inf))
+    def keep_set(s: Value, words: Value, bits: Value) -> Value:
+        return Value(torch.where(words.read() & bits.read() != 0, s.read(), -math.inf))
 
     def philox(c0: Value, c1: Value, c2: int, c3: int, seed: tuple[int, int]) -> tuple[Value, ...]:
         rows, keys = torch.broadcast_tensors(c0.read(), c1.read())
@@ -502,10 +504,10 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         c2_, c3_, k0, k1 = (x & 0xFFFFFFFF for x in rest)
         return tuple(map(Value, reference_dropout.philox((rows & 0xFFFFFFFF, keys, c2_, c3_), (k0, k1))))
 
-    def keep_from(p: Value, bits: Value, low: int, free: int) -> Value:
-        threshold = low & 0x7FFF | ~free & 0x8000
-        halves = bits.read() >> 16 * (torch.arange(bits.shape[1]) % 2) & 0xFFFF
-        return Value(torch.where(halves >= threshold, p.read(), 0))
+    def keep_from(p: Value, bits: Value, bound: int, threshold: int) -> Value:
+        halves = bits.read() >> 16 * (torch.arange(bits.shape[1]) % 2)
+        dropped, _ = compared.below(halves.numpy() & 0xFFFF, bound)
+        return Value(torch.where(torch.from_numpy(dropped ^ (threshold > 1 << 15)), 0, p.read()))
 
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
@@ -534,5 +536,6 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
-        "_philox": philox, "_keep_from": keep_from, "_words_layout": lambda *_: None,
+        "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
+        "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,
     }  # fmt: skip

@@ -11,6 +11,7 @@ ever.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import math
 import random
@@ -18,7 +19,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from dash_inductor.kernels.hopper import (
@@ -351,20 +352,30 @@ class Simulation:
 _MODULES = (operations, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry)
 
 
+source = functools.cache(inspect.getsource)
+
+
+@functools.cache
+def definitions(text: str, file: str) -> tuple[CodeType, frozenset[str]]:
+    """The code of a module's text without its imports, and the names of the functions and classes that it defines."""
+    tree = ast.parse(text)
+    tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    return compile(tree, file, "exec"), frozenset(names)
+
+
 def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
     """`hopper_backward` of the modules' source without their imports; `stand_ins` replace what they import."""
     namespace: dict[str, Any] = {"__name__": __name__}
     left = dict(edits)
     namespace.update(stand_ins)
     for module in _MODULES:
-        text = inspect.getsource(module).replace(".to(gl.int64)", "")  # a Python integer has no type to change
+        text = source(module).replace(".to(gl.int64)", "")  # a Python integer has no type to change
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
-        tree = ast.parse(text)
-        tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
-        names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        code, names = definitions(text, module.__file__ or "")
         assert module is operations or not names & set(namespace), "two definitions of one name"
-        exec(compile(tree, module.__file__ or "", "exec"), namespace)
+        exec(code, namespace)
         namespace.update(stand_ins)
     if left:
         raise ValueError(f"not in the source: {list(left)}")

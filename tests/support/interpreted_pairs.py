@@ -17,7 +17,7 @@ from .mockgpu import install_driver  # Triton reads the environment when it is i
 
 install_driver()
 
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Iterable, Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 from unittest import mock  # noqa: E402
 
@@ -34,32 +34,46 @@ from .paired import PairedAttention, step  # noqa: E402
 TILES = Tiles(32, 16, 4, 1)
 
 
-def run(
-    p: PairedAttention, schedule: str, *, dynamic: bool = False, computed: bool = False, apart: bool = False
-) -> tuple[Tensor, ...]:
-    """apart: a kernel of its own makes the bias's gradient, as where the dq kernel would have too few programs."""
+def run(p: PairedAttention, schedule: str, **options: bool) -> tuple[Tensor, ...]:
+    """Output and gradients, compiled anew; options as for `steps`."""
+    (results,) = steps([p], schedule, **options)
+    return results
+
+
+def steps(
+    problems: Iterable[PairedAttention],
+    schedule: str,
+    *,
+    dynamic: bool = False,
+    computed: bool = False,
+    apart: bool = False,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Output and gradients of problems that differ in their values alone: what is compiled for one is run for all.
+
+    Args:
+        apart: a kernel of its own makes the bias's gradient, as where the dq kernel would have too few programs.
+    """
+    torch._dynamo.reset()
+    function = torch.compile(computed_step if computed else step, dynamic=False)
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
-    tensors = [t.clone(memory_format=torch.preserve_format) for t in (p.q, p.k, p.v, p.do)]
-    extras = [t.clone(memory_format=torch.preserve_format) for t in p.extras]
-    if computed:
-        extras = [~t if t.dtype == torch.bool else -t for t in extras]
-    if dynamic:
-        for t in tensors:
-            torch._dynamo.mark_dynamic(t, 2)
-        for t in extras:
-            for dim in range(1, t.dim()):
-                if t.shape[dim] in p.plane[2:]:
-                    torch._dynamo.maybe_mark_dynamic(t, dim)
-    calls = str(p.call(1)), str(p.call(3, gradient=p.bias is not None))
-    torch._dynamo.reset()
-    function = computed_step if computed else step
-    enough = mock.patch.object(backward, "ENOUGH_PROGRAMS", 1 << 30 if apart else 1)
-    with enough, inductor_config.patch(force_disable_caches=True):  # no cache knows of the number
-        results: tuple[Tensor, ...] = torch.compile(function, dynamic=False)(
-            *tensors, extras, calls, plan, None if p.bias is None else p.summed
-        )
-    return results
+    for p in problems:
+        tensors = [t.clone(memory_format=torch.preserve_format) for t in (p.q, p.k, p.v, p.do)]
+        extras = [t.clone(memory_format=torch.preserve_format) for t in p.extras]
+        if computed:
+            extras = [~t if t.dtype == torch.bool else -t for t in extras]
+        if dynamic:
+            for t in tensors:
+                torch._dynamo.mark_dynamic(t, 2)
+            for t in extras:
+                for dim in range(1, t.dim()):
+                    if t.shape[dim] in p.plane[2:]:
+                        torch._dynamo.maybe_mark_dynamic(t, dim)
+        calls = str(p.call(1)), str(p.call(3, gradient=p.bias is not None))
+        enough = mock.patch.object(backward, "ENOUGH_PROGRAMS", 1 << 30 if apart else 1)
+        with enough, inductor_config.patch(force_disable_caches=True):  # no cache knows of the number
+            results: tuple[Tensor, ...] = function(*tensors, extras, calls, plan, None if p.bias is None else p.summed)
+        yield results
 
 
 def computed_step(
@@ -89,10 +103,11 @@ def same(a: tuple[Tensor, ...], b: tuple[Tensor, ...], what: object) -> None:
 
 def poison(p: PairedAttention, schedule: str) -> str:
     """What nobody sees may hold anything."""
-    expected = run(p.surrounded(0.0), schedule)
+    fills = float("nan"), float("inf")
+    expected, *others = steps([p.surrounded(fill) for fill in (0.0, *fills)], schedule)
     assert all(t.isfinite().all() for t in expected)
-    for fill in (float("nan"), float("inf")):
-        same(expected, run(p.surrounded(fill), schedule), fill)
+    for fill, got in zip(fills, others, strict=True):
+        same(expected, got, fill)
     return "unharmed"
 
 

@@ -24,7 +24,7 @@ from .tile_pairs import DataMask, random_mask
 
 def compare(rng: random.Random, data: MaskData, schedule: str | None = None) -> None:
     """Under tiles and blocks of any size."""
-    mask_tables.ROW_BLOCK = rng.choice((4, 8))
+    mask_tables.ROW_BLOCK = rng.choice((4, 8) if data.dense is None else (16, 64))  # bits are of 16 rows
     mask_tables.TOKENS, mask_tables.PARTNERS = rng.choice(((4, 4), (32, 8)))
     mask_tables.TOKEN_TILES, mask_tables.LINES = rng.choice((1, 4, 32)), rng.choice((1, 2, 8))
     for name in ("Q_TILES", "KV_TILES", "DENSE_Q_TILES", "DENSE_KV_TILES", "ROWS", "COLUMNS"):
@@ -41,6 +41,23 @@ def dense(rng: random.Random) -> None:
     """A dense mask, alone or beside vectors, that broadcasts in any way."""
     mask = random_mask(rng, 30, batch=rng.choice((1, 2)))
     compare(rng, data_of(mask, rng, dense=True))
+
+
+def seen_bits(rng: random.Random) -> None:
+    """The bits of a dense mask and the kinds of its tile pairs, for several row blocks and kv tiles, empty ones too."""
+    mask = random_mask(rng, 200, batch=rng.choice((1, 2)))
+    data = data_of(mask, rng, dense=True)
+    assert data.dense is not None
+    cut = torch.arange(mask.kv_len) < rng.choice((8, 70, 300))
+    data = replace(data, dense=data.dense & cut if rng.random() < 0.5 else data.dense | cut)
+    mask_tables.ROW_BLOCK = rng.choice((16, 64))
+    plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
+    q_codes, kv_codes = (codes.contiguous() for codes in reference_tables._codes(data))
+    kinds, found = mask_tables._Builder(data, plan)._seen_bits(q_codes, kv_codes)
+    shape, shown = mask_tables.Shape.of(data, plan), reference_tables._shown(data)
+    assert torch.equal(found, reference_tables._seen_bits(shape, shown))
+    expected = reference_tables.tile_kinds(shown, shape.forward.block_q, shape.forward.block_kv)
+    assert torch.equal(kinds.mT.int(), torch.tensor(expected, dtype=torch.int32))
 
 
 def mirrored(rng: random.Random) -> None:
@@ -85,7 +102,7 @@ def altered(rng: random.Random) -> None:
     raise AssertionError("a mask with a key less has the same tables")
 
 
-KINDS = {f.__name__: f for f in (vectors, dense, mirrored, extreme, alone, altered)}
+KINDS = {f.__name__: f for f in (vectors, dense, seen_bits, mirrored, extreme, alone, altered)}
 
 
 def main(words: list[str]) -> None:

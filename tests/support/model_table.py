@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,13 +200,13 @@ _ON_H100 = """
 """
 
 
-def h100_lines(families: Iterable[str]) -> dict[str, str]:
-    """The lines of all cells of some families for an H100, in a process of its own."""
-    found: dict[str, str] = json.loads(run_python(_ON_H100, *families, path=ROOT).stdout.splitlines()[-1])
+def h100_lines(names: Iterable[str]) -> dict[str, str]:
+    """The lines of some cells, and of all cells of some families, for an H100, in a process of its own."""
+    found: dict[str, str] = json.loads(run_python(_ON_H100, *names, path=ROOT).stdout.splitlines()[-1])
     return found
 
 
-def lines_of_h100(families: Iterable[str]) -> dict[str, str]:
+def lines_of_h100(names: Sequence[str]) -> dict[str, str]:
     """As `h100_lines`, in a process whose CUDA device is a fake one; no kernel is compiled."""
     import dash_inductor.lowering
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -217,7 +217,9 @@ def lines_of_h100(families: Iterable[str]) -> dict[str, str]:
     torch.use_deterministic_algorithms(True)
     torch.set_default_dtype(torch.bfloat16)
     found = {}
-    for cell in cells(families, "cuda"):
+    for cell in cells(device="cuda"):
+        if cell.family not in names and str(cell) not in names:
+            continue
         calls = calls_of(cell)
         clear_sites()
         with (

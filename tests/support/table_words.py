@@ -62,13 +62,13 @@ def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int
     schedule = schedule or rng.choice(able)
     assert define(schedule, band).resident is None
     tiles = Tiles(rng.choice((1, 4, 8)), rng.choice((2, 4, 16)), 8, 2)
-    forward = Tiles(row_block * rng.choice((2, 3)), rng.choice((4, 8)), 8, 2)
+    forward = Tiles(row_block * rng.choice((2, 3)), rng.choice((4, 8) if row_block < 16 else (8, 32, 128)), 8, 2)
     return Plan("hopper", schedule, "hopper", tiles, forward_tiles=forward)
 
 
 def same_tables(found: MaskTables, expected: MaskTables) -> None:
     """Every word that a kernel may read."""
-    for name in ("q_codes", "kv_codes", "rows_seeing", "keys_seen", "counts", "visits", "contributions"):
+    for name in ("q_codes", "kv_codes", "rows_seeing", "keys_seen", "counts", "visits", "contributions", "seen_bits"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name, lengths in (("row_steps", found.counts), ("steps", found.visits)):
         ours, theirs = getattr(found, name), getattr(expected, name)
