@@ -114,6 +114,40 @@ def test_dynamic_sizes_give_the_same_bits(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("window", ["causal", "full"])
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_a_document_has_the_same_bits_in_any_company(shape: Shape, window: str) -> None:
+    """Alone, and behind other documents where it begins at a multiple of 128."""
+    run, tensors = step(WINDOWS[window]), problem(shape)
+    alone = run(*(t[384:684] for t in tensors), documents(0, 300, device="cuda"))
+    for places in ((0, 384, 684, TOKENS), (0, 1, 128, 384, 684), (0, 384, 684, 685, 700, 900)):
+        found = run(*tensors, documents(*places, device="cuda"))
+        assert all(torch.equal(a, b[384:684]) for a, b in zip(alone, found, strict=True)), places
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_bits_are_those_of_attention_with_a_mask_of_documents(shape: Shape) -> None:
+    tensors, starts = problem(shape), documents(*STARTS["documents"], device="cuda")
+    found = step((-1, 0))(*tensors, starts)
+    place = torch.arange(TOKENS, device="cuda")
+    ids = torch.bucketize(place, starts, right=True)
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+        place = torch.arange(TOKENS, device="cuda")
+        keep = (place <= place[:, None]) & (ids == ids[:, None])
+        q, k, v = (t[None].transpose(1, 2) for t in (q, k, v))
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep[None, None]).transpose(1, 2)[0]
+
+    *leaves, grad_out = tensors
+    leaves = [t.detach().requires_grad_() for t in leaves]
+    torch._dynamo.reset()
+    with config.patch(strict=True):
+        out = torch.compile(masked, fullgraph=True)(*leaves, ids)
+        gradients = torch.autograd.grad(out, leaves, grad_out)
+    assert all(map(torch.equal, found, (out, *gradients)))
+
+
+@pytest.mark.parametrize("window", ["causal", "full"])
 def test_repeats(window: str) -> None:
     """Idle and under load, in memory that held NaN."""
     starts = documents(*STARTS["documents"], device="cuda")

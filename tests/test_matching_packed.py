@@ -56,18 +56,15 @@ def test_values(window: str, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "starts",
-    [(0, 50), (0, 1, 2, 3, 50), (0, 0, 50, 50), (0, 20, 41), (0, 0)],
-    ids=str,
-)
-def test_any_documents(starts: tuple[int, ...], dtype: torch.dtype) -> None:
-    """One of all tokens, of one token, empty ones; tokens behind the last, and none with a document."""
+def test_any_documents(dtype: torch.dtype) -> None:
+    """One of all tokens, of one token, empty ones; tokens behind the last, and none with a document; by one graph."""
     inputs = tensors(*[(50, 2, 16)] * 3, dtype=dtype)
     with capture(strict=True) as graphs:
         compiled = graphs.compile(attend((-1, 0)))
-        results = step(lambda *t: compiled(*t, documents(*starts)), inputs)
-    assert_exact(results, inputs, documents(*starts), (-1, 0))
+        for places in ((0, 50, 50, 50), (0, 1, 2, 50), (0, 0, 50, 50), (0, 20, 20, 41), (0, 0, 0, 0)):
+            starts = documents(*places)
+            assert_exact(step(lambda *t, starts=starts: compiled(*t, starts), inputs), inputs, starts, (-1, 0))
+    assert len(graphs.after) == 1
 
 
 def test_another_number_of_documents_compiles_no_other_graph_than_pytorch_would() -> None:
@@ -79,6 +76,27 @@ def test_another_number_of_documents_compiles_no_other_graph_than_pytorch_would(
             starts = documents(0, *ends)
             assert_exact(step(lambda *t, starts=starts: compiled(*t, starts), inputs), inputs, starts, (-1, 0))
     assert len(graphs.after) == 2
+
+
+def test_bits_are_those_of_attention_with_a_mask_of_documents() -> None:
+    """Of all tokens as one batch element, whose documents are data too."""
+    inputs, starts = tensors(*[(50, 2, 16)] * 3), documents(0, 7, 7, 30, 50)
+    ids = torch.bucketize(torch.arange(50), starts, right=True)
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+        place = torch.arange(50)
+        keep = (place <= place[:, None]) & (ids == ids[:, None])
+        heads_first = (t[None].transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(*heads_first, attn_mask=keep[None, None]).transpose(1, 2)[0]
+
+    found = []
+    for function, data in ((attend((-1, 0)), starts), (masked, ids)):
+        with capture(strict=True) as graphs:
+            compiled = graphs.compile(function)
+            found.append(step(lambda *t, data=data, compiled=compiled: compiled(*t, data), inputs))
+        (record,) = sites()
+        assert record.mask == f"causal & {MASK}"
+    assert all(map(torch.equal, *found))
 
 
 def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
