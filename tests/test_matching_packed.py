@@ -139,6 +139,31 @@ def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
         assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
+def test_numbers_of_tokens_that_depend_on_data() -> None:
+    """Padding is taken out of a batch in the graph."""
+
+    def unpadded(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        kept = valid.flatten().nonzero().squeeze(-1)
+        q, k, v = (t[kept] for t in (q, k, v))
+        starts = F.pad(valid.sum(1).cumsum(0), (1, 0)).int()
+        found: Tensor = varlen_attn(q, k, v, starts, starts, 25, 25, window_size=(-1, 0))
+        return found
+
+    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept = torch.cat([torch.arange(20), torch.arange(25, 34)])
+        return packed_attention(q[kept], k[kept], v[kept], documents(0, 20, 29), (-1, 0))
+
+    inputs = tensors(*[(50, 2, 16)] * 3)
+    valid = torch.arange(25) < torch.tensor([[20], [9]])
+    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with captured, config.patch(cpu="reference", strict=True):
+        compiled = torch.compile(unpadded, fullgraph=True)
+        results = step(lambda *t: compiled(*t, valid), inputs)
+    assert [record.mask for record in sites()] == [f"causal & {MASK}"]
+    true = step(exact, [t.detach().double().requires_grad_() for t in inputs])
+    assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
+
+
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jagged ones reach the operator of ATen where PyTorch chooses flash attention, which it does not do on a CPU."""
