@@ -357,6 +357,16 @@ def classify(
     tl.store(KINDS + (head * n_kv + kv[:, None]) * n_q + q[None, :], kinds.to(tl.int8), mask=exists)
 
 
+@triton.jit
+def _ones(words):
+    """int32: how many bits of each of `words`, int32, are set."""
+    x = words.to(tl.uint32)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
 def write_seen(
     KINDS, SEEN_BITS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
@@ -373,7 +383,7 @@ def write_seen(
     q, kv = tl.program_id(1), tl.program_id(2)
     first_row, first_key = q * BLOCK_Q, kv * BLOCK_KV
     rows, keys = first_row + tl.arange(0, BLOCK_Q), first_key + tl.arange(0, BLOCK_KV)
-    dense = DENSE + b * dense_b + head % heads * dense_h
+    dense = (DENSE + b * dense_b + head % heads * dense_h).to(tl.pointer_type(tl.int8))
     at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
     allowed = _in_band(rows[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI)
     if HAS_CODES:
@@ -386,17 +396,19 @@ def write_seen(
     if HAS_HI:
         inside = inside & (first_row - (first_key + BLOCK_KV - 1) <= hi)
     if inside:  # without a condition, a thread loads many bytes at once; with one, those alone that it allows
-        keep = ((tl.load(dense + at) != 0) & allowed).to(tl.int32)
+        shown = tl.load(dense + at)
     else:
-        allowed = allowed & (rows < q_len)[:, None] & (keys < kv_len)[None, :]
-        keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
-    visible = tl.sum(keep, None)
+        existing = allowed & (rows < q_len)[:, None] & (keys < kv_len)[None, :]
+        shown = tl.load(dense + at, mask=existing, other=0)
+    keep = (shown != 0) & allowed
+    NUMBER: tl.constexpr = BLOCK_KV // WORDS // 2
+    parts = keep.reshape(BLOCK_Q // 16, 2, 8, WORDS, NUMBER // 4, 4, 2).permute(0, 2, 5, 3, 4, 1, 6)
+    bit = 1 << tl.arange(0, NUMBER)[None, :]
+    words = tl.sum(tl.where(parts.reshape(2 * BLOCK_Q * WORDS, NUMBER), bit, 0), 1)
+    visible = tl.sum(_ones(words), 0)
     complete = tl.minimum(BLOCK_Q, q_len - first_row) * BLOCK_KV
     kind = tl.where(visible == 0, EMPTY, tl.where(visible == complete, FULL, PARTIAL))
     tl.store(KINDS + (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q, kind.to(tl.int8))
-    NUMBER: tl.constexpr = BLOCK_KV // WORDS // 2
-    parts = keep.reshape(BLOCK_Q // 16, 2, 8, WORDS, NUMBER // 4, 4, 2).permute(0, 2, 5, 3, 4, 1, 6)
-    words = tl.sum(parts.reshape(2 * BLOCK_Q * WORDS, NUMBER) << tl.arange(0, NUMBER)[None, :], 1)
     pair = (head * tl.num_programs(1) + q) * tl.num_programs(2) + kv
     tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + tl.arange(0, 2 * BLOCK_Q * WORDS), words)
 
