@@ -167,12 +167,12 @@ def test_fakes_have_the_real_shapes(name: str) -> None:
     assert described[0] == described[1]
 
 
-def test_lengths_may_be_symbolic() -> None:
+@pytest.mark.parametrize("mask", ["causal & keys(0)", "dense(0)"])
+def test_lengths_may_be_symbolic(mask: str) -> None:
     def run(valid: torch.Tensor) -> list[torch.Tensor]:
         length = valid.shape[1]
-        found: list[torch.Tensor] = operator(
-            [valid], length, length, valid.shape[0], 4, 2, "causal & keys(0)", str(PLAN)
-        )
+        extra = valid if "keys" in mask else valid[:, None, None, :] & valid[:, None, :, None]
+        found: list[torch.Tensor] = operator([extra], length, length, valid.shape[0], 4, 2, mask, str(PLAN))
         return found
 
     graph = make_fx(run, tracing_mode="symbolic")(torch.ones(3, 77, dtype=torch.bool))
