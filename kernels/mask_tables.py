@@ -33,8 +33,6 @@ DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
 """The same where a dense mask has to be read for each of them."""
 LINES = 16
 """Rows of a tile pair that `classify` looks at together."""
-SEEN_WARPS = 8
-"""Of a program of `write_seen`, whose tile pair would fill the registers of fewer where rows are not contiguous."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels looks at together."""
 
@@ -227,7 +225,7 @@ class _Builder:
             tables.write_seen, (tables_, n_q, n_kv),
             kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.kinds_heads, data.q_len, data.kv_len,
             self.lo, self.hi, **self.bounds, HAS_CODES=data.has_codes,
-            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words, num_warps=SEEN_WARPS,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
         )  # fmt: skip
         return kinds, seen_bits
 

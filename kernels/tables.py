@@ -367,38 +367,40 @@ def write_seen(
 
     KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
     bits] in schedule/table_walk.py.  The other arguments are those of `seen`.
+
+    Each word is put together bit by bit, from single elements.  Reading a tile pair at once and permuting it gave other
+    words with Triton 3.6 than in the interpreter.
     """
     head = tl.program_id(0).to(tl.int64)
     b = head // heads
     q, kv = tl.program_id(1), tl.program_id(2)
     first_row, first_key = q * BLOCK_Q, kv * BLOCK_KV
-    rows, keys = first_row + tl.arange(0, BLOCK_Q), first_key + tl.arange(0, BLOCK_KV)
     dense = DENSE + b * dense_b + head % heads * dense_h
-    at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
-    allowed = _in_band(rows[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI)
-    if HAS_CODES:
-        q_codes = tl.load(Q_CODES + b * q_len + rows, mask=rows < q_len, other=ALONE)
-        kv_codes = tl.load(KV_CODES + b * kv_len + keys, mask=keys < kv_len, other=HIDDEN)
-        allowed = allowed & (q_codes[:, None] == kv_codes[None, :])
-    inside = (first_row + BLOCK_Q <= q_len) & (first_key + BLOCK_KV <= kv_len)
-    if HAS_LO:
-        inside = inside & (first_row + BLOCK_Q - 1 - first_key >= lo)
-    if HAS_HI:
-        inside = inside & (first_row - (first_key + BLOCK_KV - 1) <= hi)
-    if inside:  # without a condition, a thread loads many bytes at once; with one, those alone that it allows
-        keep = ((tl.load(dense + at) != 0) & allowed).to(tl.int32)
-    else:
-        allowed = allowed & (rows < q_len)[:, None] & (keys < kv_len)[None, :]
-        keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
-    visible = tl.sum(keep, None)
-    complete = tl.minimum(BLOCK_Q, q_len - first_row) * BLOCK_KV
-    kind = tl.where(visible == 0, EMPTY, tl.where(visible == complete, FULL, PARTIAL))
-    tl.store(KINDS + (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q, kind.to(tl.int8))
     NUMBER: tl.constexpr = BLOCK_KV // WORDS // 2
-    parts = keep.reshape(BLOCK_Q // 16, 2, 8, WORDS, NUMBER // 4, 4, 2).permute(0, 2, 5, 3, 4, 1, 6)
-    words = tl.sum(parts.reshape(2 * BLOCK_Q * WORDS, NUMBER) << tl.arange(0, NUMBER)[None, :], 1)
+    place = tl.arange(0, 2 * BLOCK_Q * WORDS)
+    thread = place // WORDS
+    row = first_row + thread // 32 * 16 + thread % 32 // 4
+    key = first_key + place % WORDS * (2 * NUMBER) + thread % 4 * 2
+    words = tl.zeros([2 * BLOCK_Q * WORDS], tl.int32)
+    visible = tl.zeros([2 * BLOCK_Q * WORDS], tl.int32)
+    for bit in tl.static_range(NUMBER):
+        i = row + bit // 2 % 2 * 8
+        j = key + bit // 4 * 8 + bit % 2
+        allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, lo, hi, HAS_LO, HAS_HI)
+        if HAS_CODES:
+            q_code = tl.load(Q_CODES + b * q_len + i, mask=i < q_len, other=ALONE)
+            kv_code = tl.load(KV_CODES + b * kv_len + j, mask=j < kv_len, other=HIDDEN)
+            allowed = allowed & (q_code == kv_code)
+        at = i.to(tl.int64) * dense_i + j.to(tl.int64) * dense_j
+        keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
+        words = words | (keep << bit)
+        visible += keep
+    seen = tl.sum(visible, 0)
+    complete = tl.minimum(BLOCK_Q, q_len - first_row) * BLOCK_KV
+    kind = tl.where(seen == 0, EMPTY, tl.where(seen == complete, FULL, PARTIAL))
+    tl.store(KINDS + (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q, kind.to(tl.int8))
     pair = (head * tl.num_programs(1) + q) * tl.num_programs(2) + kv
-    tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + tl.arange(0, 2 * BLOCK_Q * WORDS), words)
+    tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + place, words)
 
 
 @triton.jit(do_not_specialize=["kv_len", "fine_q", "fine_kv", "n_q", "n_kv"])

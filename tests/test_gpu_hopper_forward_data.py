@@ -93,10 +93,10 @@ def compiled() -> None:
     dtypes = {dims: [dtype, OTHER[dtype]] if dims in BOTH else [dtype] for dims, dtype in DTYPES.items()}
     names: dict[torch.dtype, Any] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     kernels = [
-        build.Specialisation(names[dtype], *dims, band.lo is not None, band.hi is not None, even, has_codes)
+        build.Specialisation(names[dtype], *dims, band.lo is not None, band.hi is not None, even, *data)
         for dims in build.SETTINGS
         for dtype in dtypes[dims]
-        for band, even, has_codes in itertools.product(BANDS, (False, True), (False, True))
+        for band, even, data in itertools.product(BANDS, (False, True), ((False, False), (True, False), (False, True)))
     ]
     once_in_this_run("hopper_forward_data", lambda: compile_all(kernels))
 
@@ -197,6 +197,47 @@ def test_codes_that_hide_nothing_change_no_bit(dims: tuple[int, int]) -> None:
     for band, (q_len, kv_len) in itertools.product(BANDS, [*LENGTHS, (2048, 2048)]):
         p = Problem.of("ones", band, q_len, kv_len, dims, batch=2, group=2)
         assert same(without_data(p.plain), p.run()), (band, q_len, kv_len)
+
+
+def dense(by_head: bool, band: Band, q_len: int, kv_len: int, dims: tuple[int, int]) -> tuple[Problem, Problem]:
+    """A problem under a dense mask, of which a third each of the squares of 64 tokens is hidden, seen and mixed.
+
+    With one table for all heads, unless heads differ; and with one for each.
+    """
+    p = Attention.random(
+        q_len, kv_len, dims[0], band, batch=2, kv_heads=2, group=2, dtype=DTYPES[build.dims_of(*dims)],
+        value_dim=dims[1],
+    )  # fmt: skip
+    generator = torch.Generator("cuda").manual_seed(q_len)
+    squares, pairs = (
+        torch.rand(2, 4 if by_head else 1, q_len, kv_len, device="cuda", generator=generator) for _ in "sp"
+    )
+    of_square = [torch.arange(length, device="cuda") // 64 * 64 for length in (q_len, kv_len)]
+    squares = squares[:, :, of_square[0]][..., of_square[1]]
+    shown = (squares > 0.67) | (squares > 0.33) & (pairs < 0.3)
+    keep = shown & p.keep()
+    of_keys = keep.expand(-1, 4, -1, -1).unflatten(1, (2, 2)).any(2).any(2)[..., None]
+    band_keep, sizes, settings = p.keep(), (2, 4, q_len, kv_len), build.SETTINGS[build.dims_of(*dims)]
+    p = dataclasses.replace(p, q=p.q * keep.any(3)[..., None], k=p.k * of_keys, v=p.v * of_keys)
+    first, second = (
+        Problem(p, forward_tables.of_dense(
+            mask, sizes, band_keep, band.lo is not None, settings.consumers, settings.block_kv
+        ), keep)
+        for mask in (shown, shown.expand(-1, 4, -1, -1))
+    )  # fmt: skip
+    return first, second
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+@all_settings
+def test_dense_masks(dims: tuple[int, int], by_head: bool) -> None:
+    for band, (q_len, kv_len) in itertools.product(BANDS, LENGTHS):
+        p, of_heads = dense(by_head, band, q_len, kv_len, dims)
+        poison()
+        found = p.run()
+        p.check(found)
+        assert same(found, p.run())
+        assert same(found, of_heads.run())
 
 
 SHAPES = [

@@ -49,6 +49,16 @@ def same(a: Dim, b: Dim) -> bool:
     return a is b or statically_known_true(a == b)
 
 
+def made_same(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are equal, certainly or for the tensors at hand: then by a guard that this call adds."""
+    if same(a, b):
+        return True
+    symbolic = [x for x in (a, b) if isinstance(x, torch.SymInt)]
+    if any(has_free_unbacked_symbols(x) or x.node.shape_env.frozen for x in symbolic):
+        return False
+    return bool(a == b)
+
+
 def differ(a: Dim, b: Dim) -> bool:
     """Whether two sizes are certainly different."""
     return a is not b and statically_known_true(a != b)

@@ -96,7 +96,7 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
         return f"query and key have {query.dim()} and {key.dim()} dimensions; those of three are replaced"
     if not _same_value(starts, key_starts):
         return "cu_seq_q and cu_seq_k are not the same tensor; calls with one tensor for both are replaced"
-    if not layout.same(query.shape[0], key.shape[0]):
+    if not layout.made_same(query.shape[0], key.shape[0]):
         counts = f"there are {query.shape[0]} tokens of query and {key.shape[0]} of key"
         return f"{counts}; calls with as many of both are replaced"
     found: Tensor = starts.meta["val"]
