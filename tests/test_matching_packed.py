@@ -139,6 +139,16 @@ def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
         assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
+def test_symbols_for_tokens_of_query_and_key_may_differ() -> None:
+    """They are equal for the tensors at hand; a guard says so, and the same code serves other numbers."""
+    with torch.fx.experimental._config.patch(use_duck_shape=False), capture(strict=True) as graphs:
+        compiled = graphs.compile(attend((-1, 0)), dynamic=True)
+        for tokens in (50, 61):
+            inputs, starts = tensors(*[(tokens, 2, 16)] * 3), documents(0, 30, tokens)
+            assert_exact(step(lambda *t, starts=starts: compiled(*t, starts), inputs), inputs, starts, (-1, 0))
+    assert len(graphs.after) == 1
+
+
 def test_numbers_of_tokens_that_depend_on_data() -> None:
     """Padding is taken out of a batch in the graph."""
 
