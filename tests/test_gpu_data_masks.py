@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dash_inductor import config, sites
+from dash_inductor import clear_sites, config, sites
 
 from .support.repeats import differing_runs
 
@@ -308,6 +308,7 @@ def test_dense_masks_beside_valid_keys(shape: tuple[int, int, int, int, torch.dt
 def test_a_causal_dense_mask_has_the_bits_of_the_closed_form(shape: tuple[int, int, int, int, torch.dtype]) -> None:
     """It selects the same scores, and is planned as a causal mask is."""
     for length in LENGTHS:
+        clear_sites()
         tensors = problem(shape, length)
         shown = torch.ones(1, 1, length, length, dtype=torch.bool, device="cuda").tril()
         found = check_dense(dense_step(), tensors, shown, shown, f"{length}")
