@@ -36,7 +36,7 @@ UPWARD = ("ascending", "spt", "two_pass")
 """What masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes up: down, all kv
 tiles of a document would begin at its last q tile, and wait there for one another."""
 
-SEGMENTS = 4
+SEGMENTS = 2
 """Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""
 
 
