@@ -276,8 +276,6 @@ class _Builder:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
-    def _launch(
-        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
-    ) -> None:  # fmt: skip
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         """Launch on the current device, or in Triton's interpreter."""
-        kernel[grid](*arguments, **constants, num_warps=num_warps)
+        kernel[grid](*arguments, **constants, num_warps=4)
