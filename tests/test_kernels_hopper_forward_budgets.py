@@ -153,10 +153,10 @@ def test_pinned() -> None:
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
 64/64 full bfloat16 codes: registers 128, spilled 0/0, shared 205532, steps 430..583
 64/64 band(0,1023) float16 ragged codes: registers 128, spilled 80/72, shared 205548, steps 429..882
-128/128 full bfloat16 codes: registers 168, spilled 0/0, shared 229976, steps 483..637
-128/128 band(0,1023) float16 ragged codes: registers 168, spilled 16/16, shared 229992, steps 482..935
-192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 24/24, shared 213568, steps 518..973
-256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 44/56, shared 197152, steps 418..680
+128/128 full bfloat16 codes: registers 168, spilled 8/8, shared 229976, steps 484..641
+128/128 band(0,1023) float16 ragged codes: registers 168, spilled 16/16, shared 229992, steps 482..937
+192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 24/24, shared 213568, steps 518..1006
+256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 44/56, shared 197152, steps 418..682
 64/64 band(0,1023) bfloat16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
 128/128 full bfloat16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575
 192/128 causal float16 dense: registers 168, spilled 0/0, shared 213552, steps 516..614
@@ -178,10 +178,10 @@ def test_others_are_pinned() -> None:
 192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..672
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
 256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 413..506
-128/128 full float16 ragged codes: registers 168, spilled 0/0, shared 229976, steps 482..811
-128/128 causal bfloat16 codes: registers 168, spilled 16/16, shared 229992, steps 483..803
+128/128 full float16 ragged codes: registers 168, spilled 4/4, shared 229976, steps 482..814
+128/128 causal bfloat16 codes: registers 168, spilled 16/16, shared 229992, steps 486..806
 192/128 causal float16 codes: registers 168, spilled 16/16, shared 213568, steps 519..842
-256/256 full float16 codes: registers 168, spilled 20/32, shared 197136, steps 421..519
+256/256 full float16 codes: registers 168, spilled 20/32, shared 197136, steps 421..518
 64/64 full float16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
 128/128 band(0,1023) float16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575""",
     )
