@@ -74,11 +74,13 @@ class Documents:
     def places(self, emitter: Emitter, tokens: int | Node, before: Node) -> Places:
         """Of aligned documents; arguments as of `numbers`, and shared as that is."""
         call, starts = _Shared(emitter, before), self.starts
-        ends = call(aten.slice.Tensor, starts, 0, 1)
-        lengths = call(aten.sub.Tensor, ends, call(aten.slice.Tensor, starts, 0, 0, -1))
+        # One number for each of the starts: where there are fewer, one document alone would be guarded.  The last start
+        # is none of a document: it ends at 0, and no row behind it is inside.
+        ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], 0), 0, 1)
+        lengths = call(aten.sub.Tensor, ends, starts)
         rounded = call(aten.bitwise_and.Scalar, call(aten.add.Tensor, lengths, ALIGNMENT - 1), -ALIGNMENT)
-        sums = call(aten.cumsum.default, rounded, 0, dtype=starts.meta["val"].dtype)
-        aligned = call(aten.constant_pad_nd.default, sums, [1, 0], 0)
+        those_before = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, rounded, [1, 0], 0), 0, 0, -1)
+        aligned = call(aten.cumsum.default, those_before, 0, dtype=starts.meta["val"].dtype)
 
         ramp = call.ramp(starts, tokens)
         document = call(aten.sub.Tensor, call.count(ramp, starts), 1)
@@ -90,8 +92,7 @@ class Documents:
         rows = call.of_sizes(operator.add, tokens, padding)
         row = call.ramp(aligned, rows)
         document = call(aten.sub.Tensor, call.count(row, aligned), 1)
-        # Behind the last document no row is inside of one.
-        end = call(aten.index.Tensor, call(aten.constant_pad_nd.default, ends, [0, 1], 0), [document])
+        end = call(aten.index.Tensor, ends, [document])
         begin = call(aten.index.Tensor, aligned, [document])
         token = call(aten.add.Tensor, call(aten.index.Tensor, starts, [document]), call(aten.sub.Tensor, row, begin))
         behind = call(aten.ge.Tensor, begin, call(aten.select.int, aligned, 0, -1))

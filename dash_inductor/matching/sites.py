@@ -128,9 +128,9 @@ def analyse(node: Node, facts: Facts) -> Match:
     call = _call(mask, bias, args, head_dim)
     operands = find_operands(node, backend, args)
     dtype = DTYPES[query.dtype]
-    lengths = (tensor.shape[2] for tensor in (query, key))
+    lengths = [query.shape[2], key.shape[2]]
     if terms.documents is not None:
-        lengths = map(terms.documents.rows, lengths)
+        lengths = [terms.documents.rows(length) for length in lengths]
     q_len, kv_len = map(layout.static, lengths)
     facts.site = site = Site(
         device="cpu" if device.type == "cpu" else "cuda",
