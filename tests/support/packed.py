@@ -71,7 +71,7 @@ class Company:
         """A tensor of all tokens, of which those of the document are `own`, and the others random, times `factor`."""
         others = sum(self.before) + sum(self.after) + self.behind
         generator = torch.Generator().manual_seed(others)
-        found = torch.randn(others + len(own), *own.shape[1:], generator=generator).to(own) * factor
+        found = (torch.randn(others + len(own), *own.shape[1:], generator=generator) * factor).to(own)
         found[self.slice(len(own))] = own
         return found
 
