@@ -128,7 +128,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     call = _call(mask, bias, args, head_dim)
     operands = find_operands(node, backend, args)
     dtype = DTYPES[query.dtype]
-    lengths = [query.shape[2], key.shape[2]]
+    lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
     if terms.documents is not None:
         lengths = [terms.documents.rows(length) for length in lengths]
     q_len, kv_len = map(layout.static, lengths)

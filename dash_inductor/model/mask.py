@@ -189,9 +189,13 @@ class Mask:
             others[name] = tuple(Operand(int(place)) for place in places)
         if len(bands) > 1:
             raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
+        segments = None
+        if "segments" in others:
+            q, kv = others["segments"]
+            segments = Segments(q, kv, aligned)
         return Mask(
             bands[0] if bands else Band(),
             Keys(*others["keys"]) if "keys" in others else None,
-            Segments(*others["segments"], aligned) if "segments" in others else None,
+            segments,
             Dense(*others["dense"]) if "dense" in others else None,
         )
