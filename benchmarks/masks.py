@@ -4,10 +4,11 @@
 
 Forward and backward of one `scaled_dot_product_attention` in bf16 at head dimension 128, each compiled: "dash" under
 deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
-"varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen), and
-"closed form" dash on the plain mask of the same shape.  TFLOP/s over visible pairs, medians; all calls of a row take
-turns.  A site that dash_inductor keeps is not timed: the reason is printed instead.  "torch" of rows with dropout draws
-other numbers.  Results: benchmarks/results/masks.json.
+"varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen),
+"operator" and "aligned" dash on `torch.nn.attention.varlen.varlen_attn` with documents where they are and moved to
+tiles, and "closed form" dash on the plain mask of the same shape.  TFLOP/s over visible pairs, medians; all calls of a
+row take turns.  A site that dash_inductor keeps is not timed: the reason is printed instead.  "torch" of rows with
+dropout draws other numbers.  Results: benchmarks/results/masks.json.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ def packed(count: int, length: int) -> tuple[int, ...]:
 ROWS = [
     Row("documents:16 in 32k", 1, 32, 8, 32768, (packed(16, 32768),)),
     Row("documents:8 in 16k", 1, 16, 4, 16384, (packed(8, 16384),)),
+    Row("documents:64 in 32k", 1, 32, 8, 32768, (packed(64, 32768),)),
     Row("padded:6000 and 7800 of 8192", 2, 16, 16, 8192, ((6000,), (7800,))),
     Row("dense:causal 4096", 2, 16, 16, 4096),
     Row("dropout:causal 8192", 2, 16, 16, 8192),
@@ -221,10 +223,15 @@ def closed_form(row: Row) -> Step:
 
 
 def _replaced(name: str, row: Row, options: dict[str, Any], more: list[Tensor]) -> Step:
-    dash_inductor.clear_sites()
     leaves, grad_out = _leaves(row)
+    return _checked(_compiled(name, options), leaves + more, grad_out)
+
+
+def _checked(compiled: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor) -> Step:
+    """The two calls of a function that dash_inductor replaces."""
+    dash_inductor.clear_sites()
     with torch._inductor.config.patch(force_disable_caches=True):  # a cached graph has no records
-        step = _step(_compiled(name, options), leaves + more, grad_out, deterministic=True)
+        step = _step(compiled, leaves, grad_out, deterministic=True)
     kept = [record for record in dash_inductor.sites() if record.reason is not None]
     if kept or not dash_inductor.sites():
         raise NotRun(f"kept: {kept[0].reason.value}: {kept[0].detail}" if kept else "no site")  # type: ignore[union-attr]
@@ -263,13 +270,37 @@ def flex(row: Row) -> Step:
 
 def varlen(row: Row) -> Step:
     """FlashAttention-2 on packed documents, [tokens, heads, head dim]; not deterministic in its fast form."""
+    ends, longest, leaves, grad_out = _packed(row)
+    return _step(_varlen(ends, longest), leaves, grad_out, deterministic=False)
+
+
+def _packed(row: Row) -> tuple[Tensor, int, list[Tensor], Tensor]:
+    """Where documents begin and end, the longest, leaves and a gradient of the output [tokens, heads, head dim]."""
     if row.kind != "documents" or row.batch != 1:
         raise NotRun("only for packed documents")
     ends = torch.tensor((0, *row.ends[0]), dtype=torch.int32, device=DEVICE)
-    longest = int(ends.diff().max())
     inputs, grad_out = _leaves(row)
     leaves = [t.detach()[0].transpose(0, 1).contiguous().requires_grad_() for t in inputs]
-    return _step(_varlen(ends, longest), leaves, grad_out[0], deterministic=False)
+    return ends, int(ends.diff().max()), leaves, grad_out[0]
+
+
+def _operator(documents: str) -> Callable[[Row], Step]:
+    """PyTorch's packed operator, compiled by dash under a setting of `documents`."""
+
+    def contender(row: Row) -> Step:
+        from torch.nn.attention.varlen import varlen_attn
+
+        ends, longest, leaves, grad_out = _packed(row)
+        grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0), **grouped)
+            return out
+
+        with dash_inductor.config.patch(documents=documents):
+            return _checked(torch.compile(run, dynamic=False), leaves, grad_out)
+
+    return contender
 
 
 def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:
@@ -306,6 +337,8 @@ CONTENDERS: dict[str, Callable[[Row], Step]] = {
     "torch": pytorch,
     "flex": flex,
     "varlen": varlen,
+    "operator": _operator("packed"),
+    "aligned": _operator("aligned"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from dash_inductor import config, sites
 from dash_inductor.observe.records import clear_sites
 
-from .support.packed import GROUPED, documents, packed_attention
+from .support.packed import COMPANIES, GROUPED, Company, documents, packed_attention
 from .support.repeats import differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
@@ -40,6 +40,13 @@ SHAPES = [
 Shape = tuple[int, int, int, torch.dtype]
 Step = Callable[..., list[Tensor]]
 """From q, k, v, grad_out and starts to the output and the gradients."""
+
+
+@pytest.fixture(params=["packed", "aligned"])
+def placed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Documents where they are, and moved to where each begins with a tile."""
+    with config.patch(documents=request.param):
+        yield
 
 
 def problem(shape: Shape, tokens: int = TOKENS) -> list[Tensor]:
@@ -81,6 +88,7 @@ def exact(tensors: list[Tensor], starts: Tensor, window: tuple[int, int]) -> lis
     return [out.detach(), *torch.autograd.grad(out, leaves, do)]
 
 
+@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("window", list(WINDOWS))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values(shape: Shape, window: str) -> None:
@@ -103,6 +111,7 @@ def test_values(shape: Shape, window: str) -> None:
         assert all(torch.equal(a[inside], b[inside]) for a, b in zip(found, again, strict=True)), kind
 
 
+@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_dynamic_sizes_give_the_same_bits(shape: Shape) -> None:
     for tokens in (700, TOKENS, 1280):
@@ -122,6 +131,32 @@ def test_a_document_has_the_same_bits_in_any_company(shape: Shape, window: str) 
     for places in ((0, 384, 684, TOKENS), (0, 1, 128, 384, 684), (0, 384, 684, 685, 700, 900)):
         found = run(*tensors, documents(*places, device="cuda"))
         assert all(torch.equal(a, b[384:684]) for a, b in zip(alone, found, strict=True)), places
+
+
+@pytest.mark.parametrize("schedule", ["auto", "two_pass"])
+@pytest.mark.parametrize("window", list(WINDOWS))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_aligned_document_has_the_same_bits_wherever_it_begins(shape: Shape, window: str, schedule: str) -> None:
+    """Those that it has alone, where it is packed; not so where it is packed behind some tokens."""
+    length, generator = 300, torch.Generator("cuda").manual_seed(1)
+    heads, kv_heads, dim, dtype = shape
+    counts = heads, kv_heads, kv_heads, heads
+    own = [torch.randn(length, n, dim, device="cuda", dtype=dtype, generator=generator) for n in counts]
+
+    def found(run: Step, company: Company, factor: float = 1.0) -> list[Tensor]:
+        results = run(*(company.around(t, factor) for t in own), company.starts(length, "cuda"))
+        return [t[company.slice(length)] for t in results]
+
+    with config.patch(schedule=schedule):
+        packed = step(WINDOWS[window], dynamic=True)
+        alone = found(packed, Company())
+        moved = found(packed, Company(before=(27,)))
+        assert not all(map(torch.equal, alone, moved))  # negative control
+        with config.patch(documents="aligned"):
+            aligned = step(WINDOWS[window], dynamic=True)
+            for company, factor in itertools.product((Company(), *COMPANIES), (1.0, 8.0)):
+                again = found(aligned, company, factor)
+                assert all(map(torch.equal, alone, again)), (company, factor)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
@@ -147,6 +182,7 @@ def test_bits_are_those_of_attention_with_a_mask_of_documents(shape: Shape) -> N
     assert all(map(torch.equal, found, (out, *gradients)))
 
 
+@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("window", ["causal", "full"])
 def test_repeats(window: str) -> None:
     """Idle and under load, in memory that held NaN."""
@@ -157,6 +193,7 @@ def test_repeats(window: str) -> None:
         assert differing_runs(lambda: run(*tensors, starts), 20, poisoned=True) == 0  # noqa: B023
 
 
+@pytest.mark.usefixtures("placed")
 def test_cuda_graphs() -> None:
     """Other documents of the same number run the same graph; the bits are those without CUDA graphs."""
     tensors, plain = problem(SHAPES[0]), step((-1, 0))
@@ -167,6 +204,7 @@ def test_cuda_graphs() -> None:
         assert all(map(torch.equal, found, run(*tensors, documents(*place, device="cuda")))), place
 
 
+@pytest.mark.usefixtures("placed")
 def test_the_host_does_not_wait() -> None:
     run, tensors = step((-1, 0)), problem(SHAPES[0])
     starts = documents(*STARTS["documents"], device="cuda")
@@ -180,6 +218,7 @@ def test_the_host_does_not_wait() -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.usefixtures("placed")
 def test_memory() -> None:
     """No tensor of all pairs: those of 32768 tokens would take a GiB in bool."""
     tokens = 32768
@@ -194,6 +233,7 @@ def test_memory() -> None:
     assert torch.cuda.max_memory_allocated() - before < 256 << 20
 
 
+@pytest.mark.usefixtures("placed")
 def test_layers() -> None:
     """Several layers of one graph, two of which have windows; two trainings have the same bits."""
     torch._dynamo.reset()
@@ -229,6 +269,7 @@ def test_layers() -> None:
         assert (ours - true).norm() <= 3e-2 * true.norm()
 
 
+@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool) -> None:
     """Jagged ones, through SDPA, which reaches the packed operator of ATen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -35,6 +35,13 @@ TOKENS, HEADS, DIM = 128, 8, 64
 MASK = "segments(0,0)"
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": (3, 2), "to the right": (-1, 4)}
 """What `varlen_attn` takes: how many tokens a query sees to the left and to the right; -1 is all."""
+
+
+@pytest.fixture(params=["packed", "aligned"])
+def mask(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The term of documents where they are, and moved to where each begins with a tile."""
+    with config.patch(documents=request.param):
+        yield MASK + (":aligned" if request.param == "aligned" else "")
 
 
 # ---- numbers, on the CPU: the operators have no kernels there, so that only a replaced graph can run ----
@@ -99,6 +106,7 @@ def test_bits_are_those_of_attention_with_a_mask_of_documents() -> None:
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.usefixtures("mask")
 def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
     inputs = tensors(*[(50, 2, 16)] * 3)
     filled = [t.detach().clone() for t in inputs]
@@ -112,9 +120,18 @@ def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
     assert all(torch.equal(a[:44], b[:44]) for a, b in zip(results, again, strict=True))
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
+@pytest.mark.parametrize(
+    ("checkpointed", "dynamic", "placed"),
+    [
+        (False, False, "packed"),
+        (True, False, "packed"),
+        (False, True, "packed"),
+        (True, True, "packed"),
+        (False, False, "aligned"),
+        (True, True, "aligned"),
+    ],
+)
+def test_compiled_code(checkpointed: bool, dynamic: bool, placed: str) -> None:
     """Two layers through all of Inductor, at two lengths."""
 
     def block(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
@@ -133,12 +150,13 @@ def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
     compiled = torch.compile(layers, dynamic=dynamic, fullgraph=True)
     for tokens in (50, 61):
         starts, inputs = documents(0, 30, 30, tokens - 9), tensors(*[(tokens, 2, 16)] * 3)
-        with config.patch(cpu="reference", strict=True):
+        with config.patch(cpu="reference", strict=True, documents=placed):
             results = step(lambda *t, starts=starts: compiled(*t, starts), inputs)
         true = step(lambda *t, starts=starts: exact(*t, starts), [t.detach().double().requires_grad_() for t in inputs])
         assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
+@pytest.mark.usefixtures("mask")
 def test_symbols_for_tokens_of_query_and_key_may_differ() -> None:
     """They are equal for the tensors at hand; a guard says so, and the same code serves other numbers."""
     with torch.fx.experimental._config.patch(use_duck_shape=False), capture(strict=True) as graphs:
@@ -149,7 +167,7 @@ def test_symbols_for_tokens_of_query_and_key_may_differ() -> None:
     assert len(graphs.after) == 1
 
 
-def test_numbers_of_tokens_that_depend_on_data() -> None:
+def test_numbers_of_tokens_that_depend_on_data(mask: str) -> None:
     """Padding is taken out of a batch in the graph."""
 
     def unpadded(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
@@ -169,13 +187,13 @@ def test_numbers_of_tokens_that_depend_on_data() -> None:
     with captured, config.patch(cpu="reference", strict=True):
         compiled = torch.compile(unpadded, fullgraph=True)
         results = step(lambda *t: compiled(*t, valid), inputs)
-    assert [record.mask for record in sites()] == [f"causal & {MASK}"]
+    assert [record.mask for record in sites()] == [f"causal & {mask}"]
     true = step(exact, [t.detach().double().requires_grad_() for t in inputs])
     assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
 @pytest.mark.parametrize("made_inside", [False, True])
-def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_tensors(made_inside: bool, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jagged ones reach the operator of ATen where PyTorch chooses flash attention, which it does not do on a CPU."""
     monkeypatch.setattr(nested_sdpa, "_select_sdp_backend", lambda *args: SDPBackend.FLASH_ATTENTION)
     starts = documents(0, 30, 31, 51, 61)
@@ -197,7 +215,7 @@ def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> N
         compiled = graphs.compile(attention)
         results = step(lambda *ws: compiled(x if made_inside else jagged(x), *ws), ws)
     (record,) = sites()
-    assert (record.op, record.mask) == ("aten::_flash_attention_backward", f"causal & {MASK}")
+    assert (record.op, record.mask) == ("aten::_flash_attention_backward", f"causal & {mask}")
     true = step(exact, [w.detach().double().requires_grad_() for w in ws])
     for ours, theirs in zip(results, true, strict=True):
         assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()

@@ -14,6 +14,7 @@ from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Op
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
 SEGMENTS = (None, Segments(Operand(0), Operand(0)), Segments(Operand(1), Operand(2)))
+ALIGNED = Segments(Operand(0), Operand(0), aligned=True)
 MASKS = [Mask(band, keys, segments) for segments in SEGMENTS for band in BANDS for keys in KEYS]
 ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
 
@@ -21,6 +22,9 @@ ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_masks(mask: Mask) -> None:
     assert Mask.parse(str(mask)) == mask
+    if mask.segments is not None:
+        aligned = replace(mask, segments=replace(mask.segments, aligned=True))
+        assert Mask.parse(str(aligned)) == aligned != mask
 
 
 def test_a_mask_reads_as_a_conjunction() -> None:
@@ -29,6 +33,7 @@ def test_a_mask_reads_as_a_conjunction() -> None:
     ]  # fmt: skip
     assert str(Mask(Band(0), Keys(Operand(1)), SEGMENTS[1])) == "causal & segments(0,0) & keys(1)"
     assert str(Mask(Band(), None, SEGMENTS[2])) == "segments(1,2)"
+    assert str(Mask(Band(0), segments=ALIGNED)) == "causal & segments(0,0):aligned"
     for mask in (Mask(dense=Dense(Operand(3))), Mask(Band(0), KEYS[1], SEGMENTS[2], Dense(Operand(3)))):
         assert Mask.parse(str(mask)) == mask
         assert mask.operands[-1] == Operand(3)
@@ -102,6 +107,8 @@ def test_plans() -> None:
         "dense(0) & dense(0)",
         "dense(0,1)",
         "segments(0, 1)",
+        "segments(0,1):",
+        "keys(0):aligned",
         "segments(0,1) & segments(0,0)",
     ],
 )

@@ -29,7 +29,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     terms, graph = match.terms, _Graph(emitter, match, before)
     found = []
     if terms.documents is not None:
-        tokens = emitter.size(match.operands.query, 2, before=before, like=before)
+        tokens = emitter.size(match.args["query"], 0, before=before, like=before)
         found.append(terms.documents.numbers(emitter, tokens, before))
     if terms.segments is not None:
         found.append(graph.expanded(terms.segments.q.compute(graph), "q"))

@@ -10,8 +10,8 @@ from torch.fx import Node
 
 from ..model.mask import Band
 from .bands import Scores, hides_a_row, to_band
+from .documents import Documents
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
-from .packed import Documents
 from .predicates import Choice, Comparison, comparisons, of_loads, predicate
 from .restarts import Restarts
 from .token_data import Axis, Load, Loads

@@ -2,20 +2,12 @@
 
 Where queries and keys have the same documents, this is attention of one batch element of all tokens: a query sees the
 keys of its own document that the operator's window leaves, and places within a document differ as places among all
-tokens do, so that the window is a band.  The numbers of documents are `Segments`.
-
-Note [Tokens behind the last document]
-The operators ask for documents that hold all tokens, and leave the output and the gradients of others uninitialised,
-which under deterministic algorithms means NaN.  Here each such token is a document by itself: it sees its own key, so
-that its output is its value, and no other token depends on it as long as it holds finite numbers.  To hide such keys
-instead would have every query, key, value and gradient of an output cleaned in a pass over memory of its own (see
-`data_masks`), for tokens that there should not be; one document of all of them would cost the square of their number.
+tokens do, so that the window is a band.  The numbers of documents are `Segments` (see `documents`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,59 +19,10 @@ from . import layout
 from .attention_ops import op_name, origin
 from .emit import Emitter
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 _DEPTH = 20
 """Operators behind one another that are compared to tell whether two nodes have the same value."""
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Where documents begin: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
-
-    Args:
-        starts: int32 or int64 [documents + 1], from 0 on in ascending order; equal neighbours make an empty document.
-    """
-
-    starts: Node
-
-    def numbers(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
-        """A number for every token, the same for tokens of one document alone, in the type of the starts: [1, tokens].
-
-        All layers with the same starts share it.
-
-        Args:
-            before: a node of the forward that reads them.
-        """
-        known = len(emitter.created)
-        positions = self._positions(emitter, tokens, before)
-
-        def call(operator: Any, *args: Any, **kwargs: Any) -> Node:
-            return emitter.shared(operator, args, kwargs, before=before, like=before)
-
-        is_int32 = self.starts.meta["val"].dtype == torch.int32
-        counted = call(aten.bucketize.Tensor, positions, self.starts, out_int32=is_int32, right=True)
-        behind = call(aten.ge.Tensor, positions, call(aten.select.int, self.starts, 0, -1))
-        numbers = call(aten.where.self, behind, call(aten.add.Tensor, counted, positions), counted)
-        found = call(aten.unsqueeze.default, numbers, 0)
-        for node in emitter.created[known:]:  # they belong to no checkpointed region, whatever the layer does
-            node.meta.pop("recompute", None)
-            node.meta.pop("ac_graph_id", None)
-        return found
-
-    def _positions(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
-        """0, 1, ... in the type of the starts, behind these and in front of all that reads them."""
-        starts = self.starts.meta["val"]
-        args = (tokens,)
-        kwargs = {"start": 0, "step": 1, "dtype": starts.dtype, "device": starts.device, "requires_grad": False}
-        for user in self.starts.users:
-            source = user.args[0]
-            if user.target is not aten.bucketize.Tensor or not isinstance(source, Node) or not user < before:
-                continue
-            if (source.target, source.args, source.kwargs) == (prims.iota.default, args, kwargs):
-                return source
-        place = max(self.starts, tokens) if isinstance(tokens, Node) else self.starts
-        return emitter.call(prims.iota.default, args, kwargs, before=emitter.behind(place), like=before)
 
 
 def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:

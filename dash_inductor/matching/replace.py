@@ -16,6 +16,7 @@ from ..ops import attention_backward, attention_backward_with_bias, attention_fo
 from . import packed
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
+from .documents import Places
 from .emit import Emitter, erase_dead
 from .extras import extras
 from .forwards import out_order
@@ -35,13 +36,13 @@ def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> Non
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
-        inputs = logsumexp = None
+        inputs = results = None
         if forward is not None:
             inputs = _inputs(emitter, matches[0], before=forward)
-            logsumexp = _new_forward(emitter, forward, matches[0], inputs, swaps)
+            results = _new_forward(emitter, forward, matches[0], inputs, swaps)
         for match in matches:
             own = inputs or _inputs(emitter, match, before=match.node)
-            _new_backward(emitter, match, own, logsumexp, swaps)
+            _new_backward(emitter, match, own, results, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
     except BaseException:
@@ -64,35 +65,38 @@ def _erase_replaced(graph: Graph, forward: Node | None, matches: Sequence[Match]
 
 def _new_forward(
     emitter: Emitter, forward: Node, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
-) -> Node:
-    """The new forward; returns its log-sum-exp."""
+) -> tuple[Node, Node]:
+    """The new forward; returns its output, as the operator gives it, and its log-sum-exp."""
     order = out_order(match.backend, forward)
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(forward))
     arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), match.node.name)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward)
-    logsumexp = None
+    out = logsumexp = None
     for user in forward.users:
         if user.args[1] == 0:
             out = emitter.call(operator.getitem, (node, 0), before=forward, like=user)
-            swaps.append((user, _as_before(emitter, match, out, forward, user)))
+            swaps.append((user, _as_before(emitter, match, inputs, out, forward, user)))
         elif user.args[1] == 1:
             logsumexp = emitter.call(operator.getitem, (node, 1), before=forward, like=user)
-    assert logsumexp is not None  # `find_forward` saw the backward read it
-    return logsumexp
+    assert out is not None  # `find_forward` saw the backward read both
+    assert logsumexp is not None
+    return out, logsumexp
 
 
 def _new_backward(
     emitter: Emitter,
     match: Match,
     inputs: _Inputs,
-    logsumexp: Node | None,
+    results: tuple[Node, Node] | None,
     swaps: list[tuple[Node, Node]],
 ) -> None:
-    """The new backward; `logsumexp` is that of the new forward, None if the old forward stays."""
+    """The new backward; `results` are those of the new forward, None if the old forward stays."""
     old, args = match.node, match.args
-    if logsumexp is None:
+    if results is not None:
+        logsumexp = results[1]
+    else:
         logsumexp = args["logsumexp"]
         assert isinstance(logsumexp, Node)
         if logsumexp.meta["val"].dim() == 4:  # cuDNN: [B, H, Sq, 1]
@@ -104,7 +108,12 @@ def _new_backward(
     assert isinstance(grad_out, Node)
     assert isinstance(out, Node)
     if match.backend.packed:
-        grad_out, out = (packed.heads_first(emitter, node, old) for node in (grad_out, out))
+        grad_out = _heads_first(emitter, inputs.places, grad_out, old)
+        if inputs.places is None:
+            out = packed.heads_first(emitter, out, old)
+        else:
+            assert results is not None  # a packed call is kept where its forward is
+            out = results[0]
     if inputs.data is not None:
         grad_out, extras = inputs.data.of_queries(grad_out, old), extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
@@ -128,13 +137,21 @@ def _new_backward(
         used = output(old, index)
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
-            result = _as_before(emitter, match, result, old, used)
+            result = _as_before(emitter, match, inputs, result, old, used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
 
 
-def _as_before(emitter: Emitter, match: Match, result: Node, before: Node, like: Node) -> Node:
-    """A result of a new operator in the dimensions of the old one's."""
-    return packed.tokens_first(emitter, result, before, like) if match.backend.packed else result
+def _as_before(emitter: Emitter, match: Match, inputs: _Inputs, result: Node, before: Node, like: Node) -> Node:
+    """A result of a new operator in the dimensions of the old one's, tokens where they were."""
+    if not match.backend.packed:
+        return result
+    result = packed.tokens_first(emitter, result, before, like)
+    return result if inputs.places is None else inputs.places.to_tokens(emitter, result, before, like)
+
+
+def _heads_first(emitter: Emitter, places: Places | None, node: Node, before: Node) -> Node:
+    """What a packed operator reads as the new one reads it: [1, heads, tokens or rows, head dim]."""
+    return packed.heads_first(emitter, node if places is None else places.to_rows(emitter, node, before), before)
 
 
 def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -> Node:
@@ -170,20 +187,24 @@ class _Inputs:
     """What forward and backward read.
 
     operands: query, key and value; extras: the tensors that the call names by their place; data: the tables of the
-    mask, where the kernels walk by tables.
+    mask, where the kernels walk by tables; places: of documents that are aligned.
     """
 
     operands: tuple[Node, Node, Node]
     extras: list[Node]
     data: DataMask | None
+    places: Places | None
 
 
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
-    operands = match.operands
-    if match.backend.packed:
+    operands, documents, places = match.operands, match.terms.documents, None
+    if documents is not None:
+        if documents.aligned:
+            tokens = emitter.size(operands.query, 0, before=before, like=before)
+            places = documents.places(emitter, tokens, before)
         query, key, value = (
-            packed.heads_first(emitter, node, before) for node in (operands.query, operands.key, operands.value)
+            _heads_first(emitter, places, node, before) for node in (operands.query, operands.key, operands.value)
         )
         operands = dataclasses.replace(operands, query=query, key=key, value=value)
         match = dataclasses.replace(match, operands=operands)
@@ -192,10 +213,10 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
         key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
     query, of_mask = operands.query, extras(emitter, match, before)
     if not needs_tables(match):
-        return _Inputs((query, key, value), of_mask, None)
+        return _Inputs((query, key, value), of_mask, None, places)
     data = DataMask.build(emitter, match, of_mask, before)
     clean = data.of_queries(query, before), data.of_keys(key, before), data.of_keys(value, before)
-    return _Inputs(clean, of_mask, data)
+    return _Inputs(clean, of_mask, data, places)
 
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:

@@ -23,6 +23,7 @@ from ..planning import decide
 from . import arch, layout, packed
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, find_forward, op_name, origin
 from .biases import Bias, find_bias
+from .documents import Documents
 from .masks import recognise
 from .normal_form import Terms
 from .operands import Operands, find_operands, output
@@ -127,14 +128,18 @@ def analyse(node: Node, facts: Facts) -> Match:
     call = _call(mask, bias, args, head_dim)
     operands = find_operands(node, backend, args)
     dtype = DTYPES[query.dtype]
+    lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
+    if terms.documents is not None:
+        lengths = [terms.documents.rows(length) for length in lengths]
+    q_len, kv_len = map(layout.static, lengths)
     facts.site = site = Site(
         device="cpu" if device.type == "cpu" else "cuda",
         dtype=dtype,
         batch=layout.static(query.shape[0]),
         q_heads=q_heads,
         kv_heads=_known(operands.kv_heads),
-        q_len=layout.static(query.shape[2]),
-        kv_len=layout.static(key.shape[2]),
+        q_len=q_len,
+        kv_len=kv_len,
         head_dim=head_dim,
         value_dim=value_dim,
         call=call,
@@ -244,7 +249,8 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
 def _terms(node: Node, backend: Backend, args: dict[str, Any]) -> tuple[Terms, Bias | None, Kept | None]:
     """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
     if backend.packed:
-        return Terms(packed.band(args), documents=packed.Documents(origin(args["cu_seq_q"]))), None, None
+        documents = Documents(origin(args["cu_seq_q"]), config.documents == "aligned")
+        return Terms(packed.band(args), documents=documents), None, None
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     found = []
@@ -291,7 +297,7 @@ def mask_of(terms: Terms) -> Mask:
     keys = segments = None
     count = 0
     if terms.documents is not None:
-        return Mask(terms.band, segments=Segments(Operand(0), Operand(0)))
+        return Mask(terms.band, segments=Segments(Operand(0), Operand(0), terms.documents.aligned))
     if terms.segments is not None:
         segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
         count = segments.kv.index + 1

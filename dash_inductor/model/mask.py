@@ -11,6 +11,9 @@ from ..errors import ArgumentError
 MAX_LENGTH = 2**30 - 1
 """Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
 
+ALIGNMENT = 128
+"""What begins at a multiple of so many tokens begins with a tile of queries and a tile of keys, in every kernel."""
+
 Anchor = Literal["top_left", "bottom_right"]
 
 
@@ -111,13 +114,16 @@ class Segments:
 
     Args:
         q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be one tensor.
+        aligned: whether every segment of more than one token begins at a multiple of `ALIGNMENT`.  It decides nothing
+            about what is computed, but the bits of a packed operator depend on it.
     """
 
     q: Operand
     kv: Operand
+    aligned: bool = False
 
     def __str__(self) -> str:
-        return f"segments({self.q.index},{self.kv.index})"
+        return f"segments({self.q.index},{self.kv.index})" + (":aligned" if self.aligned else "")
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ class Dense:
 class Mask:
     """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
 
-    ``str`` gives for example ``full``, ``keys(0)``, ``causal & keys(0)`` or ``causal & segments(0,0) & keys(1)``;
+    ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or ``segments(0,0):aligned``;
     `parse` reads it back.
     """
 
@@ -169,20 +175,27 @@ class Mask:
         """
         bands: list[Band] = []
         others: dict[str, tuple[Operand, ...]] = {}
+        aligned = False
         for term in text.split(" & "):
-            match = re.fullmatch(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)", term)
+            match = re.fullmatch(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)(:aligned)?", term)
             if match is None:
                 bands.append(Band.parse(term))
                 continue
-            name, *places = (group for group in match.groups() if group is not None)
+            *groups, found_aligned = match.groups()
+            aligned = aligned or found_aligned is not None
+            name, *places = (group for group in groups if group is not None)
             if name in others:
                 raise ArgumentError("mask", text, f"at most one {name}(...)")
             others[name] = tuple(Operand(int(place)) for place in places)
         if len(bands) > 1:
             raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
+        segments = None
+        if "segments" in others:
+            q, kv = others["segments"]
+            segments = Segments(q, kv, aligned)
         return Mask(
             bands[0] if bands else Band(),
             Keys(*others["keys"]) if "keys" in others else None,
-            Segments(*others["segments"]) if "segments" in others else None,
+            segments,
             Dense(*others["dense"]) if "dense" in others else None,
         )

@@ -8,9 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dash_inductor.model.mask import ALIGNMENT
+
 from .keyed import KeyedAttention
 
-TILE = 128
+TILE = ALIGNMENT
 """A document whose first token is a multiple of it has the same bits wherever it lies; no tile is larger."""
 OTHERS = 5 * TILE
 """Tokens of the others, so that few shapes are compiled."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,3 +44,46 @@ def _document(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int]) -> Tenso
     hidden = (distance > left) | (-distance > right)
     scores = (q @ k.mT / math.sqrt(q.shape[2])).masked_fill(hidden, -math.inf)
     return torch.softmax(scores, 2) @ v
+
+
+@dataclass(frozen=True)
+class Company:
+    """What lies beside a document.
+
+    Args:
+        before, after: lengths of the documents before and behind it.
+        behind: tokens behind the last document.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    behind: int = 0
+
+    def slice(self, length: int) -> slice:
+        """The tokens of the document itself."""
+        return slice(sum(self.before), sum(self.before) + length)
+
+    def starts(self, length: int, device: str = "cpu") -> Tensor:
+        """Where all documents begin, and where the last one ends."""
+        return documents(*itertools.accumulate((0, *self.before, length, *self.after)), device=device)
+
+    def around(self, own: Tensor, factor: float = 1.0) -> Tensor:
+        """A tensor of all tokens, of which those of the document are `own`, and the others random, times `factor`."""
+        others = sum(self.before) + sum(self.after) + self.behind
+        generator = torch.Generator().manual_seed(others)
+        found = (torch.randn(others + len(own), *own.shape[1:], generator=generator) * factor).to(own)
+        found[self.slice(len(own))] = own
+        return found
+
+
+COMPANIES = [
+    Company(after=(70,)),
+    Company(before=(1,)),
+    Company(before=(127,), after=(1,)),
+    Company(before=(300,), after=(40,), behind=9),
+    Company(before=(0, 1, 0, 126), after=(0, 1)),
+    Company(before=(1, 1, 1, 1, 1), after=(1, 1, 0)),
+    Company(before=(128, 3), behind=140),
+    Company(behind=1),
+]
+"""A document first, last and between others, at odd places, beside empty documents and some of one token."""
