@@ -12,7 +12,8 @@ The tiles of the kernels begin at multiples of their size.  A document that begi
 and how its own sums are cut into tiles follows from where it begins.  With ``config.documents = "aligned"`` token t of
 document d is moved to the row ``aligned[d] + t - starts[d]``, where ``aligned[d]`` is the sum of the lengths before it,
 each rounded up to a multiple of `ALIGNMENT`, which every tile divides.  The kernels then run on rows, and results are
-moved back.  No tile holds tokens of two documents, so that all that a document gets is what it gets alone.
+moved back.  No tile holds tokens of two documents, nor does a row block of a Hopper forward, whose tiles are several of
+these, so that all that a document gets is what it gets alone.
 
 There are ``tokens + ALIGNMENT * documents`` rows, as many as can be needed, which is known without the data.  A row
 that no token has, behind a document or behind all, is a document of that row alone.  It holds a copy of the last token
