@@ -236,7 +236,8 @@ def test_memory() -> None:
     torch.cuda.reset_peak_memory_stats()
     run(*tensors, starts)
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before < 512 << 20
+    limit = 512 if config.documents == "aligned" else 256  # MiB: copies have rows
+    assert torch.cuda.max_memory_allocated() - before < limit << 20
 
 
 @pytest.mark.usefixtures("placed")

@@ -22,6 +22,7 @@ STEPS = {
 """Results files and what they measured."""
 MASKS = {
     "documents:16 in 32k": "16 documents in 32768 tokens, causal, 32 heads on 8",
+    "documents:64 in 32k": "64 documents in 32768 tokens, causal, 32 heads on 8",
     "documents:8 in 16k": "8 documents in 16384 tokens, causal, 16 heads on 4",
     "padded:6000 and 7800 of 8192": "2 x 8192 tokens, of which 6000 and 7800 are valid, 16 heads",
     "dense:causal 4096": "a causal mask as a tensor, 2 x 4096, 16 heads",
