@@ -46,7 +46,7 @@ def attend_range(
     state, operands, place, first, end, MASKED: tl.constexpr, SCALE: tl.constexpr, SIGN: tl.constexpr,
     SLOPE: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr, HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr, HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
     EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
@@ -100,8 +100,8 @@ def attend_range(
             total = tl.math.fma(total, shrink, row_sums(p, BLOCK_Q, BLOCK_KV))
         else:
             total = tl.math.fma(total, shrink, tl.sum(p, 1))
-        if DROPS:
-            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS), p, 0.0)
+        if ROUNDS:
+            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), p, 0.0)
         v = load_valid(
             v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
         )
@@ -117,7 +117,7 @@ def attend_tile(
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):  # fmt: skip
@@ -130,8 +130,9 @@ def attend_tile(
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
     band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
-    segments or a dense mask leave without rows, unless they hold finite numbers.  drop (DROPS: Philox's rounds or
-    False): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that without it.
+    segments or a dense mask leave without rows, unless they hold finite numbers.  drop (with ROUNDS
+    of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that
+    without it.
 
     SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
@@ -158,32 +159,32 @@ def attend_tile(
     if HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
         state = attend_range(
             state, operands, place, first, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV, PRECISION, STAGES,
+            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV, PRECISION, STAGES,
             INDEX, INTERPRET,
         )  # fmt: skip
     else:
         if HAS_HI:
             state = attend_range(
                 state, operands, place, first, full_first, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
-                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
+                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
                 PRECISION, STAGES, INDEX, INTERPRET,
             )  # fmt: skip
         state = attend_range(
             state, operands, place, full_first, full_end, False, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
-            VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
+            VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
             PRECISION, STAGES, INDEX, INTERPRET,
         )  # fmt: skip
         if HAS_LO or HAS_HI or not EVEN_KV:
             state = attend_range(
                 state, operands, place, full_end, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
-                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, DROPS, EVEN_KV,
+                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
                 PRECISION, STAGES, INDEX, INTERPRET,
             )  # fmt: skip
     out, total, largest = state
     sees = total != 0.0
     total = tl.where(sees, total, 1.0)
     out = tl.where(sees[:, None], out / total[:, None], 0.0)  # zero times a value that others see may be NaN
-    if DROPS:
+    if ROUNDS:
         out = out * drop[2]
     ln2 = 0.6931471805599453
     excess = tl.math.log2(total)

@@ -31,7 +31,7 @@ def bias_gradient_tile(
     b_first, hq_first, b_turns, hq_turns, q_tile, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """The sum of dS over `b_turns` batch elements from `b_first` on and, within each, `hq_turns` query heads from
@@ -70,8 +70,8 @@ def bias_gradient_tile(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
         p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
-        if DROPS:
-            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS), dp * drop[2], 0.0)
+        if ROUNDS:
+            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), dp * drop[2], 0.0)
         dp -= delta[:, None]
         masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
         if masked:

@@ -42,7 +42,7 @@ def dkdv_tile(
     b, h, kv, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +61,7 @@ def dkdv_tile(
     ORDERED, KEYS must also be zero for keys that segments or a dense mask leave without rows, unless they hold finite
     numbers.  With any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
 
-    drop (DROPS, Philox's rounds, or False): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp
+    drop (with ROUNDS of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp
     is that without it.
 
     See Note [Rows of a tile of pairs] for BY_KEY.
@@ -130,11 +130,11 @@ def dkdv_tile(
                     kv_len, lo, hi, HAS_LO, HAS_HI, ASKS_KEYS, HAS_SEGMENTS, HAS_DENSE,
                 )  # fmt: skip
                 p = tl.where(keep, p, 0.0)
-            if DROPS:
+            if ROUNDS:
                 if BY_KEY:
-                    kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS)
+                    kept = dropout_kept_transposed(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS)
                 else:
-                    kept = dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS)
+                    kept = dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS)
                 weights = rows_of_keys(tl.where(kept, p, 0.0).to(do.dtype), BY_KEY)
                 dp = tl.where(kept, dp * drop[2], 0.0)
             else:
@@ -156,7 +156,7 @@ def dkdv_tile(
                 inside = (q_rows[:, None] < q_len) & (cols[None, :] < HEAD_DIM)
                 tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
                 pass_turn_on(semaphore, INTERPRET)
-    if DROPS:
+    if ROUNDS:
         dv = dv * drop[2]
     if HAS_KEYS:
         dk = tl.where(valid[:, None], dk, 0.0)

@@ -29,7 +29,7 @@ def dq_tile(
     b, hq, q_tile, walk, scale, sums,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
+    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):  # fmt: skip
@@ -74,8 +74,8 @@ def dq_tile(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
         p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
-        if DROPS:
-            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, DROPS), dp * drop[2], 0.0)
+        if ROUNDS:
+            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), dp * drop[2], 0.0)
         dp -= delta[:, None]
         ds = p * dp
         masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))

@@ -368,8 +368,8 @@ def write_seen(
     KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
     bits] in schedule/table_walk.py.  The other arguments are those of `seen`.
 
-    Each word is put together bit by bit, from single elements.  Reading a tile pair at once and permuting it gave other
-    words with Triton 3.6 than in the interpreter.
+    Each word is put together bit by bit, from single elements: Triton 3.6 compiles the sum of a permuted tile to other
+    words than the interpreter's.
     """
     head = tl.program_id(0).to(tl.int64)
     b = head // heads

@@ -105,7 +105,7 @@ _DKDV_TAIL = """
             q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
             b, h, kv, walk, SCALE,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            DROPS, EVEN_Q, EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            ROUNDS, EVEN_Q, EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
         idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[:, None]
@@ -158,7 +158,7 @@ _DQ_TAIL = """
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
         b, hq, q_tile, walk, SCALE, sums,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -216,7 +216,7 @@ _DQ_BIAS_TAIL = """
             q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
             b, hq, q_tile, walk, SCALE, sums,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            DROPS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -241,7 +241,7 @@ _FORWARD_TAIL = """
         Q, K, V, q_strides, k_strides, v_strides, data, drop,
         b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        HAS_DENSE, HAS_BIAS, DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
@@ -281,7 +281,7 @@ _BIAS_GRADIENT_TAIL = """
         q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
         b, hq, b_turns, hq_turns, q_tile, kv, walk, SCALE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        DROPS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[None, :]
@@ -472,7 +472,7 @@ def compile_time_values(
         "HAS_SEGMENTS": reads.segments,
         "HAS_DENSE": reads.dense,
         "HAS_BIAS": reads.bias,
-        "DROPS": reads.seed and ROUNDS,
+        "ROUNDS": ROUNDS if reads.seed else 0,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",

@@ -104,11 +104,9 @@ class Data:
 
         codes: as `codes` gives them, or None, if they have not been asked for.
         """
-        if self.HAS_CODES:
-            if codes is None:
-                codes = self.codes(work, s, b, rows, kv)
-            s = _keep_equal(s, gl.expand_dims(codes[0], 1), gl.expand_dims(codes[1], 0))
-        return s
+        if codes is None:
+            codes = self.codes(work, s, b, rows, kv)
+        return _keep_equal(s, gl.expand_dims(codes[0], 1), gl.expand_dims(codes[1], 0))
 
 
 @gluon.jit
