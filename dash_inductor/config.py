@@ -31,7 +31,6 @@ Schedule = Literal[
 ]
 Cpu = Literal["off", "reference"]
 Forward = Literal["auto", "keep"]
-Documents = Literal["packed", "aligned"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ SETTINGS: Mapping[str, Setting] = {
         _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "bent_fold", "two_pass"),
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
-    "documents": Setting("DASH_INDUCTOR_DOCUMENTS", "packed", _words("packed", "aligned")),
 }
 
 
@@ -85,9 +83,6 @@ class Config:
             them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
-        documents: of packed operators.  "packed" leaves them where they are; "aligned" moves each to a place where it
-            begins with a tile, which takes copies, so that its bits do not depend on what is packed beside it
-            (DASH_INDUCTOR_DOCUMENTS).
 
     Args:
         environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.
@@ -97,7 +92,6 @@ class Config:
     cpu: Cpu
     schedule: Schedule
     forward: Forward
-    documents: Documents
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         for name, setting in SETTINGS.items():

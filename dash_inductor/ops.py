@@ -10,7 +10,8 @@ q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have 
 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
-[batch, q heads, 2 * q_len], see `numbers_per_row`.  `extras` holds the tensors that the call names by their place.
+[batch, q heads, 2 * q_len], see `numbers_per_row`.  Where the mask is one of rows (`model.Placed`), the log-sum-exp has
+rows, -inf in those without a token, and the others, of batch size 1, have tokens.  `extras` holds the tensors that the call names by their place.
 Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
 Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that every graph dump and all generated
 code shows what was decided.  seed: int64 [1] on the device of `like`, any number, drawn from that device's default
@@ -31,6 +32,7 @@ from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_c
 from . import table_ops  # noqa: F401  # graphs that hold our operators may hold its operator
 from .errors import ArgumentError, DashError
 from .model.call import Call
+from .model.mask import ROW_BLOCK
 from .model.plan import Plan
 
 _lib = torch.library.Library("dash", "DEF")
@@ -78,10 +80,13 @@ def numbers_per_row(call: Call) -> int:
 def _fake_forward(
     query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
-    (order,) = _parsed(call, extras, results=1).orders
+    parsed = _parsed(call, extras, results=1)
+    (order,) = parsed.orders
     out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
     batch, heads, q_len, _ = query.shape
-    return out, query.new_empty((batch, heads, numbers_per_row(Call.parse(call)) * q_len), dtype=torch.float32)
+    placed = parsed.mask.placed
+    rows = q_len if placed is None else extras[placed.place.index].shape[0] * ROW_BLOCK
+    return out, query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
 
 
 def _fake_backward(

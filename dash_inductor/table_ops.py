@@ -4,7 +4,8 @@
 
 What the results hold, in their order, says `kernels.mask_data.MaskTables`.  The operator is a node of its own in a
 graph, so that all layers that share a mask share its tables, in forward and backward.  `extras` holds the tensors that
-the mask names by their place; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).
+the mask names by their place; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are those of
+the mask, which may count in rows (`model.Placed`).
 
 Importing this module imports torch and defines the operator.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .kernels.mask_data import MaskData
-from .model.mask import Mask
+from .model.mask import ROW_BLOCK, Mask
 from .model.plan import Plan
 
 _lib = torch.library.Library("dash", "FRAGMENT")
@@ -38,7 +39,6 @@ def _data(
 def _fake(
     extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
 ) -> list[Tensor]:
-    from .kernels.mask_tables import ROW_BLOCK
     from .schedule.schedules import define
     from .schedule.table_walk import seen_words
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import compat
 from ..errors import ArgumentError
-from ..model.mask import Band
+from ..model.mask import ROW_BLOCK, Band
 from ..model.plan import Plan
 from ..schedule.schedules import define
 from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, seen_words
@@ -22,8 +22,6 @@ from .hopper.compiling import schedule_module
 from .mask_data import MaskData, MaskTables
 from .strides import dense_strides
 
-ROW_BLOCK = 64
-"""Queries of a row block of the Hopper forward."""
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
 """Tokens of a program of `first_equal` and `seen`, others that are compared with them at once, and tiles of so many
 tokens whose ranges are."""

@@ -27,6 +27,7 @@ from ..planning.families import family
 from ..schedule.jobs import tables, walked_query_heads
 from ..schedule.walk import Problem, functions
 from .reference_dropout import Drops
+from .reference_rows import Rows
 
 
 def backward(
@@ -41,6 +42,12 @@ def backward(
     plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.ops`."""
+    placed = Rows.of(call, extras)
+    if placed is not None:
+        rows = (placed.filled(t) for t in (grad_out, query, key, value, out))
+        gradients = backward(*rows, logsumexp, extras, Rows.of_rows(call), plan)
+        dq, dk, dv = (placed.emptied(t, query.shape[2]) for t in gradients)
+        return dq, dk, dv
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     scale = call.scale
     for b in range(query.shape[0]):

@@ -18,6 +18,7 @@ from ..model.plan import Tiles
 from ..schedule.walk import Problem, functions
 from .reference import Data, looked_at, only, tile_of, visible
 from .reference_dropout import Drops
+from .reference_rows import Rows
 
 
 def forward(
@@ -25,12 +26,17 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
 
-    A row that sees no key gives zeros and -inf.  With a bias the log-sum-exp has two parts (`ops.numbers_per_row`).
+    A row that sees no key gives zeros and -inf.  Under a mask of rows the log-sum-exp has rows.  With a bias the log-sum-exp has two parts (`ops.numbers_per_row`).
 
     Args:
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
         extras: the tensors that the call reads.
     """
+    placed = Rows.of(call, extras)
+    if placed is not None:
+        rows = (placed.filled(t) for t in (query, key, value))
+        out, logsumexp = forward(*rows, extras, Rows.of_rows(call), tiles)
+        return placed.emptied(out, query.shape[2]), logsumexp
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)

@@ -3,8 +3,8 @@
 The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.  The kernels
 compute whole tiles, and zero times NaN is NaN.  So queries that see no key, keys that no query sees, and what belongs
 to them are replaced by zeros before, whatever they hold; Inductor fuses that into the operations that produce them,
-unless matmuls do.  Packed documents have neither, and under a mask of valid keys alone no query needs it: that is known
-when the graph is compiled (`everybody_takes_part`, `all_queries_are_alike`).
+unless matmuls do.  Tokens of packed operators see themselves, and under a mask of valid keys alone no query needs it:
+that is known when the graph is compiled (`everybody_takes_part`, `all_queries_are_alike`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ def needs_tables(match: Match) -> bool:
 
 
 def everybody_takes_part(match: Match) -> bool:
-    """Whether every query sees a key and every key is seen, whatever the data are: query i sees key i."""
+    """Whether every query sees a key and every key is seen, whatever the data are: query i sees key i.
+
+    Of a mask of rows these are tokens: rows without one are nothing that the graph has.
+    """
     mask, query, key = match.site.mask, match.operands.query, match.operands.key
     lo, hi = mask.band.lo, mask.band.hi
     return (
         mask.keys is None
         and mask.dense is None
-        and (mask.segments is None or mask.segments.q == mask.segments.kv)
+        and (mask.segments is None or mask.placed is not None or mask.segments.q == mask.segments.kv)
         and layout.same(query.meta["val"].shape[2], key.meta["val"].shape[2])
         and (lo is None or lo <= 0)
         and (hi is None or hi >= 0)
@@ -85,7 +88,11 @@ class DataMask:
             """One for all layers, so that their tables are the same."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
-        facts = (size(query, 2), size(key, 2), size(query, 0), site.q_heads, site.kv_heads)
+        lengths = size(query, 2), size(key, 2)
+        if site.mask.placed is not None:  # in rows, which ids have
+            rows = extras[0]
+            lengths = size(rows, 1), size(rows, 1)
+        facts = (*lengths, size(query, 0), site.q_heads, site.kv_heads)
         arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
         has_codes = site.mask.keys is not None or site.mask.segments is not None

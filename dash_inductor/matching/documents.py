@@ -1,25 +1,20 @@
-"""Documents of packed operators, as nodes of a graph: their numbers, and places where each begins with a tile.
+"""Documents of packed operators, as nodes of a graph: rows in which each begins with a tile, and their numbers.
+
+Note [Rows of documents]
+The tiles of the kernels begin at multiples of their size.  A document that began elsewhere would share tiles with
+others, and how its own sums are cut into tiles would follow from where it begins.  So token t of document d has the row
+``begin[d] + t - starts[d]``, where ``begin[d]`` is the sum of the lengths before it, each rounded up to a multiple of
+`ALIGNMENT`, which every tile divides.  Kernels count in rows, and read and write tokens where they are: `model.Placed`
+says which tokens the rows of a row block have.  No tile holds tokens of two documents, nor does a row block of a Hopper
+forward, whose tiles are several of these, so that all that a document gets is what it gets alone.
+
+There are as many rows as can be needed for so many tokens in so many documents, which is known without the data.
 
 Note [Tokens behind the last document]
 The operators ask for documents that hold all tokens, and leave the output and the gradients of others uninitialised,
 which under deterministic algorithms means NaN.  Here each such token is a document by itself: it sees its own key, so
-that its output is its value, and no other token depends on it as long as it holds finite numbers.  To hide such keys
-instead would have every query, key, value and gradient of an output cleaned in a pass over memory of its own (see
-`data_masks`), for tokens that there should not be; one document of all of them would cost the square of their number.
-
-Note [Aligned documents]
-The tiles of the kernels begin at multiples of their size.  A document that begins elsewhere shares tiles with others,
-and how its own sums are cut into tiles follows from where it begins.  With ``config.documents = "aligned"`` token t of
-document d is moved to the row ``aligned[d] + t - starts[d]``, where ``aligned[d]`` is the sum of the lengths before it,
-each rounded up to a multiple of `ALIGNMENT`, which every tile divides.  The kernels then run on rows, and results are
-moved back.  No tile holds tokens of two documents, nor does a row block of a Hopper forward, whose tiles are several of
-these, so that all that a document gets is what it gets alone.
-
-There are ``tokens + ALIGNMENT * documents`` rows, as many as can be needed, which is known without the data.  A row
-that no token has, behind a document or behind all, is a document of that row alone.  It holds a copy of the last token
-of the document before it, or of the last token of all, so that nothing of another document comes into the tiles of one.
-Its gradient of an output is a copy, too, and what it gets itself is left behind.  Tokens behind the last document have
-the rows behind its own, from a multiple of `ALIGNMENT` on.
+that its output is its value, and no other token depends on it.  One document of all of them would cost the square of
+their number.  Their rows begin at a multiple of `ALIGNMENT` and follow one another.
 """
 
 from __future__ import annotations
@@ -27,16 +22,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-from ..model.mask import ALIGNMENT
+from ..model.mask import ALIGNMENT, MAX_LENGTH, ROW_BLOCK
 from . import layout
 from .emit import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+_NOBODY = MAX_LENGTH + 1
+"""The number of a query without a token, which no key has."""
 
 
 @dataclass(frozen=True)
@@ -45,98 +43,73 @@ class Documents:
 
     Args:
         starts: int32 or int64 [documents + 1], from 0 on in ascending order; equal neighbours make an empty document.
-        aligned: whether the kernels get them where Note [Aligned documents] puts them.
     """
 
     starts: Node
-    aligned: bool = False
 
     def rows(self, tokens: layout.Dim) -> layout.Dim:
-        """The length of the sequence that the kernels get."""
-        return tokens + ALIGNMENT * (self.starts.meta["val"].shape[0] - 1) if self.aligned else tokens
+        """How many rows there are for so many tokens, a multiple of `ALIGNMENT`."""
+        return _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
 
-    def numbers(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
-        """A number for every row, the same for tokens of one document alone, in the type of the starts: [1, rows].
-
-        All layers with the same starts share it.
+    def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> Rows:
+        """Which tokens the rows have, and their numbers.  All layers with the same starts share them.
 
         Args:
             before: a node of the forward that reads them.
         """
-        call = _Shared(emitter, before)
-        if self.aligned:
-            return call(aten.unsqueeze.default, self.places(emitter, tokens, before).numbers, 0)
-        positions = call.ramp(self.starts, tokens)
-        counted = call.count(positions, self.starts)
-        behind = call(aten.ge.Tensor, positions, call(aten.select.int, self.starts, 0, -1))
-        numbers = call(aten.where.self, behind, call(aten.add.Tensor, counted, positions), counted)
-        return call(aten.unsqueeze.default, numbers, 0)
-
-    def places(self, emitter: Emitter, tokens: int | Node, before: Node) -> Places:
-        """Of aligned documents; arguments as of `numbers`, and shared as that is."""
         call, starts = _Shared(emitter, before), self.starts
-        # One number for each of the starts: where there are fewer, one document alone would be guarded.  The last start
-        # is none of a document: it ends at 0, and no row behind it is inside.
-        ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], 0), 0, 1)
+        dtype = starts.meta["val"].dtype
+        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  What
+        # begins with the last start are the tokens behind the last document.
+        ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
+        ends = call(aten.clamp_max.default, ends, tokens)
         lengths = call(aten.sub.Tensor, ends, starts)
         rounded = call(aten.bitwise_and.Scalar, call(aten.add.Tensor, lengths, ALIGNMENT - 1), -ALIGNMENT)
         those_before = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, rounded, [1, 0], 0), 0, 0, -1)
-        aligned = call(aten.cumsum.default, those_before, 0, dtype=starts.meta["val"].dtype)
+        begin = call(aten.cumsum.default, those_before, 0, dtype=dtype)
+        to_token = call(aten.sub.Tensor, starts, begin)
 
-        ramp = call.ramp(starts, tokens)
-        document = call(aten.sub.Tensor, call.count(ramp, starts), 1)
-        moved = call(aten.index.Tensor, call(aten.sub.Tensor, aligned, starts), [document])
-        row_of_token = call(aten.add.Tensor, ramp, moved)
+        def of(rows: Node) -> tuple[Node, Node, Node]:
+            """The document of each row, the token that it has there, and how many come from this one on."""
+            document = call(aten.sub.Tensor, call.count(rows, begin), 1)
+            token = call(aten.add.Tensor, rows, call(aten.index.Tensor, to_token, [document]))
+            return document, token, call(aten.sub.Tensor, call(aten.index.Tensor, ends, [document]), token)
 
-        documents = emitter.size(starts, 0, before=before, like=before)
-        padding = call.of_sizes(operator.mul, call.of_sizes(operator.sub, documents, 1), ALIGNMENT)
-        rows = call.of_sizes(operator.add, tokens, padding)
-        row = call.ramp(aligned, rows)
-        document = call(aten.sub.Tensor, call.count(row, aligned), 1)
-        end = call(aten.index.Tensor, ends, [document])
-        begin = call(aten.index.Tensor, aligned, [document])
-        token = call(aten.add.Tensor, call(aten.index.Tensor, starts, [document]), call(aten.sub.Tensor, row, begin))
-        behind = call(aten.ge.Tensor, begin, call(aten.select.int, aligned, 0, -1))
-        inside = call(aten.lt.Tensor, token, end)
-        last = call(aten.where.self, behind, call(aten.select.int, ramp, 0, -1), call(aten.sub.Tensor, end, 1))
-        token_of_row = call(aten.minimum.default, token, last)
-        return Places(row_of_token, token_of_row, call(aten.where.self, inside, begin, row))
+        tiles = call.tiles(tokens, emitter.size(starts, 0, before=before, like=before))
+        row = call.ramp(begin, call.of_sizes(operator.mul, tiles, ALIGNMENT), 1)
+        document, _, left = of(row)
+        first = call(aten.index.Tensor, begin, [document])
+        behind = call(aten.ge.Tensor, first, call(aten.select.int, begin, 0, -1))
+        is_there = call(aten.gt.Scalar, left, 0)
+        alone = call(aten.logical_or.default, behind, call(aten.logical_not.default, is_there))
+        keys = call(aten.where.self, alone, row, first)
+        queries = call(aten.where.ScalarOther, is_there, keys, _NOBODY)
+
+        blocks = call.ramp(begin, call.of_sizes(operator.mul, tiles, ALIGNMENT // ROW_BLOCK), ROW_BLOCK)
+        _, token, left = of(blocks)
+        count = call(aten.clamp_max.default, call(aten.clamp_min.default, left, 0), ROW_BLOCK)
+        facts = (call(prims.convert_element_type.default, node, torch.int32) for node in (token, count))
+        return Rows(call(aten.unsqueeze.default, queries, 0), call(aten.unsqueeze.default, keys, 0), *facts)
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where tokens lie in the sequence of Note [Aligned documents], in the type of the starts.
+class Rows(NamedTuple):
+    """The operands of the segments of documents, in their order.
 
     Attributes:
-        row_of_token: [tokens].
-        token_of_row: [rows]; a copy of which token a row holds that no token has.
-        numbers: [rows], of documents: the row with which one begins.
+        queries, keys: [1, rows], in the type of the starts: numbers, the same for tokens of one document alone.  They
+            ascend, and no query has that of a key without a token, nor a key that of a query without one.
+        place, count: int32 [row blocks], as `model.Placed` says.
     """
 
-    row_of_token: Node
-    token_of_row: Node
-    numbers: Node
+    queries: Node
+    keys: Node
+    place: Node
+    count: Node
 
-    def to_rows(self, emitter: Emitter, node: Node, before: Node) -> Node:
-        """[rows, ...] of [tokens, ...], contiguous."""
-        return emitter.call(aten.index.Tensor, (node, [self.token_of_row]), before=before, like=before)
 
-    def to_tokens(self, emitter: Emitter, node: Node, before: Node, like: Node) -> Node:
-        """[tokens, heads, head dim] of [rows, heads, head dim], with metadata and strides of `like`.
-
-        The dimensions of a dense `like` lie in memory as those of `node` do.
-        """
-        order = layout.dense_order(like.meta["val"].shape, like.meta["val"].stride())
-        assert order is not None  # `analyse` and `cause_to_keep` looked at it
-        place = order.index(0)
-
-        def call(target: Any, *args: Any) -> Node:
-            return emitter.call(target, args, before=before, like=like)
-
-        if order != (0, 1, 2):
-            node = call(aten.permute.default, node, list(order))
-        node = call(aten.index.Tensor, node, [*[None] * place, self.row_of_token])
-        return node if order == (0, 1, 2) else call(aten.permute.default, node, [order.index(d) for d in range(3)])
+def _tiles(tokens: Any, starts: Any) -> Any:
+    """Multiples of `ALIGNMENT` that hold all documents, each rounded up, and the tokens behind the last one."""
+    return (tokens + starts * (ALIGNMENT - 1)) // ALIGNMENT
 
 
 class _Shared:
@@ -160,11 +133,16 @@ class _Shared:
         found: int | Node = self(target, a, b) if isinstance(a, Node) or isinstance(b, Node) else target(a, b)
         return found
 
-    def ramp(self, boundaries: Node, length: int | Node) -> Node:
-        """0, 1, ... in the type of the boundaries, behind these and in front of all that reads them."""
+    def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
+        """`_tiles` of sizes, of which each may be a node."""
+        padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
+        return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
+
+    def ramp(self, boundaries: Node, length: int | Node, step: int) -> Node:
+        """0, step, 2 * step, ... in the type of the boundaries, behind these and in front of all that reads them."""
         value = boundaries.meta["val"]
         args = (length,)
-        kwargs = {"start": 0, "step": 1, "dtype": value.dtype, "device": value.device, "requires_grad": False}
+        kwargs = {"start": 0, "step": step, "dtype": value.dtype, "device": value.device, "requires_grad": False}
         for user in boundaries.users:
             source = user.args[0]
             if user.target is not aten.bucketize.Tensor or not isinstance(source, Node) or not user < self._before:

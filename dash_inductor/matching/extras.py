@@ -27,10 +27,10 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     Layers with the same mask share what they can, but never a seed.  A site with a bias has no mask that is data.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
-    found = []
+    found: list[Node] = []
     if terms.documents is not None:
         tokens = emitter.size(match.args["query"], 0, before=before, like=before)
-        found.append(terms.documents.numbers(emitter, tokens, before))
+        found += terms.documents.placed(emitter, tokens, before)
     if terms.segments is not None:
         found.append(graph.expanded(terms.segments.q.compute(graph), "q"))
         if not terms.segments.is_one_vector:

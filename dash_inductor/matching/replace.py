@@ -16,7 +16,6 @@ from ..ops import attention_backward, attention_backward_with_bias, attention_fo
 from . import packed
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
-from .documents import Places
 from .emit import Emitter, erase_dead
 from .extras import extras
 from .forwards import out_order
@@ -77,7 +76,7 @@ def _new_forward(
     for user in forward.users:
         if user.args[1] == 0:
             out = emitter.call(operator.getitem, (node, 0), before=forward, like=user)
-            swaps.append((user, _as_before(emitter, match, inputs, out, forward, user)))
+            swaps.append((user, _as_before(emitter, match, out, forward, user)))
         elif user.args[1] == 1:
             logsumexp = emitter.call(operator.getitem, (node, 1), before=forward, like=user)
     assert out is not None  # `find_forward` saw the backward read both
@@ -108,12 +107,7 @@ def _new_backward(
     assert isinstance(grad_out, Node)
     assert isinstance(out, Node)
     if match.backend.packed:
-        grad_out = _heads_first(emitter, inputs.places, grad_out, old)
-        if inputs.places is None:
-            out = packed.heads_first(emitter, out, old)
-        else:
-            assert results is not None  # a packed call is kept where its forward is
-            out = results[0]
+        grad_out, out = (packed.heads_first(emitter, tensor, old) for tensor in (grad_out, out))
     if inputs.data is not None:
         grad_out, extras = inputs.data.of_queries(grad_out, old), extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
@@ -137,21 +131,13 @@ def _new_backward(
         used = output(old, index)
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
-            result = _as_before(emitter, match, inputs, result, old, used)
+            result = _as_before(emitter, match, result, old, used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
 
 
-def _as_before(emitter: Emitter, match: Match, inputs: _Inputs, result: Node, before: Node, like: Node) -> Node:
-    """A result of a new operator in the dimensions of the old one's, tokens where they were."""
-    if not match.backend.packed:
-        return result
-    result = packed.tokens_first(emitter, result, before, like)
-    return result if inputs.places is None else inputs.places.to_tokens(emitter, result, before, like)
-
-
-def _heads_first(emitter: Emitter, places: Places | None, node: Node, before: Node) -> Node:
-    """What a packed operator reads as the new one reads it: [1, heads, tokens or rows, head dim]."""
-    return packed.heads_first(emitter, node if places is None else places.to_rows(emitter, node, before), before)
+def _as_before(emitter: Emitter, match: Match, result: Node, before: Node, like: Node) -> Node:
+    """A result of a new operator in the dimensions of the old one's."""
+    return packed.tokens_first(emitter, result, before, like) if match.backend.packed else result
 
 
 def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -> Node:
@@ -187,24 +173,20 @@ class _Inputs:
     """What forward and backward read.
 
     operands: query, key and value; extras: the tensors that the call names by their place; data: the tables of the
-    mask, where the kernels walk by tables; places: of documents that are aligned.
+    mask, where the kernels walk by tables.
     """
 
     operands: tuple[Node, Node, Node]
     extras: list[Node]
     data: DataMask | None
-    places: Places | None
 
 
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
-    operands, documents, places = match.operands, match.terms.documents, None
-    if documents is not None:
-        if documents.aligned:
-            tokens = emitter.size(operands.query, 0, before=before, like=before)
-            places = documents.places(emitter, tokens, before)
+    operands = match.operands
+    if match.backend.packed:
         query, key, value = (
-            _heads_first(emitter, places, node, before) for node in (operands.query, operands.key, operands.value)
+            packed.heads_first(emitter, node, before) for node in (operands.query, operands.key, operands.value)
         )
         operands = dataclasses.replace(operands, query=query, key=key, value=value)
         match = dataclasses.replace(match, operands=operands)
@@ -213,10 +195,10 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
         key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
     query, of_mask = operands.query, extras(emitter, match, before)
     if not needs_tables(match):
-        return _Inputs((query, key, value), of_mask, None, places)
+        return _Inputs((query, key, value), of_mask, None)
     data = DataMask.build(emitter, match, of_mask, before)
     clean = data.of_queries(query, before), data.of_keys(key, before), data.of_keys(value, before)
-    return _Inputs(clean, of_mask, data, places)
+    return _Inputs(clean, of_mask, data)
 
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:

@@ -15,7 +15,7 @@ from ..config import config
 from ..model.call import Bias as CallBias
 from ..model.call import Call
 from ..model.dropout import Dropout
-from ..model.mask import Band, Dense, Keys, Mask, Operand, Segments
+from ..model.mask import Band, Dense, Keys, Mask, Operand, Placed, Segments
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import DType, Site
@@ -249,8 +249,7 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
 def _terms(node: Node, backend: Backend, args: dict[str, Any]) -> tuple[Terms, Bias | None, Kept | None]:
     """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
     if backend.packed:
-        documents = Documents(origin(args["cu_seq_q"]), config.documents == "aligned")
-        return Terms(packed.band(args), documents=documents), None, None
+        return Terms(packed.band(args), documents=Documents(origin(args["cu_seq_q"]))), None, None
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     found = []
@@ -297,7 +296,8 @@ def mask_of(terms: Terms) -> Mask:
     keys = segments = None
     count = 0
     if terms.documents is not None:
-        return Mask(terms.band, segments=Segments(Operand(0), Operand(0), terms.documents.aligned))
+        placed = Placed(Operand(2), Operand(3))
+        return Mask(terms.band, segments=Segments(Operand(0), Operand(1), placed))
     if terms.segments is not None:
         segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
         count = segments.kv.index + 1

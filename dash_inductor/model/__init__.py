@@ -6,7 +6,7 @@ Matching writes a `Site`, whose `Call` says what is computed; planning makes the
 
 from .call import Bias, Call, Order
 from .dropout import Dropout
-from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Segments
+from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Placed, Segments
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
@@ -26,6 +26,7 @@ __all__ = [
     "Mask",
     "Operand",
     "Order",
+    "Placed",
     "Plan",
     "Reason",
     "Segments",

@@ -12,7 +12,12 @@ MAX_LENGTH = 2**30 - 1
 """Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
 
 ALIGNMENT = 128
-"""What begins at a multiple of so many tokens begins with a tile of queries and a tile of keys, in every kernel."""
+"""What begins at a multiple of so many positions begins with a tile of queries and a tile of keys, in every kernel."""
+
+ROW_BLOCK = 64
+"""Positions of a row block: of queries that a consumer of the Hopper forward has, and of tokens that `Placed` places."""
+
+_TERM = re.compile(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)(?::placed\((\d+),(\d+)\))?")
 
 Anchor = Literal["top_left", "bottom_right"]
 
@@ -109,21 +114,44 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Where tokens lie that are packed: the mask is one of *rows*, of which each has one token or none.
+
+    Row blocks of `ROW_BLOCK` rows have tokens that follow one another.  Every document begins at a row that is a
+    multiple of `ALIGNMENT`, so that no tile has rows of two of them, and up to its end its row blocks have its next
+    tokens.  Lengths of the mask, ids of segments and the log-sum-exp have rows; query, key, value, the output and
+    gradients have tokens, in one batch element.
+
+    Args:
+        place: int32 [row blocks], contiguous: the token of the first row of each, or, where none has a token, any
+            number of at least 0.
+        count: int32 [row blocks], contiguous: how many rows of each have a token, the first ones of it; 0 to
+            `ROW_BLOCK`.  There are tokens for all of them, and every token has one row.
+    """
+
+    place: Operand
+    count: Operand
+
+    def __str__(self) -> str:
+        return f"placed({self.place.index},{self.count.index})"
+
+
+@dataclass(frozen=True)
 class Segments:
     """A term of a mask: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
 
     Args:
         q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be one tensor.
-        aligned: whether every segment of more than one token begins at a multiple of `ALIGNMENT`.  It decides nothing
-            about what is computed, but the bits of a packed operator depend on it.
+        placed: where the tokens of rows lie, None where tokens are rows.  A row without a token sees no key and is seen
+            by no query, and every other row sees itself.
     """
 
     q: Operand
     kv: Operand
-    aligned: bool = False
+    placed: Placed | None = None
 
     def __str__(self) -> str:
-        return f"segments({self.q.index},{self.kv.index})" + (":aligned" if self.aligned else "")
+        return f"segments({self.q.index},{self.kv.index})" + ("" if self.placed is None else f":{self.placed}")
 
 
 @dataclass(frozen=True)
@@ -145,8 +173,11 @@ class Dense:
 class Mask:
     """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
 
-    ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or ``segments(0,0):aligned``;
-    `parse` reads it back.
+    ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or
+    ``segments(0,1):placed(2,3)``; `parse` reads it back.
+
+    Raises:
+        ArgumentError: segments that are placed, beside valid keys or a dense mask.
     """
 
     band: Band = Band()
@@ -154,13 +185,23 @@ class Mask:
     segments: Segments | None = None
     dense: Dense | None = None
 
+    def __post_init__(self) -> None:
+        if self.placed is not None and not (self.keys is None and self.dense is None):
+            raise ArgumentError("mask", str(self), "no keys(...) and no dense(...) beside segments that are placed")
+
+    @property
+    def placed(self) -> Placed | None:
+        """Where the tokens of rows lie; None where tokens are rows."""
+        return None if self.segments is None else self.segments.placed
+
     @property
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the terms read, each once."""
         of_segments = () if self.segments is None else (self.segments.q, self.segments.kv)
+        of_placed = () if self.placed is None else (self.placed.place, self.placed.count)
         of_keys = () if self.keys is None else (self.keys.valid,)
         of_dense = () if self.dense is None else (self.dense.mask,)
-        return tuple(dict.fromkeys((*of_segments, *of_keys, *of_dense)))
+        return tuple(dict.fromkeys((*of_segments, *of_placed, *of_keys, *of_dense)))
 
     def __str__(self) -> str:
         others = [str(term) for term in (self.segments, self.keys, self.dense) if term is not None]
@@ -175,15 +216,12 @@ class Mask:
         """
         bands: list[Band] = []
         others: dict[str, tuple[Operand, ...]] = {}
-        aligned = False
         for term in text.split(" & "):
-            match = re.fullmatch(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)(:aligned)?", term)
+            match = _TERM.fullmatch(term)
             if match is None:
                 bands.append(Band.parse(term))
                 continue
-            *groups, found_aligned = match.groups()
-            aligned = aligned or found_aligned is not None
-            name, *places = (group for group in groups if group is not None)
+            name, *places = (group for group in match.groups() if group is not None)
             if name in others:
                 raise ArgumentError("mask", text, f"at most one {name}(...)")
             others[name] = tuple(Operand(int(place)) for place in places)
@@ -191,8 +229,8 @@ class Mask:
             raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
         segments = None
         if "segments" in others:
-            q, kv = others["segments"]
-            segments = Segments(q, kv, aligned)
+            q, kv, *placed = others["segments"]
+            segments = Segments(q, kv, Placed(*placed) if placed else None)
         return Mask(
             bands[0] if bands else Band(),
             Keys(*others["keys"]) if "keys" in others else None,
