@@ -203,7 +203,7 @@ class Launch:
         if listed:
             data, tables = self.data()
             pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
-            given = pointers | {"tables": tables}
+            given = {name: pointers.get(name) for name in build.DATA_ARGUMENTS} | {"tables": tables}
             assert set(given) == set(build.DATA_ARGUMENTS)
             arguments |= given
         simulation = ForwardSimulation(constants, arguments, self.ctas, rows=self.rows, **how)

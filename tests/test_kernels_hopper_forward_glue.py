@@ -356,8 +356,8 @@ CONTROLS = {
     "first row of the tensor": (
         replace(CAUSAL, band=Band(30)),
         WRONG,
-        "first_block * ROWS - work.first_row()",
-        "first_block * ROWS",
+        "row = row - work.first_row()",
+        "row = row",
     ),
     "first key of the tensor": (
         replace(CAUSAL, band=Band(None, -30)),

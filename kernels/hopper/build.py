@@ -15,12 +15,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ...errors import ArgumentError
-from ...model.mask import Band, Mask
+from ...model.mask import ROW_BLOCK, Band, Mask
 from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
-from . import data, dropout
+from . import data, dropout, place_arguments
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
@@ -31,6 +31,8 @@ WARPS = 8
 
 ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
 FINISH_ROWS, FINISH_WARPS = 32, 4
+TARGETS = "dk", "dv"
+"""What the main kernel writes to tokens, where the mask is one of rows."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Specialisation:
         has_codes: the mask has keys or segments.
         has_dense: the mask has a dense mask.
         has_dropout: probabilities are dropped.
+        placed: the mask is one of rows, see `places`.
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -107,6 +110,7 @@ class Specialisation:
     has_codes: bool = False
     has_dense: bool = False
     has_dropout: bool = False
+    placed: bool = False
 
     def __post_init__(self) -> None:
         ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
@@ -134,7 +138,8 @@ class Specialisation:
         even = kv_len % plan.dkdv.block_kv == 0 and not mask.operands
         bounds = mask.band.lo is not None, mask.band.hi is not None
         kinds = data.kinds(mask)
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout)
+        placed = mask.placed is not None
+        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout, placed)
 
     @staticmethod
     def of_site(site: Site, plan: Plan) -> Specialisation:
@@ -155,6 +160,11 @@ class Specialisation:
     def has_data(self) -> bool:
         """The mask is data: walks come from tables."""
         return self.has_codes or self.has_dense
+
+    @property
+    def row_block(self) -> int:
+        """Rows of a row block of a mask of rows, 0 where tokens are rows."""
+        return ROW_BLOCK if self.placed else 0
 
     @property
     def band(self) -> Band:
@@ -178,6 +188,7 @@ class Kernels:
     def main(self) -> Any:
         p, f, v, tiles = self.of, self.functions, self.variant, self.of.tiles
         q, kv, d = tiles.block_q, tiles.block_kv, self.block_d
+        of_places = place_arguments.types(TYPES[p.dtype], *TARGETS)
         constants = {
             "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "VISITS": f.dash_visits,
             "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
@@ -187,8 +198,9 @@ class Kernels:
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, **self._absent(data.MAIN),
-            **({} if p.has_dropout else dict.fromkeys(dropout.ARGUMENTS)),
+            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, "PLACED": p.row_block,
+            **self._absent(data.MAIN), **({} if p.has_dropout else dict.fromkeys(dropout.ARGUMENTS)),
+            **({} if p.placed else dict.fromkeys(of_places)),
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
@@ -198,13 +210,14 @@ class Kernels:
             "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
-            "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES,
+            "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES, **of_places,
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
         return compile_kernel(
-            hopper_backward, GluonASTSource, constants, types, data.ANY_ADDRESS | dropout.ANY_ADDRESS, options
-        )
+            hopper_backward, GluonASTSource, constants, types,
+            data.ANY_ADDRESS | dropout.ANY_ADDRESS | place_arguments.multiples(*TARGETS), options,
+        )  # fmt: skip
 
     @cached_property
     def prepare(self) -> Any:
@@ -214,12 +227,15 @@ class Kernels:
             "DIM": p.value_dim,
             "BLOCK_DV": self.value_columns,
             "HAS_DATA": p.has_data,
+            "PLACED": p.row_block,
+            **self._tokens_are_rows,
         }
         dtype = TYPES[p.dtype]
         types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
                  "delta_ptr": "*fp32", "counters_ptr": "*i32",
-                 **dict.fromkeys(_OUT_STRIDES + _LSE_STRIDES, "i64")}  # fmt: skip
-        return compile_kernel(prepare, ASTSource, constants, types, dict.fromkeys(_OUT_STRIDES, 8), {"num_warps": 8})
+                 **dict.fromkeys(_OUT_STRIDES + _LSE_STRIDES, "i64"), **place_arguments.PLACES}  # fmt: skip
+        multiples = dict.fromkeys(_OUT_STRIDES, 8) | place_arguments.ANY_ADDRESS
+        return compile_kernel(prepare, ASTSource, constants, types, multiples, {"num_warps": 8})
 
     @cached_property
     def finish(self) -> Any:
@@ -227,12 +243,17 @@ class Kernels:
         constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
                      "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
                      "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS, "HAS_DATA": p.has_data,
-                     **self._absent(data.FINISH)}  # fmt: skip
+                     "PLACED": p.row_block, **self._absent(data.FINISH), **self._tokens_are_rows}  # fmt: skip
         types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
-                 **data.TYPES, **dict.fromkeys(_DQ_STRIDES, "i64")}  # fmt: skip
+                 **data.TYPES, **dict.fromkeys(_DQ_STRIDES, "i64"), **place_arguments.PLACES}  # fmt: skip
         options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
-        multiples = dict.fromkeys(_DQ_STRIDES, 8) | data.ANY_ADDRESS
+        multiples = dict.fromkeys(_DQ_STRIDES, 8) | data.ANY_ADDRESS | place_arguments.ANY_ADDRESS
         return compile_kernel(finish, ASTSource, constants, types, multiples, options)
+
+    @property
+    def _tokens_are_rows(self) -> dict[str, None]:
+        """Arguments about a mask of rows as constants, where there is none."""
+        return {} if self.of.placed else dict.fromkeys(place_arguments.PLACES)
 
     def _absent(self, arguments: tuple[str, ...]) -> dict[str, None]:
         """Arguments about data as constants, where there are no data."""

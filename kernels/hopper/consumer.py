@@ -10,7 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .group import add_to_group
-from .operations import role_barrier, store_rows, wait_until_read
+from .operations import role_barrier, wait_until_read
+from .places import store_tile
 from .steps import (
     accumulator_layout,
     halved_step,
@@ -25,7 +26,7 @@ from .steps import (
 
 @gluon.jit
 def consume(
-    walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
+    walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums, group_semaphores, scale, scale_log2,
     WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
@@ -102,14 +103,19 @@ def consume(
                 )  # fmt: skip
                 turns += 1
             if work.member == work.GROUP - 1:
-                store_gradients(work, drops, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale)
+                store_gradients(
+                    work, places, drops, shared, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
+                    WARPS,
+                )  # fmt: skip
         if work.PARTS > 1:
             role_barrier()
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
 
 
 @gluon.jit
-def store_gradients(work, drops, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, scale):
+def store_gradients(
+    work, places, drops, shared, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale, WARPS: gl.constexpr
+):  # fmt: skip
     """Round dk and dv and store them, by way of K and V, which are done with."""
     DTYPE: gl.constexpr = shared.k.dtype
     shared.v.store(drops.rescaled(dv).to(DTYPE))
@@ -119,8 +125,10 @@ def store_gradients(work, drops, shared, kv, dk_desc, dv_desc, dk, dk_tail, dv, 
     fence_async_shared()
     role_barrier()
     row = kv * work.BLOCK_KV
-    store_rows(dv_desc, work.batch, work.head, row, shared.v)
-    store_rows(dk_desc, work.batch, work.head, row, shared.k)
+    store_tile(places, dv_target, dv_desc, work.batch, work.head, row, shared.v, WARPS)
+    store_tile(places, dk_target, dk_desc, work.batch, work.head, row, shared.k, WARPS)
     if shared.TAIL_D > 0:
-        store_rows(dk_desc, work.batch, work.head, row, shared.k_tail, shared.k.shape[1])
+        store_tile(
+            places, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+        )  # fmt: skip
     wait_until_read()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError
 from ...model.call import Call
-from ...model.mask import Mask
+from ...model.mask import ROW_BLOCK, Mask
 from ...schedule.table_walk import TILE_BITS
 from ...schedule.walk import ClosedForm
 from ..strides import dense_strides
@@ -42,6 +42,7 @@ class BackwardData(NamedTuple):
         q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; of keys and segments.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
+        place, count: of a mask of rows, see `model.Placed`; then lengths are those of the mask.
     """
 
     q_codes: Tensor | None
@@ -50,6 +51,13 @@ class BackwardData(NamedTuple):
     steps: Tensor
     contributions: Tensor
     dense: Tensor | None = None
+    place: Tensor | None = None
+    count: Tensor | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """The lengths of a mask of rows, None where tokens are rows."""
+        return None if self.place is None else ROW_BLOCK * len(self.place)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
@@ -69,7 +77,8 @@ class BackwardData(NamedTuple):
         q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
         visits, steps, contributions = given
-        return BackwardData(q_codes, kv_codes, visits, steps, contributions, dense)
+        placed = (None, None) if mask.placed is None else (extras[mask.placed.place.index], extras[mask.placed.count.index])
+        return BackwardData(q_codes, kv_codes, visits, steps, contributions, dense, *placed)
 
     def facts(self) -> Facts:
         """What a launch is prepared for."""
@@ -100,7 +109,7 @@ class Arguments(NamedTuple):
         Raises:
             ArgumentError: tensors that the mask does not have or lacks, of another shape, layout, dtype or device.
         """
-        p, dense = walk.problem, facts[-1]
+        p, dense = walk.problem, facts[BackwardData._fields.index("dense")]
         if dense is not None:
             _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device)
         by_head = dense is not None and dense[0][1] != 1
@@ -115,9 +124,12 @@ class Arguments(NamedTuple):
             (tables, p.n_kv, p.n_q),
             (tables, p.n_q),
             None,
+            (p.q_len // ROW_BLOCK,),
+            (p.q_len // ROW_BLOCK,),
         )
         has_codes, has_dense = kinds(mask)
-        needed = has_codes, has_codes, True, True, True, has_dense
+        placed = mask.placed is not None
+        needed = has_codes, has_codes, True, True, True, has_dense, placed, placed
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
                 raise ArgumentError(f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {mask}")
@@ -130,7 +142,7 @@ class Arguments(NamedTuple):
 
     def of_call(self, data: BackwardData) -> tuple[_Numbers, _Numbers]:
         """All the arguments `MAIN` and `FINISH`."""
-        q_codes, kv_codes, visits, steps, contributions, dense = (0 if t is None else t.data_ptr() for t in data)
+        q_codes, kv_codes, visits, steps, contributions, dense = (0 if t is None else t.data_ptr() for t in data[:6])
         return (visits, steps, q_codes, kv_codes, dense, *self.main), (contributions, *self.finish)
 
 

@@ -8,6 +8,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .closed_form import ClosedForm
 from .consumer import consume
 from .dropout import AllKept, Dropout
+from .places import Places, Target
 from .producer import produce
 from .reducer import reduce
 from .table_walk import TableWalk, allocate_told
@@ -19,13 +20,14 @@ def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
     visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i, dense_j,
-    seed, threshold, rescale,
+    seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
     ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
+    PLACED: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -37,6 +39,9 @@ def hopper_backward(
     semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see
     `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
     threshold and rescale with DROPOUT only, see `dropout`.
+
+    With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of dq, lse and delta, while
+    the other tensors have tokens; see `places`, also for the last arguments, which are given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -59,6 +64,9 @@ def hopper_backward(
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
+    places = Places(place_ptr, count_ptr, kv_len, PLACED)
+    dk_target = Target(dk_ptr, dk_h, dk_row, dk_dim)
+    dv_target = Target(dv_ptr, dv_h, dv_row, dv_dim)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP
     )  # fmt: skip
@@ -69,10 +77,10 @@ def hopper_backward(
     if STAGES == 1:
         gl.warp_specialize(
             [
-                (consume, (walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
-                           WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores,
-                           AHEAD)),
+                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
+                (produce, (walk, places, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, AHEAD)),
                 (reduce, (walk, shared, dq_desc, semaphores, 0, 1)),
             ],
             [1, 1],
@@ -81,10 +89,10 @@ def hopper_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (walk, drops, shared, dk_desc, dv_desc, group_sums, group_semaphores, scale, scale_log2,
-                           WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores,
-                           AHEAD)),
+                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
+                (produce, (walk, places, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, AHEAD)),
                 (reduce, (walk, shared, dq_desc, semaphores, 0, 2)),
                 (reduce, (walk, shared, dq_desc, semaphores, 1, 2)),
             ],

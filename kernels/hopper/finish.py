@@ -5,14 +5,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from ..ordering import wait_for_turn
+from ..rows import tokens_of
 
 
 @triton.jit(do_not_specialize=["q_heads", "q_len", "kv_len", "lo", "hi", "n_q"])
 def finish(
     accumulator, semaphores, dq_ptr, dq_b, dq_h, dq_row, q_heads, q_len, kv_len, lo, hi, n_q, scale,
-    contributions, table_b, table_h,
+    contributions, table_b, table_h, place_ptr, count_ptr,
     KV_RANGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    TAIL_D: tl.constexpr, ROWS: tl.constexpr, HAS_DATA: tl.constexpr,
+    TAIL_D: tl.constexpr, ROWS: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile.
 
@@ -20,7 +21,8 @@ def finish(
     the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
     tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
     tile that sees no keys: its dq is zero.  contributions: with HAS_DATA, int32 [tables, n_q], how many kv tiles add to
-    a q tile; tables as in `table_walk`, where heads that are mirrored have the same counts as the others.
+    a q tile; tables as in `table_walk`, where heads that are mirrored have the same counts as the others.  With PLACED,
+    above 0, q_len and the accumulator have rows, and dq tokens, see `rows.tokens_of`.
     """
     PER_TILE: tl.constexpr = BLOCK_Q // ROWS
     pid = tl.program_id(0)
@@ -43,11 +45,15 @@ def finish(
         wait_for_turn(semaphores + tile, count, False)
     source = accumulator + tile.to(tl.int64) * (BLOCK_Q * (BLOCK_D + TAIL_D))
     rows = q * BLOCK_Q + local + tl.arange(0, ROWS)
-    target = dq_ptr + b * dq_b + h * dq_h + rows.to(tl.int64)[:, None] * dq_row
-    _convert(source + local * BLOCK_D, seen, scale, target, rows < q_len, 0, DIM, ROWS, BLOCK_D)
+    tokens = rows
+    inside = rows < q_len
+    if PLACED:
+        tokens, inside = tokens_of(place_ptr, count_ptr, rows, q_len, PLACED)
+    target = dq_ptr + b * dq_b + h * dq_h + tokens.to(tl.int64)[:, None] * dq_row
+    _convert(source + local * BLOCK_D, seen, scale, target, inside, 0, DIM, ROWS, BLOCK_D)
     if TAIL_D > 0:
         tail = source + BLOCK_Q * BLOCK_D + local * TAIL_D
-        _convert(tail, seen, scale, target, rows < q_len, BLOCK_D, DIM, ROWS, TAIL_D)
+        _convert(tail, seen, scale, target, inside, BLOCK_D, DIM, ROWS, TAIL_D)
     if pid == tl.num_programs(0) - 1:
         gdc_wait()  # the end of this kernel is the end of the main kernel too
 

@@ -7,6 +7,7 @@ tensors and launches three kernels.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -20,7 +21,8 @@ from ...model.plan import Plan
 from ...planning.families import HOPPER
 from ...schedule.walk import ClosedForm, Problem
 from ..strides import dense_strides
-from .build import FINISH_ROWS, Specialisation, kernels
+from . import place_arguments
+from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
 from .compiling import constant_count
 from .data import NOTHING, Arguments, BackwardData, Facts
 from .dropout import ARGUMENTS
@@ -47,7 +49,7 @@ def backward(
         plan: a plan of the Hopper kernel.
         data: what a mask of more than a band reads; None for a band alone.  Positions of q, k, v and grad_out that the
             mask leaves without a partner, though the band does not, hold finite values there, and the log-sum-exp of
-            such a query is -inf.
+            such a query is -inf.  Under a mask of rows the log-sum-exp has rows, and all else tokens.
         dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
             random bits drop a probability, and what kept probabilities are multiplied with; None for none.
 
@@ -65,7 +67,8 @@ def backward(
     facts = (
         call, plan, query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
-        out.stride(), logsumexp.stride(), None if data is None else data.facts(), dropout is not None,
+        out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
+        dropout is not None,
     )  # fmt: skip
     if torch.cuda.current_device() != query.device.index:
         with torch.cuda.device(query.device):
@@ -82,6 +85,12 @@ def _check_dropout(dropout: Drops, device: torch.device) -> None:
         raise ArgumentError("dropout", threshold, "a threshold of at least 0 and less than 2**16")
 
 
+def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
+    """Raise ArgumentError unless queries and keys may be the tokens of a mask of rows."""
+    if q_shape[0] != 1 or q_shape[2] != k_shape[2]:
+        raise ArgumentError("query, key", (tuple(q_shape), tuple(k_shape)), "one batch element, with as many of both")
+
+
 @functools.lru_cache(maxsize=1024)
 def _state(*facts: Any) -> _State:
     return _State(*facts)
@@ -93,10 +102,13 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: Facts | None, has_dropout: bool,
+        data: Facts | None, rows: int | None, has_dropout: bool,
     ) -> None:  # fmt: skip
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
+        if rows is not None:
+            check_tokens(q_shape, k_shape)
+            self.q_len = self.kv_len = rows
         band, scale, tiles = call.mask.band, call.scale, plan.dkdv
         orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
         group = self.q_heads // self.kv_heads
@@ -109,35 +121,37 @@ class _State:
         )  # fmt: skip
         walk = ClosedForm(plan.schedule, work)
         lo, hi = work.bounds
-        first_row, end_row = walk.seen_rows
-        first_key, end_key = walk.seen_keys
+        queries, keys = walk.seen_rows, walk.seen_keys
+        if rows is not None:  # every token sees itself
+            queries = keys = 0, q_shape[2]
         self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
         self.outputs = [(shape, stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)]
         built = self.kernels
         q_tiles = self.batch * self.q_heads * work.n_q
-        rows = q_tiles * tiles.block_q
+        tile_rows = q_tiles * tiles.block_q
         kv_tiles = self.batch * self.kv_heads * work.n_kv if group > 1 else 0
         counters = q_tiles + kv_tiles + 1
-        accumulator = rows * built.columns
+        accumulator = tile_rows * built.columns
         sums = kv_tiles * tiles.block_kv * (built.columns + built.value_columns)
-        self._lay_out_workspace(accumulator, rows, rows, sums, counters)
+        self._lay_out_workspace(accumulator, tile_rows, tile_rows, sums, counters)
         self.after_semaphores = 4 * q_tiles, 4 * (q_tiles + kv_tiles)
         operands = [
-            SeenRows.of(q_shape, q, first_row, end_row), SeenRows.of(k_shape, k, first_key, end_key),
-            SeenRows.of(v_shape, v, first_key, end_key),
-            SeenRows.of((*q_shape[:3], value_dim), do, first_row, end_row),
+            SeenRows.of(q_shape, q, *queries), SeenRows.of(k_shape, k, *keys), SeenRows.of(v_shape, v, *keys),
+            SeenRows.of((*q_shape[:3], value_dim), do, *queries),
         ]  # fmt: skip
         self.skipped = [operand.skipped for operand in operands]
         descriptors = [
             *(operand.descriptor for operand in operands), describe(k_shape, self.strides[1]),
-            describe(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([rows], [1]), ([rows], [1]),
+            describe(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([tile_rows], [1]),
+            ([tile_rows], [1]),
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
-        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, first_row, end_row, work.n_q)
+        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
         self.main_sizes = (self.batch, *sizes, plan.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
+        self.dims = head_dim, value_dim
         self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
         ctas = self._checked(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
@@ -183,7 +197,14 @@ class _State:
         group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
         do = grad_out.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        self.prepare(stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes)
+        of_places: tuple[int | None, ...] = (None,) * len(place_arguments.PLACES)
+        of_targets: tuple[int | None, ...] = (None,) * (4 * len(TARGETS))
+        if data is not None and data.place is not None and data.count is not None:
+            of_places = data.place.data_ptr(), data.count.data_ptr()
+            of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
+        self.prepare(
+            stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes, *of_places
+        )  # fmt: skip
         starts = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do)
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
         tiles = (*operands, dk.data_ptr(), dv.data_ptr(), accumulator, lse2, delta)
@@ -191,6 +212,9 @@ class _State:
             NOTHING if data is None or self.about_data is None else self.about_data.of_call(data)
         )  # fmt: skip
         drops = (None,) * len(ARGUMENTS) if dropout is None else (dropout[0].data_ptr(), *dropout[1:])
-        self.main(stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data, *drops)
-        self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes, *finish_data)
+        self.main(
+            stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data, *drops, *of_places,
+            *of_targets,
+        )  # fmt: skip
+        self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes, *finish_data, *of_places)
         return dq, dk, dv

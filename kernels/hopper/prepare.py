@@ -4,12 +4,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from ..rows import tokens_of
+
 
 @triton.jit(do_not_specialize=["counters", "q_heads", "first_row", "end_row", "n_q"])
 def prepare(
     out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters,
     out_b, out_h, out_row, do_b, do_h, do_row, lse_b, lse_h, lse_row, q_heads, first_row, end_row, n_q,
-    BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr,
+    place_ptr, count_ptr,
+    BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, query head, q tile).
 
@@ -17,7 +20,9 @@ def prepare(
     natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
     band; the others and those past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities
     and gradients are zero: what a forward writes there differs.  With HAS_DATA so do rows whose lse is -inf, from which
-    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.
+    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.  With
+    PLACED, above 0, rows are those of the mask, and out and do have tokens, see `rows.tokens_of`; rows without one are
+    like those that see no key.
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)
@@ -29,9 +34,13 @@ def prepare(
     local = tl.arange(0, BLOCK_Q)
     rows = tile * BLOCK_Q + local
     inside = (rows >= first_row) & (rows < end_row)
+    tokens = rows
+    if PLACED:
+        tokens, exists = tokens_of(place_ptr, count_ptr, rows, end_row, PLACED)
+        inside = inside & exists
     columns = tl.arange(0, BLOCK_DV)
     keep = inside[:, None] & (columns < DIM)[None, :]
-    offsets = rows.to(tl.int64)[:, None]
+    offsets = tokens.to(tl.int64)[:, None]
     out = tl.load(out_ptr + b * out_b + h * out_h + offsets * out_row + columns[None, :], mask=keep, other=0.0)
     do = tl.load(do_ptr + b * do_b + h * do_h + offsets * do_row + columns[None, :], mask=keep, other=0.0)
     lse = tl.load(lse_ptr + b * lse_b + h * lse_h + rows.to(tl.int64) * lse_row, mask=inside, other=float("inf"))

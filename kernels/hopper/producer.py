@@ -16,7 +16,7 @@ def wait_for_room(shared, it):
 
 @gluon.jit
 def produce(
-    walk, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, AHEAD: gl.constexpr
+    walk, places, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, AHEAD: gl.constexpr
 ):  # fmt: skip
     """Fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
@@ -41,6 +41,10 @@ def produce(
         kv = work.kv_tile(part)
         kv_row = kv * work.BLOCK_KV - work.first_key()
         ahead = walk.begin(0, kv)
+        q_token = 0
+        if places.PLACED:
+            kv_row = places.token(kv * work.BLOCK_KV)
+            q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)
         steps = walk.steps(kv)
         if steps > 0:
             # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
@@ -55,6 +59,9 @@ def produce(
             word, ahead = walk.following(ahead, step, step + 1, steps, kv)
             q = walk.q_tile(word)
             q_row = q * work.BLOCK_Q - work.first_row()
+            if places.PLACED:  # asked for in the step before
+                q_row = q_token
+                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)
             row = work.tile_index(q) * work.BLOCK_Q
             it = done + step
             wait_for_room(shared, it)

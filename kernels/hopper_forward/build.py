@@ -14,11 +14,12 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ...errors import ArgumentError
-from ...model.mask import Band
+from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Tiles
 from ...model.site import DType, Site
 from ...planning.families import hopper_dims
-from ..hopper.compiling import columns, compile_kernel, schedule_module
+from ..hopper import place_arguments
+from ..hopper.compiling import TYPES, columns, compile_kernel, schedule_module
 from .entry import hopper_forward
 from .prepare import prepare
 from .work import ROWS
@@ -33,6 +34,9 @@ DATA_ARGUMENTS = {
 
 DROPOUT_ARGUMENTS = {"seed_ptr": "*i64", "threshold": "i32", "rescale": "fp32"}
 """Those about dropout, and their types; kernels without dropout have none."""
+
+TARGET = "out"
+"""What the main kernel writes to tokens, where the mask is one of rows."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ class Specialisation:
         even_kv: kv_len is a multiple of the kv tile.
         has_codes, has_dense: what of `data.ForwardData` says who sees whom, beside a band; one at most.
         has_dropout: probabilities are dropped, see `data.ForwardDropout`.
+        placed: the mask is one of rows, see `hopper.places`.
     """
 
     dtype: DType
@@ -123,6 +128,7 @@ class Specialisation:
     has_codes: bool = False
     has_dense: bool = False
     has_dropout: bool = False
+    placed: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
@@ -145,7 +151,8 @@ class Specialisation:
         has_bounds = site.band.lo is not None, site.band.hi is not None
         has_dense, has_dropout = site.mask.dense is not None, site.call.dropout is not None
         has_codes = not has_dense and (site.mask.keys is not None or site.mask.segments is not None)
-        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout)
+        placed = site.mask.placed is not None
+        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout, placed)
 
     @property
     def settings(self) -> Settings:
@@ -184,8 +191,11 @@ class Kernels:
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
-            "CODES_AHEAD": p.codes_ahead,
+            "CODES_AHEAD": p.codes_ahead, "PLACED": ROW_BLOCK if p.placed else 0,
         }  # fmt: skip
+        of_places = place_arguments.types(TYPES[p.dtype], TARGET)
+        if not p.placed:
+            constants |= dict.fromkeys(of_places)
         if not (p.has_codes or p.has_dense):
             constants |= dict.fromkeys(DATA_ARGUMENTS)
         if not p.has_dropout:
@@ -195,9 +205,11 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, rows)),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
+            **of_places,
         }  # fmt: skip
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, {"seed_ptr": 8}, options)
+        multiples = {"seed_ptr": 8} | place_arguments.multiples(TARGET)
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, multiples, options)
 
     @cached_property
     def prepare(self) -> Any:

@@ -4,7 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..hopper.operations import role_barrier, store_rows, wait_until_read
+from ..hopper.operations import role_barrier, wait_until_read
+from ..hopper.places import store_tile
 from ..hopper.steps import accumulator_layout
 from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
 from .steps import LOWEST, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
@@ -20,7 +21,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, drop, shared, out_desc, lse_ptr, scale_log2, ME: gl.constexpr):
+def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
     The kv tiles of the CTA's tile that this row block does not walk are given back unread.
@@ -79,7 +80,7 @@ def consume(work, data, drop, shared, out_desc, lse_ptr, scale_log2, ME: gl.cons
         if work.HAS_LO or work.HAS_HI or data.GIVEN:
             # a row without keys has zero times values that others see, which may be NaN
             acc = gl.where(share == 0.0, 0.0, acc)
-        store_out(shared, out_desc, b, head, block * ROWS, acc, ME)
+        store_out(places, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         tiles += 1
         q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
         count = announced(work, shared, tiles, 4)
@@ -183,7 +184,7 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 
 @gluon.jit
-def store_out(shared, out_desc, b, head, row, acc, ME: gl.constexpr):
+def store_out(places, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
     """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
 
     A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
@@ -200,7 +201,9 @@ def store_out(shared, out_desc, b, head, row, acc, ME: gl.constexpr):
     fence_async_shared()
     role_barrier()
     if row >= 0:
-        store_rows(out_desc, b, head, row, out)
+        store_tile(places, target, out_desc, b, head, row, out, 4)
     if shared.OUT_IN_Q:
         wait_until_read()
+        if places.PLACED:
+            role_barrier()  # all threads have read what they stored themselves
         release(shared.q_empty.index(0))

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...errors import ArgumentError
 from ...model.call import Call
 from ...model.dropout import Dropout
+from ...model.mask import ROW_BLOCK
 
 
 class ForwardData(NamedTuple):
@@ -25,6 +26,7 @@ class ForwardData(NamedTuple):
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_walk`.
+        place, count: of a mask of rows, see `model.Placed`; then lengths are those of the mask.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
@@ -34,6 +36,13 @@ class ForwardData(NamedTuple):
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
+    place: Tensor | None = None
+    count: Tensor | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """The lengths of a mask of rows, None where tokens are rows."""
+        return None if self.place is None else ROW_BLOCK * len(self.place)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
@@ -51,7 +60,11 @@ class ForwardData(NamedTuple):
         if len(made) != wanted:
             allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
-        return ForwardData(*made) if mask.dense is None else ForwardData(None, None, *made)
+        if mask.dense is not None:
+            return ForwardData(None, None, *made)
+        if mask.placed is None:
+            return ForwardData(*made)
+        return ForwardData(*made, None, extras[mask.placed.place.index], extras[mask.placed.count.index])
 
 
 class ForwardDropout(NamedTuple):

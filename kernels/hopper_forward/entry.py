@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ..hopper.places import Places, Target
 from .consumer import consume
 from .drop import Drop
 from .listed import Data
@@ -15,13 +16,13 @@ from .work import Work, allocate_shared
 def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
     scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, seed_ptr, threshold,
-    rescale,
+    rescale, place_ptr, count_ptr, out_ptr, out_h, out_row, out_dim,
     KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
-    CODES_AHEAD: gl.constexpr,
+    CODES_AHEAD: gl.constexpr, PLACED: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -32,6 +33,9 @@ def hopper_forward(
     that see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.  scale_log2: of the
     scores, with log2(e), above zero.  What follows describes a mask that is data, see `listed.Data`; None where the
     mask is a band.
+
+    With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of lse, while the other
+    tensors have tokens; see `places`, also for the last arguments, which are given then only.
     """
     work = Work(
         batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
@@ -40,6 +44,8 @@ def hopper_forward(
     data = Data(
         counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, HAS_CODES, HAS_DENSE, CODES_AHEAD
     )
+    places = Places(place_ptr, count_ptr, q_len, PLACED)
+    target = Target(out_ptr, out_h, out_row, out_dim)
     drop = Drop(seed_ptr, threshold, rescale, DROPOUT)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, CONSUMERS, OUT_IN_Q, data.GIVEN
@@ -49,9 +55,9 @@ def hopper_forward(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 0)),
-                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 1)),
-                (produce, (work, data, shared, q_desc, k_desc, v_desc, counter_ptr)),
+                (consume, (work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, 0)),
+                (consume, (work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, 1)),
+                (produce, (work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
             [REGISTERS, PRODUCER_REGISTERS],
@@ -60,10 +66,10 @@ def hopper_forward(
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 0)),
-                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 1)),
-                (consume, (work, data, drop, shared, out_desc, lse_ptr, scale_log2, 2)),
-                (produce, (work, data, shared, q_desc, k_desc, v_desc, counter_ptr)),
+                (consume, (work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, 0)),
+                (consume, (work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, 1)),
+                (consume, (work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, 2)),
+                (produce, (work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, PRODUCER_REGISTERS],

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ... import compat
 from ...errors import ArgumentError
-from ...model.mask import Band
+from ...model.mask import ROW_BLOCK, Band
 from ...schedule.table_walk import seen_words
 from ...schedule.walk import ClosedForm, Problem
+from ..hopper import place_arguments
 from ..hopper.compiling import constant_count
-from ..hopper.launch import LOG2E
+from ..hopper.launch import LOG2E, check_tokens
 from ..hopper.tensors import DTYPES, SeenRows, describe, readable
 from ..strides import dense_strides
 from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
@@ -114,15 +115,20 @@ class _Described(NamedTuple):
 
     q_codes: _Fact | None
     kv_codes: _Fact | None
-    counts: _Fact
-    steps: _Fact
+    counts: _Fact | None
+    steps: _Fact | None
     seen_bits: _Fact | None
+    place: _Fact | None
+    count: _Fact | None
 
     @staticmethod
     def of(data: ForwardData) -> _Described:
-        optional = (None if t is None else _describe(t) for t in (data.q_codes, data.kv_codes, data.seen_bits))
-        q_codes, kv_codes, seen_bits = optional
-        return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), seen_bits)
+        return _Described(*(None if t is None else _describe(t) for t in data))
+
+    @property
+    def rows(self) -> int | None:
+        """As of `ForwardData`."""
+        return None if self.place is None else ROW_BLOCK * self.place.shape[0]
 
 
 class _Drops(NamedTuple):
@@ -166,16 +172,21 @@ class _State:
             raise ArgumentError("scale", scale, _SCALES)
         if sorted(order) != [0, 1, 2, 3] or order[3] != 3:
             raise ArgumentError("order", order, "a permutation of 0, 1, 2, 3 that ends with 3")
-        batch, q_heads, q_len, head_dim = q_shape
+        batch, q_heads, tokens, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
+        q_len, rows = tokens, None if data is None else data.rows
+        if rows is not None:
+            check_tokens(q_shape, k_shape)
+            q_len = kv_len = rows
         dims = dims_of(head_dim, value_dim)
         of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
         settings = of.settings
         of = replace(of, even_kv=kv_len % settings.block_kv == 0)
         self.tables = 0
         if data is not None:
-            self.tables = _check_data(data, q_shape, kv_len, settings, q_device)
+            self.tables = _check_data(data, (batch, q_heads, q_len, kv_len), settings, q_device)
             of = replace(of, has_codes=data.q_codes is not None, has_dense=data.seen_bits is not None)
+            of = replace(of, placed=rows is not None)
         self.drops: tuple[int, float] | None = None
         if drops is not None:
             of = replace(of, has_dropout=True)
@@ -183,17 +194,20 @@ class _State:
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
-        first_row, end_row = walk.seen_rows
-        first_key, end_key = walk.seen_keys
+        seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
+        if rows is not None:  # every token sees itself
+            seen_rows = seen_keys = 0, tokens
         self.device = q_device
         self.out = (*q_shape[:3], value_dim), dense_strides((*q_shape[:3], value_dim), order), q_dtype
-        self.lse = q_shape[:3], dense_strides(q_shape[:3], (0, 1, 2)), torch.float32
+        sums = batch, q_heads, q_len
+        self.lse = sums, dense_strides(sums, (0, 1, 2)), torch.float32
         operands = [
-            SeenRows.of(q_shape, q, first_row, end_row), SeenRows.of(k_shape, k, first_key, end_key),
-            SeenRows.of(v_shape, v, first_key, end_key),
+            SeenRows.of(q_shape, q, *seen_rows), SeenRows.of(k_shape, k, *seen_keys),
+            SeenRows.of(v_shape, v, *seen_keys),
         ]  # fmt: skip
         self.skipped = [operand.skipped for operand in operands]
         descriptors = [*(operand.descriptor for operand in operands), describe(*self.out[:2])]
+        self.value_dim = value_dim
         tiles = batch * q_heads * work.n_q
         if tiles >= 1 << 30:
             raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
@@ -220,12 +234,19 @@ class _State:
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
         extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
         if data is not None:
-            q_codes, kv_codes, counts, steps, seen_bits = (0 if t is None else t.data_ptr() for t in data)
+            pointers = [0 if t is None else t.data_ptr() for t in data]
+            q_codes, kv_codes, counts, steps, seen_bits, *of_mask = pointers
             extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits)
+        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
+        if data is not None and data.place is not None:
+            of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
         drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
         if dropout is not None and self.drops is not None:
             drops = (dropout.seed.data_ptr(), *self.drops)
-        self.main(stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes, *extra, *drops)
+        self.main(
+            stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes, *extra, *drops,
+            *of_places,
+        )  # fmt: skip
         return out, lse
 
 
@@ -245,12 +266,13 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
-def _check_data(data: _Described, q_shape: torch.Size, kv_len: int, settings: Settings, device: torch.device) -> int:
-    """How many tables a batch element has."""
-    batch, q_heads, q_len, _ = q_shape
+def _check_data(data: _Described, plane: tuple[int, int, int, int], settings: Settings, device: torch.device) -> int:
+    """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
+    batch, q_heads, q_len, kv_len = plane
     if not (data.q_codes is None) == (data.kv_codes is None) != (data.seen_bits is None):
         given = [name for name, fact in data._asdict().items() if fact is not None]
         raise ArgumentError("data", given, "both q_codes and kv_codes, or seen_bits")
+    assert data.counts is not None
     by_head = data.seen_bits is not None and data.counts.shape[:1] == (batch * q_heads,)
     tables = q_heads if by_head else 1
     kv_tiles = -(-kv_len // settings.block_kv)
@@ -264,6 +286,10 @@ def _check_data(data: _Described, q_shape: torch.Size, kv_len: int, settings: Se
     row = int(ROWS.value)
     bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
     _check_int32("seen_bits", data.seen_bits, bits, device)
+    for name, fact in (("place", data.place), ("count", data.count)):
+        if (fact is None) != (data.place is None):
+            raise ArgumentError(f"data.{name}", fact, "place and count, or neither")
+        _check_int32(name, fact, (q_len // ROW_BLOCK,), device)
     return tables
 
 

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from ..hopper.operations import role_barrier
+from ..hopper.places import given
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """What a consumer does with a kv tile: give it back unread; test every score; nothing is hidden."""
@@ -31,12 +32,6 @@ def kv_of(word):
 def use_of(word, CONSUMER: gl.constexpr):
     """What a consumer does with the kv tile of a word: SKIP, PARTIAL or FULL."""
     return (word >> (16 + 2 * CONSUMER)) & 3
-
-
-@gluon.constexpr_function
-def given(argument):
-    """An argument of the kernel as a member of an aggregate, which must not be None."""
-    return gl.constexpr(None) if argument is None else argument
 
 
 @aggregate

@@ -82,18 +82,23 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def load_queries(work, shared, desc, b, head, row, slot, BYTES: gl.constexpr):
+def load_queries(work, places, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
     full = shared.q_full.index(slot)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
         tile = slot * work.CONSUMERS + i
-        load_rows(desc, b, head, row + i * ROWS, full, shared.q.index(tile))
+        row = (first_block + i) * ROWS
+        if places.PLACED:
+            row = places.token(row)
+        else:
+            row = row - work.first_row()
+        load_rows(desc, b, head, row, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
-            load_rows(desc, b, head, row + i * ROWS, full, shared.q_tail.index(tile), shared.q.shape[2])
+            load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
 
 
 @gluon.jit
-def produce(work, data, shared, q_desc, k_desc, v_desc, counter_ptr):
+def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Fill the rings in the order of use: K of the next step before V of this one.
 
     Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
@@ -114,8 +119,10 @@ def produce(work, data, shared, q_desc, k_desc, v_desc, counter_ptr):
             words_ptr, steps = data.words_of(work, b, head, q_tile)
             word = gl.load(words_ptr)
             ahead = word_at(words_ptr, 1, steps)
+            row = first_row_of(work, places, word)
             tell(shared, done, ahead)
-            load_keys(shared, k_desc, b, kv_head, first_row_of(work, word), done, K_BYTES)
+            load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
+            later_row = first_row_of(work, places, ahead)
             place = draw(counter_ptr)
             announce(work, data, shared, tiles, b, head, first_block, word, steps)
         else:
@@ -126,17 +133,18 @@ def produce(work, data, shared, q_desc, k_desc, v_desc, counter_ptr):
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
             announce(work, data, shared, tiles, b, head, first_block, first, end)
         slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        load_queries(work, shared, q_desc, b, head, first_block * ROWS - work.first_row(), slot, Q_BYTES)
+        load_queries(work, places, shared, q_desc, b, head, first_block, slot, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
-                v_row = first_row_of(work, word)
-                word = ahead
+                v_row = row
+                row = later_row  # asked for in the step before
                 ahead = word_at(words_ptr, step + 1, steps)
                 tell(shared, done + step, ahead)
-                load_keys(shared, k_desc, b, kv_head, first_row_of(work, word), done + step, K_BYTES)
+                later_row = first_row_of(work, places, ahead)
+                load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 load_values(shared, v_desc, b, kv_head, v_row, done + step - 1, V_BYTES)
             done += steps
-            load_values(shared, v_desc, b, kv_head, first_row_of(work, word), done - 1, V_BYTES)
+            load_values(shared, v_desc, b, kv_head, row, done - 1, V_BYTES)
         else:
             for step in range(1, steps):
                 k_row = last_row - step * work.BLOCK_KV
@@ -157,6 +165,11 @@ def word_at(words_ptr, step, steps):
 
 
 @gluon.jit
-def first_row_of(work, word):
+def first_row_of(work, places, word):
     """The first row of a word's kv tile, in the descriptors of K and V."""
-    return kv_of(word) * work.BLOCK_KV - work.first_key()
+    row = kv_of(word) * work.BLOCK_KV
+    if places.PLACED:
+        row = places.token(row)
+    else:
+        row = row - work.first_key()
+    return row

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels import reference_dropout
+from dash_inductor.kernels.hopper import places
 from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, seen, steps, work
 from torch import Tensor
 
@@ -165,6 +166,21 @@ class Tile:
     def load(self, _: Any) -> Value:
         return Value(self.contents())
 
+    def slice(self, first: int, length: int) -> Slice:
+        return Slice(self, first, length)
+
+
+@dataclass
+class Slice:
+    """Some rows of a tile."""
+
+    tile: Tile
+    first: int
+    length: int
+
+    def load(self, _: Any) -> Value:
+        return Value(self.tile.contents()[self.first : self.first + self.length])
+
 
 @dataclass
 class Transposed:
@@ -282,7 +298,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (listed, work, producer, drop, seen, steps, consumer, entry)
+_MODULES = (places, listed, work, producer, drop, seen, steps, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -324,12 +340,12 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         walks[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
-    def store(shared: Any, desc: Any, b: int, head: int, row: int, *rest: Any) -> None:
+    def store(places: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
         place = b, head, row // namespace["ROWS"]
         if place in s.walks:
             raise Fault(f"{place} is computed twice")
         s.walks[place] = walks.pop(role())
-        store_out(shared, desc, b, head, row, *rest)
+        store_out(places, shared, desc, target, b, head, row, *rest)
 
     namespace.update(first_step=first, next_step=later, store_out=store)
 
@@ -376,9 +392,10 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
 
             s.copies.append(arrive)
 
-    def store_rows(output: Output, b: int, h: int, row: int, tile: Tile) -> None:
+    def store_rows(output: Output, b: int, h: int, row: int, tile: Tile, column: int = 0) -> None:
         block = tile.by_async_proxy()
         length, width = output.tensor.shape[2:]
+        assert column == 0
         if row < 0:
             raise Fault("a store that begins at a negative row, which is an illegal instruction")
         end, columns = min(row + tile.shape[0], length), min(width, tile.shape[1])
@@ -533,7 +550,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         ),
         "fence_async_shared": fence, "warpgroup_mma": matmul, "warpgroup_mma_wait": matmul_wait, "gdc_wait": gdc_wait,
         "role_barrier": meet, "load_rows": load_rows, "store_rows": store_rows, "wait_until_read": wait_until_read,
-        "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
+        "here": same, "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
         "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,

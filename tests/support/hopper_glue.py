@@ -29,6 +29,7 @@ from dash_inductor.kernels.hopper import (
     entry,
     group,
     operations,
+    places,
     producer,
     reducer,
     steps,
@@ -223,7 +224,10 @@ class Role:
 
 
 class Store(NamedTuple):
-    """A tile, or a block of one, on its way to global memory: "store" or "add", by the CTA with this ticket."""
+    """A tile, or a block of one, on its way to global memory: "store", "add" or "some rows", by the CTA with this ticket.
+
+    Of some rows of a tile the coordinates are head, first token, first column, and how many.
+    """
 
     how: str
     descriptor: str
@@ -349,7 +353,7 @@ class Simulation:
         return self.random.choice(ready)
 
 
-_MODULES = (operations, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry)
+_MODULES = (operations, places, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry)
 
 
 source = functools.cache(inspect.getsource)
@@ -374,7 +378,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        assert module is operations or not names & set(namespace), "two definitions of one name"
+        assert module in (operations, places) or not names & set(namespace), "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
     if left:
@@ -451,6 +455,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
         return copy
 
+    def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
+        """`places._store_first`, of which the simulation of the forward runs the source."""
+        coordinates = h, token, column, count
+        s.stores.append(Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket))
+
     def store_wait(number: int, _semantic: Any) -> None:
         assert number == 0
         for tile in current().storing:
@@ -507,7 +516,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         pointer: Pointer, cache_modifier: str = "", mask: Any = None, other: int | None = None, volatile: bool = False
     ) -> Any:
         if pointer.name in s.memory:
-            return s.memory[pointer.name][pointer.offset]
+            return other if mask is False else s.memory[pointer.name][pointer.offset]
         if mask is not None:  # an operand of the mask
             return Value(mask.shape, ((pointer.name, pointer.offset, other), *mask.parts))
         assert cache_modifier == ".cg"  # the first cache is not coherent
@@ -567,7 +576,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
         "async_copy": SimpleNamespace(async_copy_global_to_shared=copy_in_threads, mbarrier_arrive=arrive_with_copies),
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
-        "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
+        "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip
 
 

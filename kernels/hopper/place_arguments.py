@@ -1,0 +1,30 @@
+"""The arguments of kernels whose mask is one of rows, on the side of the host; `places` has that of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+PLACES = {"place_ptr": "*i32", "count_ptr": "*i32"}
+"""The arguments of a kernel about a mask of rows, and their types; other kernels have none."""
+ANY_ADDRESS = dict.fromkeys(PLACES, 1)
+"""What is known to divide their addresses: operands may begin anywhere."""
+
+
+def types(dtype: str, *targets: str) -> dict[str, str]:
+    """The arguments of a kernel about a mask of rows and `Target`s of these names, and their types."""
+    found = dict(PLACES)
+    for name in targets:
+        found |= {f"{name}_ptr": f"*{dtype}", f"{name}_h": "i64", f"{name}_row": "i64", f"{name}_dim": "i32"}
+    return found
+
+
+def multiples(*targets: str) -> dict[str, int]:
+    """What is known to divide them: TMA has rows of results begin at multiples of 16 bytes."""
+    return ANY_ADDRESS | {f"{name}_{what}": 8 for name in targets for what in ("h", "row", "dim")}
+
+
+def values(tensor: Tensor, strides: Sequence[int], dim: int) -> tuple[int, ...]:
+    """The arguments about one `Target`, [1, heads, tokens, dim] with these strides."""
+    return tensor.data_ptr(), strides[1], strides[2], dim

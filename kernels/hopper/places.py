@@ -1,0 +1,107 @@
+"""Masks of rows: where the tokens of rows lie (`Places`), and results that are written there (`Target`)."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+from .operations import here, store_rows
+
+@gluon.constexpr_function
+def given(argument):
+    """An argument of the kernel as a member of an aggregate, which must not be None."""
+    return gl.constexpr(None) if argument is None else argument
+
+
+@aggregate
+class Places:
+    """Which tokens the rows of a mask have, see `model.Placed`.
+
+    place_ptr, count_ptr: int32 [row blocks]; rows: how many there are; PLACED: rows of a row block, or 0 where tokens
+    are rows, and nothing is read.
+    """
+
+    place_ptr: gl.tensor | gl.constexpr
+    count_ptr: gl.tensor | gl.constexpr
+    rows: gl.tensor
+    PLACED: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, place_ptr, count_ptr, rows, PLACED):
+        self.place_ptr = given(place_ptr)
+        self.count_ptr = given(count_ptr)
+        self.rows = rows
+        self.PLACED = gl.constexpr(PLACED)
+
+    @gluon.jit
+    def token(self, row):
+        """The token of `row`, with which a row block begins; a number past all tokens if there is no such row."""
+        exists = (row >= 0) & (row < self.rows)
+        return gl.load(self.place_ptr + row // self.PLACED, mask=exists, other=self.rows)
+
+    @gluon.jit
+    def count(self, row, ROWS: gl.constexpr):
+        """How many of the ROWS rows from `row` on, whole row blocks, have a token; all of them or the first ones do."""
+        count = 0
+        for i in gl.static_range(ROWS // self.PLACED):
+            first = row + i * self.PLACED
+            exists = (first >= 0) & (first < self.rows)
+            count += gl.load(self.count_ptr + first // self.PLACED, mask=exists, other=0)
+        return count
+
+
+@aggregate
+class Target:
+    """A tensor [1, heads, tokens, dim] of results, with unit stride in the last dimension; None where tokens are rows."""
+
+    ptr: gl.tensor | gl.constexpr
+    head_stride: gl.tensor | gl.constexpr
+    row_stride: gl.tensor | gl.constexpr
+    dim: gl.tensor | gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, ptr, head_stride, row_stride, dim):
+        self.ptr = given(ptr)
+        self.head_stride = given(head_stride)
+        self.row_stride = given(row_stride)
+        self.dim = given(dim)
+
+
+@gluon.jit
+def store_tile(places, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
+    """Start storing `tile`, of columns from COLUMN on, whose first row is `row`.
+
+    TMA stores whole tiles, and drops what lies outside the tensor.  Behind the tokens of a tile lie those of the next
+    document, which are not its own: where a row has no token, threads store the others.  They have read `tile` when
+    they meet again.
+
+    WARPS: of the role that calls it.
+    """
+    if places.PLACED:
+        row = here(row)
+        h = here(h)
+        token = places.token(row)
+        count = places.count(row, tile.shape[0])
+        if count == tile.shape[0]:
+            store_rows(desc, b, h, token, tile, COLUMN)
+        else:
+            _store_first(target, h, token, count, tile, WARPS, COLUMN)
+    else:
+        store_rows(desc, b, h, row, tile, COLUMN)
+
+
+@gluon.jit
+def _store_first(target, h, token, count, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr):
+    """Store the first `count` rows of `tile` to the tokens from `token` on, 32 rows at a time."""
+    ROWS: gl.constexpr = tile.shape[0]
+    PIECE: gl.constexpr = min(32, ROWS)
+    WIDTH: gl.constexpr = tile.shape[1]
+    LANES: gl.constexpr = min(WIDTH // 8, 32)  # of a row
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    rows = gl.arange(0, PIECE, gl.SliceLayout(1, layout))
+    columns = gl.expand_dims(COLUMN + gl.arange(0, WIDTH, gl.SliceLayout(0, layout)), 0)
+    head = target.ptr + h.to(gl.int64) * target.head_stride
+    for i in gl.static_range(ROWS // PIECE):
+        local = gl.expand_dims(i * PIECE + rows, 1)
+        pointers = head + (token + local).to(gl.int64) * target.row_stride + columns
+        inside = (local < count) & (columns < target.dim)
+        gl.store(pointers, tile.slice(i * PIECE, PIECE).load(layout), mask=inside)

@@ -1,0 +1,16 @@
+"""Where the tokens of rows lie, for kernels in plain Triton; see `model.Placed`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tokens_of(PLACE, COUNT, rows, end, PLACED: tl.constexpr):
+    """(the tokens of `rows`, which of them have one) under a mask of `end` rows.
+
+    PLACE, COUNT: int32 [row blocks]; PLACED: rows of a row block.
+    """
+    exists = rows < end
+    local = rows % PLACED
+    tokens = tl.load(PLACE + rows // PLACED, mask=exists, other=0) + local
+    return tokens, local < tl.load(COUNT + rows // PLACED, mask=exists, other=0)
