@@ -115,7 +115,7 @@ def _new_backward(
             assert results is not None  # a packed call is kept where its forward is
             out = results[0]
     if inputs.data is not None:
-        grad_out, extras = inputs.data.of_queries(grad_out, old), extras + inputs.data.of_backward(old)
+        extras = extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
         grad_out,
         *inputs.operands,
@@ -215,8 +215,7 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     if not needs_tables(match):
         return _Inputs((query, key, value), of_mask, None, places)
     data = DataMask.build(emitter, match, of_mask, before)
-    clean = data.of_queries(query, before), data.of_keys(key, before), data.of_keys(value, before)
-    return _Inputs(clean, of_mask, data, places)
+    return _Inputs((query, key, value), of_mask, data, places)
 
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:

@@ -18,8 +18,8 @@ from .work import Work, allocate_shared, pieces
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i, dense_j,
-    seed, threshold, rescale,
+    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i,
+    dense_j, seed, threshold, rescale,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
@@ -53,14 +53,15 @@ def hopper_backward(
     if HAS_CODES or HAS_DENSE:
         told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
         walk = TableWalk(
-            work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
+            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
     shared = allocate_shared(
-        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP
+        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP,
+        walk.CLEARS,
     )  # fmt: skip
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()

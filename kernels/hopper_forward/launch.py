@@ -114,6 +114,7 @@ class _Described(NamedTuple):
 
     q_codes: _Fact | None
     kv_codes: _Fact | None
+    keys_seen: _Fact
     counts: _Fact
     steps: _Fact
     seen_bits: _Fact | None
@@ -122,7 +123,8 @@ class _Described(NamedTuple):
     def of(data: ForwardData) -> _Described:
         optional = (None if t is None else _describe(t) for t in (data.q_codes, data.kv_codes, data.seen_bits))
         q_codes, kv_codes, seen_bits = optional
-        return _Described(q_codes, kv_codes, _describe(data.counts), _describe(data.steps), seen_bits)
+        needed = (_describe(t) for t in (data.keys_seen, data.counts, data.steps))
+        return _Described(q_codes, kv_codes, *needed, seen_bits)
 
 
 class _Drops(NamedTuple):
@@ -220,8 +222,8 @@ class _State:
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
         extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
         if data is not None:
-            q_codes, kv_codes, counts, steps, seen_bits = (0 if t is None else t.data_ptr() for t in data)
-            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits)
+            q_codes, kv_codes, keys_seen, counts, steps, seen_bits = (0 if t is None else t.data_ptr() for t in data)
+            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
         drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
         if dropout is not None and self.drops is not None:
             drops = (dropout.seed.data_ptr(), *self.drops)
@@ -257,21 +259,24 @@ def _check_data(data: _Described, q_shape: torch.Size, kv_len: int, settings: Se
     if kv_tiles > 1 << 16:
         raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
     rows = batch * tables, -(-q_len // settings.rows)
-    _check_int32("q_codes", data.q_codes, (batch, q_len), device)
-    _check_int32("kv_codes", data.kv_codes, (batch, kv_len), device)
-    _check_int32("counts", data.counts, rows, device)
-    _check_int32("steps", data.steps, (*rows, kv_tiles), device)
+    _check_plain("q_codes", data.q_codes, (batch, q_len), device)
+    _check_plain("kv_codes", data.kv_codes, (batch, kv_len), device)
+    _check_plain("keys_seen", data.keys_seen, (batch, tables, kv_len), device, torch.bool)
+    _check_plain("counts", data.counts, rows, device)
+    _check_plain("steps", data.steps, (*rows, kv_tiles), device)
     row = int(ROWS.value)
     bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
-    _check_int32("seen_bits", data.seen_bits, bits, device)
+    _check_plain("seen_bits", data.seen_bits, bits, device)
     return tables
 
 
-def _check_int32(name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device) -> None:
+def _check_plain(
+    name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int32
+) -> None:
     if fact is None:
         return
-    if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (torch.int32, shape, device):
-        allowed = f"int32, contiguous and aligned, of shape {shape} on {device}"
+    if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (dtype, shape, device):
+        allowed = f"{dtype}, contiguous and aligned, of shape {shape} on {device}"
         raise ArgumentError(f"data.{name}", (fact.dtype, tuple(fact.shape), fact.strides, str(fact.device)), allowed)
 
 
