@@ -499,9 +499,9 @@ def write_walks(
 ):  # fmt: skip
     """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
 
-    RANKS: as `rank_contributors` writes them; Q_FOUND: as `seen` does.  VISITS: int32 [tables of all, n_kv], steps of a walk.  STEPS: int32
-    [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.  WALK_LENGTH, Q_TILE:
-    functions of the schedule; the other arguments are those of `_table`.
+    RANKS: as `rank_contributors` writes them; Q_FOUND: as `seen` does.  VISITS: int32 [tables of all, n_kv], steps of a
+    walk.  STEPS: int32 [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.
+    WALK_LENGTH, Q_TILE: functions of the schedule; the other arguments are those of `_table`.
     """
     place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
     kv = tl.program_id(1)
@@ -540,8 +540,9 @@ def write_rows(
 ):  # fmt: skip
     """One program per (table, q tile): the walk of a tile of a forward, as `table_walk.forward_words`.
 
-    KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks; FROM_THE_END: the last of them
-    belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32 [tables, q_tiles, n_kv].
+    KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks;
+    FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32
+    [tables, q_tiles, n_kv].
     """
     table = tl.program_id(0).to(tl.int64)
     q_tile = tl.program_id(1)

@@ -16,7 +16,7 @@ from dash_inductor.model import Band
 from dash_inductor.schedule.jobs import Column
 from dash_inductor.schedule.schedules import supports
 from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
-from dash_inductor.schedule.walk import ClosedForm, functions
+from dash_inductor.schedule.walk import ClosedForm
 
 from .support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
 from .support.hopper_glue import Fault, Pointer, Simulation
@@ -174,7 +174,7 @@ def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expe
     for tile, hidden in simulation.cleared:
         *place, column = tile[0]
         if column == 0:  # a tail is a tile of its own
-            found[*place, *hidden] += 1
+            found[(*place, *hidden)] += 1
     assert found == wanted
 
 

@@ -13,7 +13,6 @@ from torch.fx import Node
 
 from ..planning.families import family
 from ..table_ops import mask_tables
-from . import layout
 from .emit import Emitter
 from .sites import Match
 

@@ -6,9 +6,11 @@ Note [Rows that take no part]
     sees and a query that sees no key may hold anything, and are made zeros.
 
     Few tiles have such rows: those in which padding begins.  What the producer brings of them is not announced when it
-    has come: it comes to a barrier of the producer's own, `landed`.  The producer then writes zeros, makes them visible
-    to matmuls, and completes the barrier of the tile itself.  Consumers wait for the same barriers as ever, and neither know nor pay.
-    A key or query that the mask shows to somebody is that one's matter: what it holds reaches whom it reaches.
+    has come: it arrives at a barrier of the producer's own, the last one of its ring.  The producer then writes zeros,
+    makes them visible to matmuls, and completes the barrier of the tile itself.  Consumers wait where they always wait.
+
+    A key that some query sees, and a query that sees some key, keep what they hold, and so must be finite if the
+    results of others that do not see them are to be.
 """
 
 from triton.experimental import gluon

@@ -37,9 +37,9 @@ class TableWalk:
     The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  With
     HAS_CODES, q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone;
     none has -1, and no key has -2.  keys_seen: bytes [batch, query heads if they have tables of their own, else 1,
-    kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides dense_b,
-    dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a ring of
-    words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
+    kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides
+    dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a
+    ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
     """
 
     work: Work
