@@ -53,7 +53,6 @@ def _fake(
     block_q, block_kv = parsed.dkdv.block_q, parsed.dkdv.block_kv
     n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
     integers: list[tuple[int, ...]] = [(batch, q_len), (batch, kv_len)] if data.has_codes else [(0,), (0,)]
-    truths = [(batch, heads, q_len), (batch, kv_heads if data.by_head else 1, kv_len)]
     walks = [
         (batch * heads, q_tiles),
         (batch * heads, q_tiles, row_kv),
@@ -65,7 +64,7 @@ def _fake(
     new = extras[0].new_empty
     return [
         *(new(shape, dtype=torch.int32) for shape in integers),
-        *(new(shape, dtype=torch.bool) for shape in truths),
+        new((batch, heads, kv_len), dtype=torch.bool),
         *(new(shape, dtype=torch.int32) for shape in walks),
     ]
 

@@ -61,8 +61,8 @@ def dkdv_tile(
     ORDERED, KEYS must also be zero for keys that segments or a dense mask leave without rows, unless they hold finite
     numbers.  With any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
 
-    drop (with ROUNDS of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp
-    is that without it.
+    drop (with ROUNDS of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the
+    log-sum-exp is that without it.
 
     See Note [Rows of a tile of pairs] for BY_KEY.
     """

@@ -125,8 +125,7 @@ class MaskTables(NamedTuple):
     Attributes:
         q_codes, kv_codes: int32 [batch, q_len], [batch, kv_len]; besides what band and dense mask say, a query sees the
             keys of its own code.  Empty where the mask has neither valid keys nor segments.
-        rows_seeing: bool [batch, 1 or q_heads, q_len]: queries that see a key.
-        keys_seen: bool [batch, 1 or kv_heads, kv_len]: keys that a query sees.
+        keys_seen: bool [batch, 1 or q_heads, kv_len]: keys that a query sees.
         counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the walks of the forward.
         visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the walks of the backward.
         contributions: int32 [tables, n_q]: kv tiles that add to a q tile of the backward.
@@ -136,7 +135,6 @@ class MaskTables(NamedTuple):
 
     q_codes: Tensor
     kv_codes: Tensor
-    rows_seeing: Tensor
     keys_seen: Tensor
     counts: Tensor
     row_steps: Tensor

@@ -137,8 +137,6 @@ class _Builder:
         shape = self.shape
         q_codes, kv_codes, ranges = self._codes()
         rows_seeing, keys_seen = self._seen(q_codes, kv_codes, ranges)
-        if self.data.by_head:  # heads of a group share their keys
-            keys_seen = keys_seen.unflatten(1, (self.data.kv_heads, -1)).any(2)
         seen_bits = self._new(0)
         if self.data.dense is None:
             of_rows = self._classified(shape.forward, q_codes, kv_codes)
@@ -150,9 +148,8 @@ class _Builder:
             of_walks = self._united(of_rows, *shape.finer)
         else:
             of_walks = self._classified(shape.backward, q_codes, kv_codes)
-        return MaskTables(
-            q_codes, kv_codes, rows_seeing, keys_seen, *self._rows(of_rows), *self._walks(of_walks), seen_bits
-        )  # fmt: skip
+        rows, walks = self._rows(of_rows, keys_seen), self._walks(of_walks, rows_seeing)
+        return MaskTables(q_codes, kv_codes, keys_seen, *rows, *walks, seen_bits)
 
     def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         """The codes of queries and keys, and the ranges of both by tiles of TOKENS; all empty without codes."""
@@ -238,16 +235,18 @@ class _Builder:
         )  # fmt: skip
         return kinds
 
-    def _rows(self, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(self, kinds: Tensor, keys_seen: Tensor) -> tuple[Tensor, Tensor]:
         problem, q_tiles = self.shape.forward, self.shape.q_tiles
         counts, steps = self._new(len(kinds), q_tiles), self._new(len(kinds), q_tiles, problem.n_kv)
         self._launch(
-            tables.write_rows, (len(kinds), q_tiles), kinds, counts, steps, problem.n_q, problem.n_kv, q_tiles,
-            FROM_THE_END=self.bounds["HAS_LO"], CONSUMERS=self.shape.consumers, COLUMNS=COLUMNS,
+            tables.write_rows, (len(kinds), q_tiles),
+            kinds, keys_seen, counts, steps, self.data.kv_len, problem.n_q, problem.n_kv, q_tiles,
+            FROM_THE_END=self.bounds["HAS_LO"], CONSUMERS=self.shape.consumers, BLOCK_KV=problem.block_kv,
+            COLUMNS=COLUMNS,
         )  # fmt: skip
         return counts, steps
 
-    def _walks(self, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _walks(self, kinds: Tensor, rows_seeing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         data, problem, each = self.data, self.shape.backward, self.shape.walk_tables
         number, n_q, n_kv = data.batch * each, problem.n_q, problem.n_kv
         visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
@@ -263,7 +262,7 @@ class _Builder:
             kinds, ranks, contributions, *walk, RANK=functions.dash_rank, ROWS=ROWS, **constants,
         )  # fmt: skip
         self._launch(
-            tables.write_walks, (number, n_kv), kinds, ranks, visits, steps, *walk,
+            tables.write_walks, (number, n_kv), kinds, ranks, rows_seeing, visits, steps, *walk,
             WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, **constants,
         )  # fmt: skip
         return visits, steps, contributions

@@ -26,13 +26,10 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     """
     shape = Shape.of(data, plan)
     shown = _shown(data)
-    heads = shown.shape[1]
-    by_group = shown.unflatten(1, (data.kv_heads, -1)).any(2) if heads > 1 else shown
     counts, row_steps = _rows(shape, shown)
     seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
-    return MaskTables(
-        *_codes(data), shown.any(3), by_group.any(2), counts, row_steps, *_walks(data, shape, plan, shown), seen_bits
-    )  # fmt: skip
+    walks = _walks(data, shape, plan, shown)
+    return MaskTables(*_codes(data), shown.any(2), counts, row_steps, *walks, seen_bits)
 
 
 def _shown(data: MaskData) -> Tensor:
@@ -80,17 +77,23 @@ def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int
     return kinds
 
 
+def _lacking(found: Tensor, block: int) -> list[set[int]]:
+    """For each row of the tables the tiles of `block` tokens of which one has no partner; found: bool [.., length]."""
+    rows = found.flatten(0, -2)
+    return [{i for i, tile in enumerate(row.split(block)) if not tile.all()} for row in rows]
+
+
 def _rows(shape: Shape, shown: Tensor) -> tuple[Tensor, Tensor]:
     problem, consumers = shape.forward, shape.consumers
     elements = tile_kinds(shown, problem.block_q, problem.block_kv)
     counts = torch.zeros(len(elements), shape.q_tiles, dtype=torch.int32)
     steps = torch.zeros(len(elements), shape.q_tiles, problem.n_kv, dtype=torch.int32)
-    nothing = [EMPTY] * problem.n_kv
+    nothing, unseen = [EMPTY] * problem.n_kv, _lacking(shown.any(2), problem.block_kv)
     for (t, element), tile in itertools.product(enumerate(elements), range(shape.q_tiles)):
         from_the_end = problem.resolved.band.lo is not None
         first = problem.n_q - (tile + 1) * consumers if from_the_end else tile * consumers
         blocks = [element[i] if 0 <= i < problem.n_q else nothing for i in range(first, first + consumers)]
-        words = forward_words(blocks, PARTIAL)
+        words = forward_words(blocks, PARTIAL, unseen[t])
         counts[t, tile] = len(words)
         steps[t, tile, : len(words)] = torch.tensor(words, dtype=torch.int32)
     return counts.to(shown.device), steps.to(shown.device)
@@ -114,6 +117,7 @@ def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
 def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     problem = shape.backward
     elements = tile_kinds(shown, problem.block_q, problem.block_kv)
+    blind = _lacking(shown.any(3), problem.block_q)
     order = [heads[0] for heads in walked_query_heads(True, data.q_heads, data.kv_heads)]
     if data.by_head:  # by query head, which is not how the schedule counts heads
         elements = [elements[b * data.q_heads + head] for b in range(data.batch) for head in order]
@@ -128,7 +132,7 @@ def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Ten
     for t, (b, place) in enumerate(itertools.product(range(data.batch), places)):
         head = b * data.q_heads + place
         for kv in range(problem.n_kv):
-            words = walk.words(head, kv)
+            words = walk.words(head, kv, blind[t if data.by_head else b])
             visits[t, kv] = len(words)
             steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
         contributions[t] = torch.tensor([len(walk.visible(head, q)) for q in range(problem.n_q)])

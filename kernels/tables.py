@@ -24,6 +24,8 @@ EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibi
 TILE_BITS = tl.constexpr(table_walk.TILE_BITS)
 MASKED = tl.constexpr(table_walk.step_word(0, 0, True))
 FORWARD_TILE_BITS = tl.constexpr(table_walk.FORWARD_TILE_BITS)
+FORWARD_UNSEEN = tl.constexpr(table_walk.FORWARD_UNSEEN)
+HAS_BLIND = tl.constexpr(table_walk.step_word(0, 0, False, True))
 HIDDEN = tl.constexpr(-1)
 """The code of a key that no query sees by its validity; no query has it."""
 ALONE = tl.constexpr(-2)
@@ -481,22 +483,31 @@ def rank_contributors(
             tl.store(CONTRIBUTIONS + table * n_q + q, count, mask=wanted)
 
 
+@triton.jit
+def _lacks_partners(FOUND, tiles, wanted, length, BLOCK: tl.constexpr):
+    """Whether a token of each of the `tiles` that are `wanted` has no partner; FOUND: a row of `seen`, [length]."""
+    tokens = tiles[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    found = tl.load(FOUND + tokens, mask=wanted[:, None] & (tokens < length), other=1)
+    return tl.min(found.to(tl.int32), 1) == 0
+
+
 @triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def write_walks(
-    KINDS, RANKS, VISITS, STEPS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
+    KINDS, RANKS, Q_FOUND, VISITS, STEPS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
     WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
 
-    RANKS: as `rank_contributors` writes them.  VISITS: int32 [tables of all, n_kv], steps of a walk.  STEPS: int32
-    [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.  WALK_LENGTH, Q_TILE:
-    functions of the schedule; the other arguments are those of `_table`.
+    RANKS: as `rank_contributors` writes them; Q_FOUND: as `seen` does.  VISITS: int32 [tables of all, n_kv], steps of a
+    walk.  STEPS: int32 [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.
+    WALK_LENGTH, Q_TILE: functions of the schedule; the other arguments are those of `_table`.
     """
     place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
     kv = tl.program_id(1)
     walk = heads, q_len, kv_len, lo, hi
     row = tl.program_id(0).to(tl.int64) * n_kv + kv
+    found = Q_FOUND + (tl.program_id(0) // (1 if BY_HEAD else tables)).to(tl.int64) * q_len
     length = WALK_LENGTH(place, kv, walk, BLOCK_Q, BLOCK_KV)
     count = 0
     for first in range(0, length, COLUMNS):
@@ -507,7 +518,9 @@ def write_walks(
         visible = inside & (kind != EMPTY)
         rank = tl.load(RANKS + row * n_q + q, mask=visible, other=0)
         at = count + tl.cumsum(visible.to(tl.int32), 0) - 1
-        word = q | (rank << TILE_BITS) | tl.where(kind == PARTIAL, MASKED, 0)
+        masked = visible & (kind == PARTIAL)
+        word = q | (rank << TILE_BITS) | tl.where(masked, MASKED, 0)
+        word |= tl.where(_lacks_partners(found, q, masked, q_len, BLOCK_Q), HAS_BLIND, 0)
         tl.store(STEPS + row * n_q + at, word, mask=visible)
         count += tl.sum(visible.to(tl.int32), 0)
     tl.store(VISITS + row, count)
@@ -520,19 +533,21 @@ def _kinds_of(kinds, block, kv, blocks, n_kv):
     return tl.load(kinds + kv * blocks + block, mask=inside, other=0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["blocks", "n_kv", "q_tiles"])
+@triton.jit(do_not_specialize=["kv_len", "blocks", "n_kv", "q_tiles"])
 def write_rows(
-    KINDS, COUNTS, STEPS, blocks, n_kv, q_tiles,
-    FROM_THE_END: tl.constexpr, CONSUMERS: tl.constexpr, COLUMNS: tl.constexpr,
+    KINDS, KV_FOUND, COUNTS, STEPS, kv_len, blocks, n_kv, q_tiles,
+    FROM_THE_END: tl.constexpr, CONSUMERS: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One program per (table, q tile): the walk of a tile of a forward, as `table_walk.forward_words`.
 
-    KINDS: int8 [tables, n_kv, blocks], of row blocks.  A tile is CONSUMERS row blocks; FROM_THE_END: the last of them
-    belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32 [tables, q_tiles, n_kv].
+    KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks;
+    FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32
+    [tables, q_tiles, n_kv].
     """
     table = tl.program_id(0).to(tl.int64)
     q_tile = tl.program_id(1)
     kinds = KINDS + table * n_kv * blocks
+    found = KV_FOUND + table * kv_len
     first_block = q_tile * CONSUMERS
     if FROM_THE_END:
         first_block = blocks - (q_tile + 1) * CONSUMERS
@@ -552,9 +567,12 @@ def write_rows(
             word |= _kinds_of(kinds, first_block + c, kv, blocks, n_kv) << (FORWARD_TILE_BITS + 2 * c)
         listed = word != 0
         at = count + tl.cumsum(listed.to(tl.int32), 0) - 1
-        word = word | kv | tl.where(at == 0, blind, 0)
+        unseen = _lacks_partners(found, kv, listed, kv_len, BLOCK_KV).to(tl.int32)
+        word = word | kv | (unseen << FORWARD_UNSEEN) | tl.where(at == 0, blind, 0)
         tl.store(steps + at, word, mask=listed)
         count += tl.sum(listed.to(tl.int32), 0)
     if count == 0:
-        tl.store(steps, blind | (n_kv - 1))
+        last = n_kv - 1 + tl.arange(0, 1)
+        unseen = _lacks_partners(found, last, last == last, kv_len, BLOCK_KV).to(tl.int32)
+        tl.store(steps + tl.arange(0, 1), blind | last | (unseen << FORWARD_UNSEEN))
     tl.store(COUNTS + table * q_tiles + q_tile, tl.maximum(count, 1))

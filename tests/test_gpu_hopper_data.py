@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 import torch
@@ -72,17 +73,27 @@ class Masked:
     def __call__(self) -> Gradients:
         p = self.problem
         call, plan = Call(self.mask, p.scale, (BSHD,) * 3), plan_of(p, self.schedule)
-        return launch.backward(p.do, p.q, p.k, p.v, self.out, self.lse, call, plan, self.data)
+        return launch.backward(*self.given, self.out, self.lse, call, plan, self.data)
+
+    @cached_property
+    def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """dO, q, k and v as the kernel gets them: NaN where the problem has zeros, since nobody sees it."""
+        p = self.problem
+        by_kv_head = self.whole.expand(-1, p.q.shape[1], -1, -1).unflatten(1, (p.k.shape[1], -1)).any(2)
+        rows, keys = self.whole.any(3)[..., None], by_kv_head.any(2)[..., None]
+        do, q = (torch.where(rows, t, torch.nan) for t in (p.do, p.q))
+        k, v = (torch.where(keys, t, torch.nan) for t in (p.k, p.v))
+        return do, q, k, v
 
     def elements(self, which: Sequence[int]) -> Masked:
         """Some elements of the batch, in this order."""
         index = torch.tensor(which, device="cuda")
         p = self.problem
-        tables = [int(t.shape[0]) // p.q.shape[0] for t in self.data[2:5] if t is not None]
+        tables = [int(t.shape[0]) // p.q.shape[0] for t in self.data[3:6] if t is not None]
         of_tables = [index[:, None] * n + torch.arange(n, device="cuda") for n in tables]
-        q_codes, kv_codes, visits, steps, contributions, dense = self.data
+        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense = self.data
         assert dense is None
-        picked = [None if t is None else t[index] for t in (q_codes, kv_codes)]
+        picked = [None if t is None else t[index] for t in (q_codes, kv_codes, keys_seen)]
         picked += [t[i.flatten()] for t, i in zip((visits, steps, contributions), of_tables, strict=True)]
         problem = dataclasses.replace(p, q=p.q[index], k=p.k[index], v=p.v[index], do=p.do[index])
         data = BackwardData(*picked)
@@ -261,7 +272,7 @@ def test_graph_replay() -> None:
 def test_data_and_mask_go_together() -> None:
     run = with_codes(problem((128, 128), Band(0), 300, 300), "fold")
     p, plan = run.problem, plan_of(run.problem, "fold")
-    tensors = p.do, p.q, p.k, p.v, run.out, run.lse
+    tensors = *run.given, run.out, run.lse
     with pytest.raises(ArgumentError, match="data"):
         launch.backward(*tensors, Call(run.mask, p.scale, (BSHD,) * 3), plan)
     with pytest.raises(ArgumentError, match="data"):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ class Problem:
         name: str, band: Band, q_len: int, kv_len: int, dims: tuple[int, int], *, batch: int = 3, kv_heads: int = 2,
         group: int = 1, dtype: torch.dtype | None = None,
     ) -> Problem:  # fmt: skip
-        """What nobody sees holds zeros, as the graph sees to."""
+        """What nobody sees holds zeros here, and NaN in `given`."""
         p = Attention.random(
             q_len, kv_len, dims[0], band, batch=batch, kv_heads=kv_heads, group=group,
             dtype=dtype or DTYPES[build.dims_of(*dims)], value_dim=dims[1],
@@ -130,9 +131,19 @@ class Problem:
         )
         return Problem(p, data, keep)
 
+    @cached_property
+    def given(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as the kernel gets them."""
+        p = self.plain
+        rows, keys = self.keep.any(3), self.keep.any(2)
+        if keys.shape[1] > 1:
+            keys = keys.unflatten(1, (p.k.shape[1], p.group)).any(2)
+        k, v = (torch.where(keys[..., None], t, torch.nan) for t in (p.k, p.v))
+        return torch.where(rows[..., None], p.q, torch.nan), k, v
+
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        return launch.forward(p.q, p.k, p.v, p.mask, p.scale, BSHD, self.data, **how)
+        return launch.forward(*self.given, p.mask, p.scale, BSHD, self.data, **how)
 
     def exact(self) -> Forward:
         p = self.plain

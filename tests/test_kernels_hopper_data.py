@@ -67,7 +67,7 @@ def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int
                 tiles = [word & FIELD for word in words]
                 full = [walk.q_tile(place, kv, step) for step in range(walk.visits(place, kv))]
                 assert tiles == [q for q in full if pairs[q][kv] != EMPTY]
-                assert [word >> 2 * TILE_BITS for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
+                assert [word >> 2 * TILE_BITS & 1 for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
                 for q, word in zip(tiles, words, strict=True):
                     adds[q].append((word >> TILE_BITS & FIELD, walk.rank(place, q, kv)))
             for q, ranks in adds.items():
@@ -89,7 +89,7 @@ def test_a_mask_that_hides_nothing_has_the_walks_of_the_band(name: str, band: Ba
             steps = [walk.q_tile(head, kv, step) for step in range(walk.visits(head, kv))]
             assert visible.q_tiles(kv) == steps
             words = [(walk.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
-            assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS) for word in visible.words(kv)] == words
+            assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS & 1) for word in visible.words(kv)] == words
 
 
 MASKS = {"codes": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
@@ -119,8 +119,8 @@ def test_arguments(name: str, schedule: str) -> None:
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
         assert main["first_mirrored"] == (2 if schedule == "fold" and not by_head else 4)
         pointers = {n: 0 if t is None else t.data_ptr() for n, t in zip(data._fields, data, strict=True)}
-        assert {n: main[n] for n in ("visits", "q_codes", "kv_codes", "dense")} == {
-            n: pointers[n] for n in ("visits", "q_codes", "kv_codes", "dense")
+        assert {n: main[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")} == {
+            n: pointers[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")
         }
         assert (main["words"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
         strides = main["dense_b"], main["dense_h"], main["dense_i"], main["dense_j"]
@@ -131,6 +131,7 @@ BAD = {
     "q_codes": [lambda t: None, lambda t: t.long(), lambda t: t[:, :-1], lambda t: t.mT.contiguous().mT,
                 lambda t: t[0]],
     "kv_codes": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
+    "keys_seen": [lambda t: t.byte(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[:, 0]],
     "visits": [lambda t: t[:2], lambda t: t[:, 1:], lambda t: t.long()],
     "steps": [lambda t: t[:, :, :-1], lambda t: t.flatten(1), lambda t: t.mT.contiguous().mT],
     "contributions": [lambda t: t[:1], lambda t: t.long()],
@@ -166,7 +167,7 @@ def test_tables_without_room_are_refused() -> None:
 @pytest.mark.parametrize("drops", [False, True])
 def test_extras(drops: bool) -> None:
     """Operands first, in the order in which the call names them; then codes and tables."""
-    tensors = [torch.empty(0) for _ in range(9)]
+    tensors = [torch.empty(0) for _ in range(12)]
 
     def call(text: str) -> Call:
         mask = Mask.parse(text)
@@ -180,15 +181,15 @@ def test_extras(drops: bool) -> None:
     ]
     for text, of_mask, dense in cases:
         operands = of_mask + drops
-        data = BackwardData.of(call(text), tensors[: operands + 5])
+        data = BackwardData.of(call(text), tensors[: operands + 6])
         assert data is not None
-        assert all(a is b for a, b in zip(data[:5], tensors[operands:], strict=False))
+        assert all(a is b for a, b in zip(data[:6], tensors[operands:], strict=False))
         assert data.dense is dense.get("dense")
-        for count in (operands, operands + 4, operands + 6):
+        for count in (operands, operands + 5, operands + 7):
             with pytest.raises(ArgumentError, match="extras"):
                 BackwardData.of(call(text), (tensors * 2)[:count])
-    data = BackwardData.of(call("dense(0)"), tensors[: 4 + drops])
+    data = BackwardData.of(call("dense(0)"), tensors[: 5 + drops])
     assert data is not None
     assert data[:2] == (None, None)
     assert data.dense is tensors[0]
-    assert all(a is b for a, b in zip(data[2:5], tensors[1 + drops :], strict=False))
+    assert all(a is b for a, b in zip(data[2:6], tensors[1 + drops :], strict=False))

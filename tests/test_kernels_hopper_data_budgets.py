@@ -44,14 +44,15 @@ def test_fits(case: Case) -> None:
     """Shared memory, registers, no matrix instruction made to wait; spills of scalars, never of tiles.
 
     What the mask reads costs nothing in steps without it, so the spills that all steps run are those of the walk.
-    Where it is read, addresses of a dense mask are in registers for a moment.
+    Where it is read, addresses of a dense mask are in registers for a moment.  A producer, which has few registers,
+    spills while it clears rows that take no part.
     """
     used = built(case)
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168
     assert not used.report.serialised
     assert used.spills.loops == 1
-    spilled, in_loop = (0, 0) if case.dims == (256, 256) else (150, 28) if case.dense else (110, 18)
+    spilled, in_loop = (40, 0) if case.dims == (256, 256) else (256, 28) if case.dense else (200, 18)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,8 +18,8 @@ from dash_inductor.schedule.schedules import supports
 from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
 from dash_inductor.schedule.walk import ClosedForm
 
-from .support.hopper_data import codes_of, data_of, keep_of, tile_pairs
-from .support.hopper_glue import Fault, Pointer
+from .support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
+from .support.hopper_glue import Fault, Pointer, Simulation
 from .test_kernels_hopper_glue import (
     BLOCK_KV,
     BLOCK_Q,
@@ -63,13 +64,14 @@ class DataLaunch(Launch):
 
     def data_arguments(self) -> dict[str, Any]:
         closed = ClosedForm(self.schedule, self.tables)
-        names = "visits", "words", "q_codes", "kv_codes", "dense"
+        names = "visits", "words", "q_codes", "kv_codes", "keys_seen", "dense"
         strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
         tables = {"table_b": closed.kinds, "table_h": 0, "first_mirrored": closed.first_mirrored}
         return {name: Pointer(name) for name in names} | strides | tables
 
     def run(self, *args: Any, **how: Any) -> Any:
-        memory = {"visits": self.data.visits.flatten().tolist(), "words": self.data.steps.flatten().tolist()}
+        tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
+        memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
         return super().run(*args, memory=memory, **how)
 
 
@@ -151,6 +153,30 @@ def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
         for b, q_head, q in itertools.product(range(2), range(launch.tables.heads), range(launch.tables.n_q)):
             turns = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
             assert turns == launch.data.contributions[b * kinds, q], "what `finish` waits for"
+        check_cleared(launch, simulation, walks, expected)
+
+
+def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expected: Expected) -> None:
+    """K and V with keys that no query sees, once for each walk; Q and dO with queries that see none, in each step."""
+    wanted: Counter[tuple[Any, ...]] = Counter()
+    seen, seeing = launch.data.keys_seen[:, 0], launch._keep[:, 0].any(2)
+    for (b, q_head, kv), (_, column) in walks.items():
+        if column.steps and not seen[b, kv * BLOCK_KV : (kv + 1) * BLOCK_KV].all():
+            tags = set[Any]().union(*expected.keys(b, q_head, kv))
+            wanted.update(tuple(place) for *place, column in tags if column == 0)
+        for q, _ in column.steps:
+            if not seeing[b, q * BLOCK_Q : (q + 1) * BLOCK_Q].all():
+                for half in range(expected.halves):
+                    tags = set[Any]().union(*expected.queries(b, q_head, q, half))
+                    (lse,) = (tag for tag in tags if tag[0] == "lse_desc")
+                    tiles = (tag for tag in tags if tag[0] in ("q_desc", "do_desc"))
+                    wanted.update((*place, lse) for *place, column in tiles if column == 0)
+    found: Counter[tuple[Any, ...]] = Counter()
+    for tile, hidden in simulation.cleared:
+        *place, column = tile[0]
+        if column == 0:  # a tail is a tile of its own
+            found[(*place, *hidden)] += 1
+    assert found == wanted
 
 
 MIRRORED = DataLaunch((128, 128), 2, "fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
@@ -173,13 +199,62 @@ CONTROLS = {
     "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
     "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
     "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
+    "keys that take no part": ("(step == 0) & (unseen != 0)", "False"),
+    "keys cleared in every step": ("(step == 0) & (unseen != 0)", "unseen != 0"),
+    "keys cleared before they are there": ("    mbarrier.wait(shared.k_full.index(1), landings & 1)\n", ""),
+    "values cleared before they are there": ("    mbarrier.wait(shared.v_full.index(1), landings & 1)\n", ""),
+    "queries cleared before they are there": (
+        "    mbarrier.wait(shared.q_full.index(shared.Q_STAGES), landings & 1)\n",
+        "",
+    ),
+    "gradients cleared before they are there": (
+        "    mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)\n",
+        "",
+    ),
+    "landings that are not counted": ("query_landings += 1", "pass"),
+    "walks that are not counted": ("key_landings += 1", "pass"),
+    "cleared behind the matmuls' back": (
+        "    fence_async_shared()\n    role_barrier()\n    mbarrier.arrive",
+        "    mbarrier.arrive",
+    ),
+    "seen keys of the first batch element": ("row = work.batch * gl.where", "row = 0 * gl.where"),
+    "the half that is not": (
+        "hidden = blind_queries(shared.lse.index(piece))",
+        "hidden = blind_queries(shared.lse.index(slot))",
+    ),
 }
+
+
+class BlindLaunch(DataLaunch):
+    """Every seventh query sees no key, so that many steps of a walk have such queries."""
+
+    @cached_property
+    def _codes(self) -> Any:
+        q_codes, kv_codes = codes_of(self.mask, self.q_len, self.kv_len, self.kinds)
+        q_codes[:, ::7] = NO_KEY
+        return q_codes, kv_codes
+
+
+PARTS = replace(MIRRORED, schedule="symmetric_shift", q_len=128, kv_len=128, kinds=("holes", "holes"))
+LAUNCHES_OF = {
+    "landings that are not counted": BlindLaunch(**vars(MIRRORED)),
+    "walks that are not counted": PARTS,
+}
+"""For controls of which the launch of the others shows nothing."""
 
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_faults_are_seen(control: str) -> None:
     """With one line changed for the worse the launch fails, or ends with other results than the tables want."""
-    launch = replace(MIRRORED, dims=(64, 64)) if "half" in control else MIRRORED
-    check(launch, launch.run(), visible_walks(launch), DataExpected(launch))
+    launch = LAUNCHES_OF.get(control, replace(MIRRORED, dims=(64, 64)) if "half" in control else MIRRORED)
+    walks, expected = visible_walks(launch), DataExpected(launch)
+
+    def run(**how: Any) -> None:
+        for late in (False, True):
+            simulation = launch.run(late=late, **how)
+            check(launch, simulation, walks, expected)
+            check_cleared(launch, simulation, walks, expected)
+
+    run()
     with pytest.raises((Fault, AssertionError, IndexError)):
-        check(launch, launch.run(edits=(CONTROLS[control],)), visible_walks(launch), DataExpected(launch))
+        run(edits=(CONTROLS[control],))

@@ -23,11 +23,14 @@ from dash_inductor.schedule.walk import functions
 from .support import forward_tables
 from .support.hopper_forward_glue import (
     Descriptor,
+    DType,
     Fault,
     ForwardSimulation,
     Input,
     Output,
     Pointer,
+    Role,
+    Tile,
     Value,
     constants_of,
 )
@@ -173,7 +176,7 @@ class Launch:
         return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What nobody sees holds zeros, as the graph sees to."""
+        """What takes no part in a head's attention because of data may hold anything: it holds NaN."""
         generator = torch.Generator().manual_seed(0)
         shapes = ((self.heads, self.q_len, 0), (self.kv_heads, self.kv_len, 0), (self.kv_heads, self.kv_len, 1))
         q, k, v = (
@@ -181,7 +184,9 @@ class Launch:
             for heads, length, i in shapes
         )
         rows, keys = self.keep.any(3), self.keep.any(2).unflatten(1, (self.kv_heads, self.group)).any(2)
-        return q * rows[..., None], k * keys[..., None], v * keys[..., None]
+        q = q.masked_fill(~rows[..., None], torch.nan)
+        k, v = (t.masked_fill(~keys[..., None], torch.nan) for t in (k, v))
+        return q, k, v
 
     def run(self, tensors: tuple[Tensor, Tensor, Tensor] | None = None, *, listed: bool = True, **how: Any) -> Ran:
         """listed: False leaves the data of the mask out."""
@@ -224,7 +229,7 @@ class Ran:
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
         self.check_walks()
-        q, k, v = (t.double() for t in self.tensors)
+        q, k, v = (t.double().nan_to_num() for t in self.tensors)
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = self.launch.keep
         s = (q @ k.mT * 0.3).masked_fill(~keep, -torch.inf)
@@ -335,10 +340,23 @@ def test_bits_of_whole_tiles(block_kv: int) -> None:
     assert torch.equal(device["hide"](Value(s), Value(words)).read(), s.masked_fill(~keep, -torch.inf))
 
 
+@pytest.mark.parametrize("shape", [(32, 64), (64, 192), (128, 128)])
+def test_rows_are_cleared(shape: tuple[int, int]) -> None:
+    """Those that are hidden, whole, and no others."""
+    simulation = ForwardSimulation(PACKED.constants(True), {}, 1, rows=64)
+    simulation.current = Role(0, "produce", lambda: None)
+    tile = Tile(simulation, "tile", list(shape), DType(torch.bfloat16))
+    tile.tensor = torch.randn(shape).bfloat16()
+    before, hidden = tile.tensor.clone(), torch.rand(shape[0]) < 0.4
+    simulation.kernel.__globals__["clear"](tile, Value(hidden.int()))
+    assert torch.equal(tile.tensor, before.masked_fill(hidden[:, None], 0))
+
+
 PACKED = Launch("packed", Band(0), 90, 90, kv_heads=2, ctas=2)
 REPEATED = Launch("repeated", Band(), 90, 120, kv_heads=2, ctas=2)
 HOLES = Launch("holes", Band(), 60, 150, (128, 128), kv_heads=2, ctas=2)
 DENSE_BY_HEAD = Launch(None, Band(), 60, 60, kv_heads=2, dense="bhqk")
+PADDED = Launch("left", Band(), 60, 150, (128, 128), dims=(16, 72), kv_heads=2, ctas=2)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 WRONG = ""  # the launch ends, with other results than attention
 CONTROLS = {
@@ -385,10 +403,15 @@ CONTROLS = {
         "* work.q_len + rows, mask=row_exists, other=0",
         "* work.q_len + rows",
     ),
-    "tables of another batch element": (PACKED, "", "(b * self.tables + head % self.tables)", "(0)"),
+    "tables of another batch element": (PACKED, "", "b * self.tables + head % self.tables", "0"),
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.tables", "0"),
-    "bits of another head": (DENSE_BY_HEAD, WRONG, "head % data.tables", "0"),
-    "bits of another batch element": (DENSE_BY_HEAD, WRONG, "(b * data.tables", "(0 * data.tables"),
+    "bits of another head": (DENSE_BY_HEAD, WRONG, "table = data.table(b, head)", "table = data.table(b, 0)"),
+    "bits of another batch element": (
+        DENSE_BY_HEAD,
+        WRONG,
+        "table = data.table(b, head)",
+        "table = data.table(0, head)",
+    ),
     "bits of another row block": (
         DENSE_BY_HEAD,
         WRONG,
@@ -405,6 +428,25 @@ CONTROLS = {
     "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
     "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
     "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, rows, kv)", "pass"),
+    "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(slot), hidden)\n", ""),
+    "values cleared before they are there": (
+        PADDED,
+        EARLY,
+        "        mbarrier.wait(full, landings & 1)\n        clear(",
+        "        clear(",
+    ),
+    "values cleared behind the matmuls' back": (PADDED, "before a fence", "    fence_async_shared()\n", ""),
+    "values that nobody announces": (PADDED, WAITS, "    mbarrier.arrive(full, count=1)\n", "    pass\n"),
+    "landings that are not counted": (PADDED, f"{WAITS}|{EARLY}|in the middle", "        landings += 1\n", ""),
+    "seen keys of another batch element": (PADDED, WRONG, "data.table(b, head), kv_of", "data.table(0, head), kv_of"),
+    "seen keys of another head": (
+        replace(DENSE_BY_HEAD, q_len=3),
+        WRONG,
+        "data.table(b, head), kv_of",
+        "data.table(b, 0), kv_of",
+    ),
+    "seen keys of another kv tile": (PADDED, WRONG, "keys = kv * BLOCK_KV + numbers", "keys = numbers"),
+    "the first columns alone": (PADDED, WRONG, "index(block * ROWS + first + i)", "index(first + i)"),
     "rows without keys are not cleared": (
         replace(PACKED, codes="nobody"),
         WRONG,

@@ -153,7 +153,7 @@ def test_roles_compute_attention(launch: Launch) -> None:
 @pytest.mark.parametrize("columns", build.SETTINGS)
 @pytest.mark.parametrize("band", BANDS, ids=str)
 def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[int, int]) -> None:
-    """Alone, first, last and between others of other lengths, whose values change."""
+    """Alone, first, last and between others of other lengths, whose values change and are NaN."""
     for length in (1, 7, 8, 9, 15, 16, 17, 40):
         own = Launch((length,), band, columns, group=2)
         tensors = own.tensors()
@@ -161,11 +161,14 @@ def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[
         alone.check()
         for before, after in (((), (5, 30)), ((11,), ()), ((16, 3), (1, 20)), ((0, 1, 2), (0, 16))):
             launch = replace(own, lengths=(*before, length, *after))
-            others, part = launch.tensors(), slice(sum(before), sum(before) + length)
-            for whole, t in zip(others, tensors, strict=True):
-                whole *= 9.0
-                whole[:, :, part] = t
-            assert torch.equal(launch.run(others).of_document(len(before)), alone.of_document(0)), (length, before)
+            part = slice(sum(before), sum(before) + length)
+            for factor in (9.0, torch.nan):
+                others = launch.tensors()
+                for whole, t in zip(others, tensors, strict=True):
+                    whole *= factor
+                    whole[:, :, part] = t
+                found = launch.run(others).of_document(len(before))
+                assert torch.equal(found, alone.of_document(0)), (length, before, factor)
 
 
 WRONG = ""
@@ -176,6 +179,7 @@ CONTROLS = {
     "keys of rows": (LAST, WRONG, "row = places.token(row)\n    else:\n        row = row - work.first_key()",
                      "pass\n    else:\n        row = row - work.first_key()"),
     "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
+    "values of others": (replace(LAST, lengths=(20, 9, 30)), WRONG, "        clear(shared.v.index(slot), hidden)\n", ""),
     "results of rows": (LAST, WRONG, "token = places.token(row)", "token = row"),
     "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
     "too many tokens": (LAST, WRONG, "(local < count)", "(local < count + 1)"),

@@ -18,7 +18,7 @@ from dash_inductor.schedule.walk import ClosedForm
 
 from .support.hopper_glue import Fault, Pointer, Store
 from .support.placed import Rows
-from .test_kernels_hopper_data_glue import DataExpected, DataLaunch, visible_walks
+from .test_kernels_hopper_data_glue import DataExpected, DataLaunch, check_cleared, visible_walks
 from .test_kernels_hopper_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms
 
 ROW_BLOCK = 8
@@ -56,8 +56,9 @@ class PlacedLaunch(DataLaunch):
 
     def run(self, *args: Any, **how: Any) -> Any:
         *_, place, count = self.rows.operands()
-        memory = {"visits": self.data.visits.flatten().tolist(), "words": self.data.steps.flatten().tolist()}
-        memory |= {"place_ptr": place.tolist(), "count_ptr": count.tolist()}
+        tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
+        tensors |= {"place_ptr": place, "count_ptr": count}
+        memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build, "ROW_BLOCK", ROW_BLOCK)
             return super(DataLaunch, self).run(*args, memory=memory, **how)
@@ -143,7 +144,9 @@ def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
     walks, expected = visible_walks(launch), PlacedExpected(launch)
     resident = ClosedForm(launch.schedule, launch.tables).resident
     for how in ({"late": True}, {"resident": resident, "seed": 1}):
-        check(launch, launch.run(**how), walks, expected)
+        simulation = launch.run(**how)
+        check(launch, simulation, walks, expected)
+        check_cleared(launch, simulation, walks, expected)
 
 
 SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)

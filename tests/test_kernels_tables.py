@@ -90,7 +90,10 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
         tables.write_walks,
         {**WALK, "WALK_LENGTH": FOLD.dash_visits, "Q_TILE": FOLD.dash_q_tile, "COLUMNS": mask_tables.COLUMNS},
     ),
-    "write_rows": (tables.write_rows, {"FROM_THE_END": True, "CONSUMERS": 3, "COLUMNS": mask_tables.COLUMNS}),
+    "write_rows": (
+        tables.write_rows,
+        {"FROM_THE_END": True, "CONSUMERS": 3, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS},
+    ),
 }  # fmt: skip
 
 

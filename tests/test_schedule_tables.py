@@ -144,6 +144,8 @@ def test_words() -> None:
     assert step_word(3, 5, False) == 3 | 5 << 15
     assert step_word(3, 5, True) == 3 | 5 << 15 | 1 << 30
     assert step_word(2**15 - 1, 2**15 - 1, True) < 2**31
+    assert step_word(3, 5, True, True) == step_word(3, 5, True) - 2**31
+    assert step_word(2**15 - 1, 2**15 - 1, True, True) == -1
 
 
 FORWARD: list[tuple[list[list[int]], list[int]]] = [
@@ -157,6 +159,9 @@ FORWARD: list[tuple[list[list[int]], list[int]]] = [
 def test_words_of_a_forward(kinds: Sequence[Sequence[int]], words: list[int]) -> None:
     """From the last kv tile to the first; a row block that sees nothing has one step."""
     assert forward_words(kinds, PARTIAL) == words
+    for kv in range(len(kinds[0])):
+        flagged = [word | (word & 0xFFFF == kv) << 22 for word in words]
+        assert forward_words(kinds, PARTIAL, {kv}) == flagged
 
 
 REFUSED = [

@@ -109,7 +109,7 @@ def _new_backward(
     if match.backend.packed:
         grad_out, out = (packed.heads_first(emitter, tensor, old) for tensor in (grad_out, out))
     if inputs.data is not None:
-        grad_out, extras = inputs.data.of_queries(grad_out, old), extras + inputs.data.of_backward(old)
+        extras = extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
         grad_out,
         *inputs.operands,
@@ -197,8 +197,7 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     if not needs_tables(match):
         return _Inputs((query, key, value), of_mask, None)
     data = DataMask.build(emitter, match, of_mask, before)
-    clean = data.of_queries(query, before), data.of_keys(key, before), data.of_keys(value, before)
-    return _Inputs(clean, of_mask, data)
+    return _Inputs((query, key, value), of_mask, data)
 
 
 def _unrepeated(emitter: Emitter, repeat: Repeat, before: Node) -> Node:

@@ -25,7 +25,7 @@ Note [Seen bits]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..errors import ArgumentError
 from .visibility import EMPTY, FULL, Pairs
@@ -35,11 +35,17 @@ TILE_BITS = 15
 """Bits of a q tile and of a rank in a step's word."""
 FORWARD_TILE_BITS = 16
 """Bits of a kv tile in a word of a forward's walk; two more for each of its row blocks follow."""
+FORWARD_UNSEEN = FORWARD_TILE_BITS + 2 * 3
+"""The bit above those of three row blocks: the kv tile has keys that no query sees."""
 
 
-def step_word(q: int, rank: int, needs_mask: bool) -> int:
-    """One step of a walk as the kernels read it: an int32."""
-    return q | rank << TILE_BITS | needs_mask << 2 * TILE_BITS
+def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> int:
+    """One step of a walk as the kernels read it: an int32.
+
+    Args:
+        has_blind: a query of the q tile sees no key at all; the word is negative then.  Such a step needs the mask.
+    """
+    return q | rank << TILE_BITS | needs_mask << 2 * TILE_BITS | -has_blind << 31
 
 
 def seen_words(block_kv: int) -> int:
@@ -47,19 +53,20 @@ def seen_words(block_kv: int) -> int:
     return max(1, block_kv // 64)
 
 
-def forward_words(kinds: Sequence[Sequence[int]], partial: int) -> list[int]:
+def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collection[int] = ()) -> list[int]:
     """The walk of one tile of a forward, from the last kv tile to the first, as int32 words.
 
     Args:
         kinds: for each row block of the tile what every kv tile is to it: EMPTY, PARTIAL or FULL; all EMPTY for a row
             block that does not exist.
         partial: the value of PARTIAL, which a row block that sees nothing is given once: it has one step at least.
+        unseen: the kv tiles with keys that no query sees.
     """
     n_kv = len(kinds[0])
     listed = [kv for kv in reversed(range(n_kv)) if any(row[kv] != EMPTY for row in kinds)] or [n_kv - 1]
     words = []
     for i, kv in enumerate(listed):
-        word = kv
+        word = kv | (kv in unseen) << FORWARD_UNSEEN
         for c, row in enumerate(kinds):
             kind = partial if i == 0 and not any(row) else row[kv]
             word |= kind << FORWARD_TILE_BITS + 2 * c
@@ -129,9 +136,10 @@ class Tables:
     def kind(self, head: int) -> int:
         return head  # nothing is shared: this class is for checks, and small
 
-    def words(self, head: int, kv: int) -> list[int]:
-        """The steps of a kv tile's walk as the kernels read them."""
-        return [step_word(q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.walk(head, kv)]
+    def words(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
+        """The steps of a kv tile's walk as the kernels read them; `blind`: q tiles with queries that see no key."""
+        steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.walk(head, kv))
+        return [step_word(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
 
     def _pairs(self, head: int) -> Pairs:
         return self.pairs[head if self._by_head else head // self.problem.heads]

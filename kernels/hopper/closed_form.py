@@ -13,7 +13,10 @@ from .work import Work
 
 @aggregate
 class ClosedForm:
-    """Walks that the schedule's generated functions give.  The word of a step is its q tile."""
+    """Walks that the schedule's generated functions give.  The word of a step is its q tile.
+
+    Not CLEARS: rows that take no part are outside of the descriptors.
+    """
 
     work: Work
     VISITS: gl.constexpr
@@ -23,6 +26,7 @@ class ClosedForm:
     HAS_LO: gl.constexpr
     HAS_HI: gl.constexpr
     EVEN_KV: gl.constexpr
+    CLEARS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV):
@@ -34,6 +38,7 @@ class ClosedForm:
         self.HAS_LO = gl.constexpr(HAS_LO)
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.EVEN_KV = gl.constexpr(EVEN_KV)
+        self.CLEARS = gl.constexpr(False)
 
     @gluon.jit
     def steps(self, kv):

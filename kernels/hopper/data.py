@@ -19,13 +19,18 @@ Fact = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 Facts = tuple[Fact | None, ...]
 """Shape, strides, dtype and device of every tensor of `BackwardData`."""
 
-_POINTERS = ("visits", "words", "q_codes", "kv_codes", "dense")
+_POINTERS = ("visits", "words", "q_codes", "kv_codes", "keys_seen", "dense")
 _TABLES = ("table_b", "table_h")
 _DENSE_STRIDES = ("dense_b", "dense_h", "dense_i", "dense_j")
 MAIN = (*_POINTERS, *_TABLES, "first_mirrored", *_DENSE_STRIDES)
 FINISH = ("contributions", *_TABLES)
 """The arguments of the main kernel and of `finish` about a mask that is data, in their order."""
-TYPES = {**dict.fromkeys((*_POINTERS, "contributions"), "*i32"), "dense": "*i8", **dict.fromkeys(_DENSE_STRIDES, "i64")}
+TYPES = {
+    **dict.fromkeys((*_POINTERS, "contributions"), "*i32"),
+    "keys_seen": "*i8",
+    "dense": "*i8",
+    **dict.fromkeys(_DENSE_STRIDES, "i64"),
+}
 ANY_ADDRESS = dict.fromkeys((*_POINTERS, "contributions"), 1)
 """What is known to divide their addresses: operands and tables may begin anywhere."""
 
@@ -40,6 +45,8 @@ class BackwardData(NamedTuple):
 
     Attributes:
         q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; of keys and segments.
+        keys_seen: bool [batch, tables of a batch element if the dense mask differs from head to head, else 1, kv_len],
+            contiguous: the keys that a query sees.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
         place, count: of a mask of rows, see `model.Placed`; then lengths are those of the mask.
@@ -47,6 +54,7 @@ class BackwardData(NamedTuple):
 
     q_codes: Tensor | None
     kv_codes: Tensor | None
+    keys_seen: Tensor
     visits: Tensor
     steps: Tensor
     contributions: Tensor
@@ -71,14 +79,14 @@ class BackwardData(NamedTuple):
             return None
         has_codes, _ = kinds(mask)
         given = list(extras[operands:])
-        wanted = 5 if has_codes else 3
+        wanted = 6 if has_codes else 4
         if len(given) != wanted:
             raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} codes and tables: {call}")
         q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
-        visits, steps, contributions = given
-        placed = (None, None) if mask.placed is None else (extras[mask.placed.place.index], extras[mask.placed.count.index])
-        return BackwardData(q_codes, kv_codes, visits, steps, contributions, dense, *placed)
+        placed = mask.placed
+        places = (None, None) if placed is None else (extras[placed.place.index], extras[placed.count.index])
+        return BackwardData(q_codes, kv_codes, *given, dense, *places)
 
     def facts(self) -> Facts:
         """What a launch is prepared for."""
@@ -111,7 +119,7 @@ class Arguments(NamedTuple):
         """
         p, dense = walk.problem, facts[BackwardData._fields.index("dense")]
         if dense is not None:
-            _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device)
+            _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device, torch.bool)
         by_head = dense is not None and dense[0][1] != 1
         table_b, table_h, mirrored = (p.heads, 1, p.heads) if by_head else (walk.kinds, 0, walk.first_mirrored)
         tables = p.batch * table_b
@@ -120,6 +128,7 @@ class Arguments(NamedTuple):
         shapes = (
             (p.batch, p.q_len),
             (p.batch, p.kv_len),
+            (p.batch, p.heads if by_head else 1, p.kv_len),
             (tables, p.n_kv),
             (tables, p.n_kv, p.n_q),
             (tables, p.n_q),
@@ -129,12 +138,13 @@ class Arguments(NamedTuple):
         )
         has_codes, has_dense = kinds(mask)
         placed = mask.placed is not None
-        needed = has_codes, has_codes, True, True, True, has_dense, placed, placed
+        needed = has_codes, has_codes, True, True, True, True, has_dense, placed, placed
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
                 raise ArgumentError(f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {mask}")
             if fact is not None and shape is not None:
-                _check(f"data.{name}", fact, shape, False, device)
+                dtype = torch.bool if name == "keys_seen" else torch.int32
+                _check(f"data.{name}", fact, shape, False, device, dtype)
         strides: tuple[int, ...] = (0, 0, 0, 0)
         if dense is not None:
             strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))
@@ -142,20 +152,22 @@ class Arguments(NamedTuple):
 
     def of_call(self, data: BackwardData) -> tuple[_Numbers, _Numbers]:
         """All the arguments `MAIN` and `FINISH`."""
-        q_codes, kv_codes, visits, steps, contributions, dense = (0 if t is None else t.data_ptr() for t in data[:6])
-        return (visits, steps, q_codes, kv_codes, dense, *self.main), (contributions, *self.finish)
+        addresses = (0 if t is None else t.data_ptr() for t in data[:7])
+        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense = addresses
+        return (visits, steps, q_codes, kv_codes, keys_seen, dense, *self.main), (contributions, *self.finish)
 
 
 NOTHING: tuple[_Numbers, _Numbers] = (None,) * len(MAIN), (None,) * len(FINISH)
 """In the place of `Arguments.of_call` where the mask is a band: all of them are compile-time constants."""
 
 
-def _check(name: str, fact: Fact, full: tuple[int, ...], broadcasts: bool, device: torch.device) -> None:
-    """Raise ArgumentError unless a tensor is as the kernels read it: bool if it `broadcasts`, else contiguous int32."""
+def _check(
+    name: str, fact: Fact, full: tuple[int, ...], broadcasts: bool, device: torch.device, allowed: torch.dtype
+) -> None:
+    """Raise ArgumentError unless a tensor is as the kernels read it: contiguous, unless it `broadcasts`."""
     shape, strides, dtype, where = fact
     if where != device:
         raise ArgumentError(f"{name}.device", str(where), str(device))
-    allowed = torch.bool if broadcasts else torch.int32
     if dtype != allowed:
         raise ArgumentError(f"{name}.dtype", dtype, str(allowed))
     sizes = tuple(1 if broadcasts and size == 1 else wanted for size, wanted in zip(shape, full, strict=False))

@@ -19,8 +19,8 @@ from .work import Work, allocate_shared, pieces
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i, dense_j,
-    seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
+    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i,
+    dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
@@ -58,7 +58,7 @@ def hopper_backward(
     if HAS_CODES or HAS_DENSE:
         told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
         walk = TableWalk(
-            work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
+            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
@@ -68,7 +68,8 @@ def hopper_backward(
     dk_target = Target(dk_ptr, dk_h, dk_row, dk_dim)
     dv_target = Target(dv_ptr, dv_h, dv_row, dv_dim)
     shared = allocate_shared(
-        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP
+        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP,
+        walk.CLEARS,
     )  # fmt: skip
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()

@@ -47,9 +47,8 @@ def backward(
         logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
         call: with the orders of dq, dk and dv; one whose last dimension is not the fourth is given the default order.
         plan: a plan of the Hopper kernel.
-        data: what a mask of more than a band reads; None for a band alone.  Positions of q, k, v and grad_out that the
-            mask leaves without a partner, though the band does not, hold finite values there, and the log-sum-exp of
-            such a query is -inf.  Under a mask of rows the log-sum-exp has rows, and all else tokens.
+        data: what a mask of more than a band reads; None for a band alone.  The log-sum-exp of a query that sees no
+            key is -inf there.  Under a mask of rows it has rows, and all else tokens.
         dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
             random bits drop a probability, and what kept probabilities are multiplied with; None for none.
 

@@ -88,6 +88,23 @@ def as_blocks(tile, desc):
     return _reinterpret(tile, desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
 
 
+@gluon.constexpr_function
+def _word_shapes(tile, bits):
+    width = min(tile[1], 64)
+    return [tile[0] * tile[1] // width, width * bits // 32]
+
+
+@gluon.jit
+def as_words(tile):
+    """A [rows, columns] tile in shared memory as int32 [rows of blocks, words of a row].
+
+    A block has 64 columns of 16 bits, or all if there are fewer, and its rows lie one behind the other: swizzles move
+    what is in a row alone.
+    """
+    SHAPE: gl.constexpr = _word_shapes(tile.shape, tile.dtype.primitive_bitwidth)
+    return _reinterpret(tile, gl.int32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
 @gluon.jit
 def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
     """Start copying rows of head `h` of batch element `b` into `tile`, columns from COLUMN on; `full` gets them."""

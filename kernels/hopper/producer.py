@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .clear import blind_queries, clear, complete
 from .group import wait_for_group
 from .operations import begin_load, load_rows
 
@@ -12,6 +13,38 @@ from .operations import begin_load, load_rows
 def wait_for_room(shared, it):
     """Wait until step ``it - STAGES`` is done: then there is room for the tiles of step `it`, in the Q ring too."""
     mbarrier.wait(shared.step_done.index(it % shared.STAGES), ((it // shared.STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def _clear_keys(walk, shared, kv, landings):
+    """Announce K and V, with zeros for keys that no query sees, see Note [Rows that take no part] in `clear`."""
+    hidden = walk.hidden_keys(kv)
+    mbarrier.wait(shared.k_full.index(1), landings & 1)
+    clear(shared.k, hidden)
+    if shared.TAIL_D > 0:
+        clear(shared.k_tail, hidden)
+    complete(shared.k_full.index(0))
+    mbarrier.wait(shared.v_full.index(1), landings & 1)
+    clear(shared.v, hidden)
+    complete(shared.v_full.index(0))
+
+
+@gluon.jit
+def _clear_queries(shared, slot, do_slot, landings):
+    """Announce Q and dO of a step, in these slots of their rings, with zeros for queries that see no key."""
+    mbarrier.wait(shared.q_full.index(shared.Q_STAGES), landings & 1)
+    for h in gl.static_range(shared.HALVES):
+        piece = slot * shared.HALVES + h
+        hidden = blind_queries(shared.lse.index(piece))
+        clear(shared.q.index(piece), hidden)
+        if shared.TAIL_D > 0:
+            clear(shared.q_tail.index(piece), hidden)
+    complete(shared.q_full.index(slot))
+    mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
+    for h in gl.static_range(shared.HALVES):
+        hidden = blind_queries(shared.lse.index(slot * shared.HALVES + h))
+        clear(shared.do.index(do_slot * shared.HALVES + h), hidden)
+    complete(shared.do_full.index(do_slot))
 
 
 @gluon.jit
@@ -37,6 +70,8 @@ def produce(
     q_head = work.q_head()
     first_slot = 0  # of the Q ring, counted on
     done = 0  # steps of the parts before this one
+    key_landings = 0  # of tiles with rows that take no part
+    query_landings = 0
     for part in gl.static_range(work.PARTS):
         kv = work.kv_tile(part)
         kv_row = kv * work.BLOCK_KV - work.first_key()
@@ -46,11 +81,14 @@ def produce(
             kv_row = places.token(kv * work.BLOCK_KV)
             q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)
         steps = walk.steps(kv)
+        unseen = 0  # 1 where keys of the kv tile take no part
+        if walk.CLEARS:
+            unseen = gl.max(walk.hidden_keys(kv), 0)
         if steps > 0:
             # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
             gl.static_assert(part < 2)  # of three, the parity would not tell none from two
             mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
-            full = shared.k_full.index(0)
+            full = shared.k_full.index(unseen)
             mbarrier.expect(full, K_BYTES)
             load_rows(k_desc, b, head, kv_row, full, shared.k)
             if TAIL:
@@ -67,6 +105,8 @@ def produce(
             wait_for_room(shared, it)
             slot = (first_slot + step) % shared.Q_STAGES
             full = shared.q_full.index(slot)
+            if walk.CLEARS:
+                full = shared.q_full.index(gl.where(walk.has_blind(word), shared.Q_STAGES, slot))
             mbarrier.expect(full, Q_BYTES)
             for h in gl.static_range(HALVES):
                 piece = slot * HALVES + h
@@ -75,17 +115,26 @@ def produce(
                     load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
                 begin_load(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
             if step == 0:  # V is needed one matmul later than K and the first Q
-                full = shared.v_full.index(0)
+                full = shared.v_full.index(unseen)
                 mbarrier.expect(full, V_BYTES)
                 load_rows(v_desc, b, head, kv_row, full, shared.v)
             do_slot = it % shared.STAGES
             full = shared.do_full.index(do_slot)
             walk.tell(word, do_slot, full)
+            if walk.CLEARS:
+                full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, do_slot))
             mbarrier.expect(full, DO_BYTES)
             for h in gl.static_range(HALVES):
                 piece = do_slot * HALVES + h
                 load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
                 begin_load(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
+            if walk.CLEARS:
+                if (step == 0) & (unseen != 0):
+                    _clear_keys(walk, shared, kv, key_landings)
+                    key_landings += 1
+                if walk.has_blind(word):
+                    _clear_queries(shared, slot, do_slot, query_landings)
+                    query_landings += 1
         first_slot += steps
         done += steps
         if AHEAD:

@@ -22,11 +22,12 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import TILE_BITS
+from .clear import unseen_keys
 from .operations import here, role_barrier
 from .work import Work
 
 WORD_BITS = gl.constexpr(TILE_BITS)
-"""Bits of the q tile and of the rank in a word; the bit above both asks for the mask."""
+"""Bits of the q tile and of the rank in a word; the bit above both asks for the mask, and the sign for `clear`."""
 
 
 @aggregate
@@ -35,9 +36,10 @@ class TableWalk:
 
     The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  With
     HAS_CODES, q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone;
-    none has -1, and no key has -2.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides dense_b,
-    dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a ring of
-    words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
+    none has -1, and no key has -2.  keys_seen: bytes [batch, query heads if they have tables of their own, else 1,
+    kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides
+    dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a
+    ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
     """
 
     work: Work
@@ -45,6 +47,7 @@ class TableWalk:
     words: gl.tensor
     q_codes: gl.tensor
     kv_codes: gl.tensor
+    keys_seen: gl.tensor
     dense: gl.tensor
     table_b: gl.tensor
     table_h: gl.tensor
@@ -59,10 +62,11 @@ class TableWalk:
     HAS_HI: gl.constexpr
     HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
+    CLEARS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, work, visits, words, q_codes, kv_codes, dense, table_b, table_h, first_mirrored,
+        self, work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
         dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
     ):  # fmt: skip
         self.work = work
@@ -70,6 +74,7 @@ class TableWalk:
         self.words = words
         self.q_codes = q_codes
         self.kv_codes = kv_codes
+        self.keys_seen = keys_seen
         self.dense = dense
         self.table_b = table_b
         self.table_h = table_h
@@ -84,6 +89,7 @@ class TableWalk:
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
         self.HAS_DENSE = gl.constexpr(HAS_DENSE)
+        self.CLEARS = gl.constexpr(True)
 
     @gluon.jit
     def steps(self, kv):
@@ -116,6 +122,18 @@ class TableWalk:
     def following(self, ahead, step, after, steps, kv):
         """(word of a step, that of the role's next one, which is `after`); the first is from `begin`."""
         return ahead, self.word(gl.minimum(after, steps - 1), kv)
+
+    @gluon.jit
+    def hidden_keys(self, kv):
+        """int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
+        work = self.work
+        row = work.batch * gl.where(self.table_h > 0, self.table_b, 1) + work.q_head() * self.table_h
+        return unseen_keys(self.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
+
+    @gluon.jit
+    def has_blind(self, word):
+        """Whether a query of a step's q tile sees no key."""
+        return word < 0
 
     @gluon.jit
     def tell(self, word, slot, full):

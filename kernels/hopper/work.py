@@ -115,7 +115,8 @@ class Shared:
     k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES, all four in HALVES pieces per tile; ds,
     p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`; k_tail, q_tail, dq_tail: the
     columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a ring of STAGES) says
-    that the consumers have left a step: its dq tile is complete, its dO is free, and so is the oldest Q.
+    that the consumers have left a step: its dq tile is complete, its dO is free, and so is the oldest Q.  With CLEARS
+    k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.
     """
 
     k: gl.shared_memory_descriptor
@@ -188,9 +189,10 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
-    STEP: gl.constexpr, GROUP: gl.constexpr,
+    STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
+    OWN: gl.constexpr = 1 if CLEARS else 0
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     HALVES: gl.constexpr = pieces(STEP)
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
@@ -223,11 +225,11 @@ def allocate_shared(
         p,
         dq,
         dq_tail,
+        _barriers(1 + OWN),
+        _barriers(1 + OWN),
         _barriers(1),
-        _barriers(1),
-        _barriers(1),
-        _barriers(Q_STAGES),
-        _barriers(STAGES),
+        _barriers(Q_STAGES + OWN),
+        _barriers(STAGES + OWN),
         _barriers(DQ_STAGES),
         _barriers(STAGES),
         turn,

@@ -28,7 +28,7 @@ CONSUMER_WARPS = 4
 
 DATA_ARGUMENTS = {
     **dict.fromkeys(("counts_ptr", "steps_ptr"), "*i32"), "tables": "i32",
-    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr", "seen_bits_ptr"), "*i32"),
+    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr", "seen_bits_ptr"), "*i32"), "keys_seen_ptr": "*i8",
 }  # fmt: skip
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 

@@ -16,12 +16,12 @@ from ...model.mask import ROW_BLOCK
 class ForwardData(NamedTuple):
     """Which scores count, beside the band; see `listed` for what the tables hold.
 
-    A query sees a key only if their codes are equal; under a dense mask, if their bit is set.  Rows of q that see no
-    key, and of k and v that no row sees because of data, must be finite: their scores are computed before they are
-    hidden, and zero times infinity is not zero.
+    A query sees a key only if their codes are equal; under a dense mask, if their bit is set.
 
     Args:
         q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; both, or neither under a dense mask.
+        keys_seen: bool [batch, tables of a batch element, kv_len], contiguous: the keys that a query sees.  Rows of v
+            that are false here may hold anything.
         counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
@@ -33,6 +33,7 @@ class ForwardData(NamedTuple):
 
     q_codes: Tensor | None
     kv_codes: Tensor | None
+    keys_seen: Tensor
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
@@ -46,9 +47,9 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
-        """From the operator's extras: the operands of the call, then counts and steps.
+        """From the operator's extras: the operands of the call, then keys_seen, counts and steps.
 
-        Between them are the mask's codes, or behind them its bits, if there is a dense mask.
+        Before these are the mask's codes, or behind them its bits, if there is a dense mask.
 
         Raises:
             ArgumentError: a mask that is data, without its tables.
@@ -56,7 +57,7 @@ class ForwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        made, wanted = list(extras[operands:]), 4 if mask.dense is None else 3
+        made, wanted = list(extras[operands:]), 5 if mask.dense is None else 4
         if len(made) != wanted:
             allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)

@@ -15,8 +15,8 @@ from .work import Work, allocate_shared
 @gluon.jit
 def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-    scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, seed_ptr, threshold,
-    rescale, place_ptr, count_ptr, out_ptr, out_h, out_row, out_dim,
+    scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr,
+    seed_ptr, threshold, rescale, place_ptr, count_ptr, out_ptr, out_h, out_row, out_dim,
     KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
@@ -42,8 +42,9 @@ def hopper_forward(
         KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, EVEN_KV, BLOCK_KV, CONSUMERS,
     )  # fmt: skip
     data = Data(
-        counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, HAS_CODES, HAS_DENSE, CODES_AHEAD
-    )
+        counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr, HAS_CODES, HAS_DENSE,
+        CODES_AHEAD,
+    )  # fmt: skip
     places = Places(place_ptr, count_ptr, q_len, PLACED)
     target = Target(out_ptr, out_h, out_row, out_dim)
     drop = Drop(seed_ptr, threshold, rescale, DROPOUT)

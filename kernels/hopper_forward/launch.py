@@ -115,6 +115,7 @@ class _Described(NamedTuple):
 
     q_codes: _Fact | None
     kv_codes: _Fact | None
+    keys_seen: _Fact | None
     counts: _Fact | None
     steps: _Fact | None
     seen_bits: _Fact | None
@@ -235,8 +236,8 @@ class _State:
         extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
         if data is not None:
             pointers = [0 if t is None else t.data_ptr() for t in data]
-            q_codes, kv_codes, counts, steps, seen_bits, *of_mask = pointers
-            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits)
+            q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = pointers
+            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
         of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
         if data is not None and data.place is not None:
             of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
@@ -279,25 +280,28 @@ def _check_data(data: _Described, plane: tuple[int, int, int, int], settings: Se
     if kv_tiles > 1 << 16:
         raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
     rows = batch * tables, -(-q_len // settings.rows)
-    _check_int32("q_codes", data.q_codes, (batch, q_len), device)
-    _check_int32("kv_codes", data.kv_codes, (batch, kv_len), device)
-    _check_int32("counts", data.counts, rows, device)
-    _check_int32("steps", data.steps, (*rows, kv_tiles), device)
+    _check_plain("q_codes", data.q_codes, (batch, q_len), device)
+    _check_plain("kv_codes", data.kv_codes, (batch, kv_len), device)
+    _check_plain("keys_seen", data.keys_seen, (batch, tables, kv_len), device, torch.bool)
+    _check_plain("counts", data.counts, rows, device)
+    _check_plain("steps", data.steps, (*rows, kv_tiles), device)
     row = int(ROWS.value)
     bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
-    _check_int32("seen_bits", data.seen_bits, bits, device)
+    _check_plain("seen_bits", data.seen_bits, bits, device)
     for name, fact in (("place", data.place), ("count", data.count)):
         if (fact is None) != (data.place is None):
             raise ArgumentError(f"data.{name}", fact, "place and count, or neither")
-        _check_int32(name, fact, (q_len // ROW_BLOCK,), device)
+        _check_plain(name, fact, (q_len // ROW_BLOCK,), device)
     return tables
 
 
-def _check_int32(name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device) -> None:
+def _check_plain(
+    name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int32
+) -> None:
     if fact is None:
         return
-    if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (torch.int32, shape, device):
-        allowed = f"int32, contiguous and aligned, of shape {shape} on {device}"
+    if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (dtype, shape, device):
+        allowed = f"{dtype}, contiguous and aligned, of shape {shape} on {device}"
         raise ArgumentError(f"data.{name}", (fact.dtype, tuple(fact.shape), fact.strides, str(fact.device)), allowed)
 
 

@@ -2,8 +2,9 @@
 
 Note [Words]
     A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
-    to the first: ``kv | k0 << 16 | k1 << 18 | k2 << 20``, where k_c says what consumer c does with the kv tile (SKIP,
-    PARTIAL or FULL).  A row block that sees no key, or that does not exist, has one PARTIAL word.
+    to the first: ``kv | k0 << 16 | k1 << 18 | k2 << 20 | unseen << 22``, where k_c says what consumer c does with the
+    kv tile (SKIP, PARTIAL or FULL), and `unseen` whether it has keys that no query sees.  A row block that sees no key,
+    or that does not exist, has one PARTIAL word.
 
     Consumers learn the first word of a tile with its facts, and every other one with the kv tile before it: the
     producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`tell`), and consumers
@@ -15,11 +16,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+from ...schedule.table_walk import FORWARD_UNSEEN
 from ..hopper.operations import role_barrier
 from ..hopper.places import given
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """What a consumer does with a kv tile: give it back unread; test every score; nothing is hidden."""
+UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 
 @gluon.jit
@@ -32,6 +35,12 @@ def kv_of(word):
 def use_of(word, CONSUMER: gl.constexpr):
     """What a consumer does with the kv tile of a word: SKIP, PARTIAL or FULL."""
     return (word >> (16 + 2 * CONSUMER)) & 3
+
+
+@gluon.jit
+def has_unseen(word):
+    """Whether the kv tile of a word has keys that no query sees."""
+    return (word & (1 << UNSEEN)) != 0
 
 
 @aggregate
@@ -49,6 +58,7 @@ class Data:
     q_codes_ptr: gl.tensor | gl.constexpr
     kv_codes_ptr: gl.tensor | gl.constexpr
     seen_bits_ptr: gl.tensor | gl.constexpr
+    keys_seen_ptr: gl.tensor | gl.constexpr
     HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
     CODES_AHEAD: gl.constexpr
@@ -56,8 +66,8 @@ class Data:
 
     @gluon.constexpr_function
     def __init__(
-        self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, HAS_CODES, HAS_DENSE,
-        CODES_AHEAD,
+        self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr,
+        HAS_CODES, HAS_DENSE, CODES_AHEAD,
     ):  # fmt: skip
         self.counts_ptr = given(counts_ptr)
         self.steps_ptr = given(steps_ptr)
@@ -65,16 +75,21 @@ class Data:
         self.q_codes_ptr = given(q_codes_ptr)
         self.kv_codes_ptr = given(kv_codes_ptr)
         self.seen_bits_ptr = given(seen_bits_ptr)
+        self.keys_seen_ptr = given(keys_seen_ptr)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
         self.HAS_DENSE = gl.constexpr(HAS_DENSE)
         self.CODES_AHEAD = gl.constexpr(CODES_AHEAD if HAS_CODES else 0)
         self.GIVEN = gl.constexpr(HAS_CODES or HAS_DENSE)
 
     @gluon.jit
+    def table(self, b, head):
+        """The table of a head."""
+        return b * self.tables + head % self.tables
+
+    @gluon.jit
     def words_of(self, work, b, head, q_tile):
         """(pointer to the first word, how many there are) of the q_tile-th tile of a head, as the list counts."""
-        table = (b * self.tables + head % self.tables).to(gl.int64)
-        row = table * work.q_tiles() + q_tile
+        row = self.table(b, head).to(gl.int64) * work.q_tiles() + q_tile
         kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         return self.steps_ptr + row * kv_tiles, gl.load(self.counts_ptr + row)
 

@@ -18,8 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
+from ..hopper.clear import clear, complete, unseen_keys
 from ..hopper.operations import load_rows, role_barrier
-from .listed import kv_of, tell
+from .listed import has_unseen, kv_of, tell
 from .work import ROWS, fact_slots, facts
 
 
@@ -82,6 +83,25 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 
 
 @gluon.jit
+def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings, BYTES: gl.constexpr):
+    """V of the kv tile of a word, from `row` on, with zeros for keys that no query sees; `landings`, counted on.
+
+    See Note [Rows that take no part] in `hopper.clear`.  head: the query head.
+    """
+    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(gl.where(has_unseen(word), shared.STAGES, slot))
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, b, head // work.group, row, full, shared.v.index(slot))
+    if has_unseen(word):
+        hidden = unseen_keys(data.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
+        mbarrier.wait(full, landings & 1)
+        clear(shared.v.index(slot), hidden)
+        complete(shared.v_full.index(slot))
+        landings += 1
+    return landings
+
+
+@gluon.jit
 def load_queries(work, places, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
     full = shared.q_full.index(slot)
     mbarrier.expect(full, BYTES)
@@ -111,6 +131,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
     V_BYTES: gl.constexpr = work.BLOCK_KV * shared.v.shape[2] * WIDTH
     done = 0  # steps of the tiles before this one
     tiles = 0
+    landings = 0
     place = gl.program_id(0)
     while place < work.count():
         b, head, q_tile, first_block = work.tile(place)
@@ -136,15 +157,19 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
         load_queries(work, places, shared, q_desc, b, head, first_block, slot, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
+                before = word
                 v_row = row
+                word = ahead
                 row = later_row  # asked for in the step before
                 ahead = word_at(words_ptr, step + 1, steps)
                 tell(shared, done + step, ahead)
                 later_row = first_row_of(work, places, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
-                load_values(shared, v_desc, b, kv_head, v_row, done + step - 1, V_BYTES)
+                landings = load_seen_values(
+                    work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
+                )
             done += steps
-            load_values(shared, v_desc, b, kv_head, row, done - 1, V_BYTES)
+            landings = load_seen_values(work, data, shared, v_desc, b, head, word, row, done - 1, landings, V_BYTES)
         else:
             for step in range(1, steps):
                 k_row = last_row - step * work.BLOCK_KV

@@ -29,7 +29,7 @@ def ask(work, data, b, head, block, kv, wanted):
     places = gl.expand_dims(threads * WORDS, 2) + gl.expand_dims(gl.expand_dims(gl.arange(0, WORDS, word), 0), 1)
     exists = (block >= 0) & (block < work.row_blocks()) & wanted
     kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-    table = (b * data.tables + head % data.tables).to(gl.int64)
+    table = data.table(b, head).to(gl.int64)
     tile = (table * work.row_blocks() + block) * kv_tiles + kv
     return gl.load(data.seen_bits_ptr + tile * (2 * ROWS * WORDS) + places, mask=exists, other=0)
 

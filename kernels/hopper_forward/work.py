@@ -167,7 +167,8 @@ class Shared:
     `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`; words: if LISTED, a ring of
     `word_slots`, see Note [Words] in `listed`.
 
-    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.
+    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.  If LISTED, v_full has a
+    barrier more, which is the producer's own, see `hopper.clear`.
     """
 
     q: gl.shared_memory_descriptor
@@ -280,7 +281,7 @@ def allocate_shared(
         _barriers(Q_STAGES, CONSUMERS),
         _barriers(STAGES, 1),
         _barriers(STAGES, CONSUMERS),
-        _barriers(STAGES, 1),
+        _barriers(STAGES + (1 if LISTED else 0), 1),
         _barriers(STAGES, CONSUMERS),
         Q_STAGES,
         STAGES,

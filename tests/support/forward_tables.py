@@ -6,7 +6,7 @@ import torch
 from dash_inductor.kernels.hopper_forward.data import ForwardData
 from torch import Tensor
 
-from dash_inductor.schedule.table_walk import seen_words
+from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 
 ROWS = 64
 
@@ -42,6 +42,9 @@ def tables(keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int 
     words = kv.expand(n, q_tiles, kv_tiles).clone()
     for consumer in range(consumers):
         words |= use[:, :, consumer] << (16 + 2 * consumer)
+    everywhere = torch.nn.functional.pad(keep.any(1), (0, -kv_len % block_kv), value=True)
+    unseen = ~everywhere.view(n, 1, kv_tiles, block_kv).all(-1)
+    words |= unseen.int() << FORWARD_UNSEEN
     listed = (use > 0).any(2)
     order = torch.where(listed, kv, -1).argsort(-1, descending=True)
     steps = torch.where(listed, words, 0).gather(-1, order)
@@ -76,7 +79,9 @@ def of_codes(
     q_codes: Tensor, kv_codes: Tensor, band: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS
 ) -> ForwardData:
     """The data of a mask of codes and a band of booleans [q_len, kv_len]."""
-    return ForwardData(q_codes, kv_codes, *tables(seen(q_codes, kv_codes, band), has_lo, consumers, block_kv, rows))
+    keep = seen(q_codes, kv_codes, band)
+    found = tables(keep, has_lo, consumers, block_kv, rows)
+    return ForwardData(q_codes, kv_codes, keep.any(1, keepdim=True), *found)
 
 
 def of_dense(
@@ -88,6 +93,7 @@ def of_dense(
     keep = dense.expand(batch, -1, q_len, kv_len) & band
     if codes is not None:
         keep = keep & seen(*codes, band)[:, None]
+    keys_seen = keep.any(2)
     keep = keep.flatten(0, 1)
     found = tables(keep, has_lo, consumers, block_kv, rows)
-    return ForwardData(None, None, *found, seen_bits(keep, block_kv, rows))
+    return ForwardData(None, None, keys_seen, *found, seen_bits(keep, block_kv, rows))

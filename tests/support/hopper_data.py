@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +27,13 @@ class VisibleWalk:
         closed: the walk of the band.
         head: a head that has this table, as the schedule counts heads.
         pairs: of the table.
+        blind: the q tiles with a query that sees no key.
     """
 
     closed: ClosedForm
     head: int
     pairs: Pairs
+    blind: Collection[int] = ()
 
     def q_tiles(self, kv: int) -> list[int]:
         """The q tiles that kv tile `kv` visits, in this order."""
@@ -47,7 +49,7 @@ class VisibleWalk:
     def words(self, kv: int) -> list[int]:
         """The steps of kv tile `kv` as the kernel reads them."""
         tiles = self.q_tiles(kv)
-        return [step_word(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL) for q in tiles]
+        return [step_word(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL, q in self.blind) for q in tiles]
 
 
 def representatives(closed: ClosedForm, kv_heads: int, *, by_head: bool) -> list[int]:
@@ -100,9 +102,14 @@ def data_of(
     heads = representatives(closed, kv_heads, by_head=by_head)
     order = keep if by_head else keep.expand(-1, len(heads), -1, -1)
     pairs = tile_pairs(order.flatten(0, 1), p.block_q, p.block_kv)
-    walks = [VisibleWalk(closed, heads[i % len(heads)], element) for i, element in enumerate(pairs)]
+    blind = [
+        {q for q, rows in enumerate(element.any(1).split(p.block_q)) if not rows.all()}
+        for element in order.flatten(0, 1)
+    ]
+    walks = [VisibleWalk(closed, heads[i % len(heads)], element, blind[i]) for i, element in enumerate(pairs)]
     made = [t.to(keep.device) for t in tables(walks)]
-    return BackwardData(*(codes or (None, None)), *made, dense)
+    keys_seen = (keep if by_head else keep[:, :1]).any(2)
+    return BackwardData(*(codes or (None, None)), keys_seen, *made, dense)
 
 
 KINDS = (

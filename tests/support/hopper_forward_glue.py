@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 import torch
 from dash_inductor.kernels import reference_dropout
-from dash_inductor.kernels.hopper import places
+from dash_inductor.kernels.hopper import clear, places
 from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, seen, steps, work
 from torch import Tensor
 
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
-from dash_inductor.schedule.table_walk import seen_words
+from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 
 from . import compared
 from .hopper_dropout import bound_of
@@ -78,6 +78,9 @@ class Value:
 
     def __lshift__(self, other: Any) -> Value:
         return self._with(other, torch.bitwise_left_shift)
+
+    def __mod__(self, other: Any) -> Value:
+        return self._with(other, torch.remainder)
 
     def __lt__(self, other: Any) -> Value:
         return self._with(other, torch.lt)
@@ -180,6 +183,37 @@ class Slice:
 
     def load(self, _: Any) -> Value:
         return Value(self.tile.contents()[self.first : self.first + self.length])
+
+
+@dataclass(frozen=True)
+class Row:
+    """64 columns of a row of a tile, as words."""
+
+    tile: Tile
+    row: int
+    column: int
+
+    def store(self, zeros: Value) -> None:
+        assert not zeros.read().any()
+        contents = self.tile.contents().clone()
+        contents[self.row, self.column : self.column + 64] = 0
+        self.tile.store(Value(contents))
+
+
+@dataclass(frozen=True)
+class Words:
+    """A tile as `operations.as_words` sees it."""
+
+    tile: Tile
+
+    @property
+    def shape(self) -> list[int]:
+        rows, columns = self.tile.shape
+        return [rows * columns // 64, 64 * self.tile.dtype.primitive_bitwidth // 32]
+
+    def index(self, i: int) -> Row:
+        block, row = divmod(i, self.tile.shape[0])
+        return Row(self.tile, row, block * 64)
 
 
 @dataclass
@@ -298,7 +332,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (places, listed, work, producer, drop, seen, steps, consumer, entry)
+_MODULES = (clear, places, listed, work, producer, drop, seen, steps, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -498,6 +532,10 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         found = x.read().amax(axis)
         return int(found) if found.ndim == 0 else Value(found)
 
+    def total(x: Value, axis: int) -> Any:
+        found = x.read().sum(axis)
+        return int(found) if found.ndim == 0 else Value(found)
+
     def fma(a: Value, b: Any, c: Value) -> Value:
         product = a.read().double() * (number(b).double() if isinstance(b, Value) else b)
         return Value((product + c.read().double()).float())
@@ -530,7 +568,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
         int32=DType(torch.int32), int64=DType(torch.int64), float32=DType(torch.float32), where=where,
         minimum=extremum(min, torch.minimum), maximum=extremum(max, torch.maximum), max=largest, fma=fma,
-        sum=lambda x, axis: Value(x.read().sum(axis)),
+        sum=total,
         SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None), allocate_shared_memory=allocate,
         warp_specialize=specialise, zeros=lambda shape, dtype, _: Value(torch.zeros(shape, dtype=dtype.torch)),
@@ -553,6 +591,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "here": same, "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
-        "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
+        "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
+        "FORWARD_UNSEEN": FORWARD_UNSEEN,
         "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,
     }  # fmt: skip

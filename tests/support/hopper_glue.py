@@ -23,6 +23,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from dash_inductor.kernels.hopper import (
+    clear,
     closed_form,
     consumer,
     dropout,
@@ -254,7 +255,8 @@ class Simulation:
         edits: replacements in the source, for controls that must fail.
 
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
-    pointer, and `semaphores` the final counts by pointer.
+    pointer, `semaphores` the final counts by pointer, and `cleared` of the tiles
+    whose rows were cleared what they had, and what said which rows.
     """
 
     def __init__(
@@ -266,6 +268,7 @@ class Simulation:
         self.stores: list[Store] = []
         self.sums: dict[Pointer, Value] = {}
         self.semaphores: dict[Pointer, int] = defaultdict(int)
+        self.cleared: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self.tickets = 0
         self.barriers: list[Barrier] = []
         self.copies: list[Callable[[], None]] = []
@@ -353,7 +356,9 @@ class Simulation:
         return self.random.choice(ready)
 
 
-_MODULES = (operations, places, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry)
+_MODULES = (
+    operations, clear, places, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry,
+)  # fmt: skip
 
 
 source = functools.cache(inspect.getsource)
@@ -378,7 +383,8 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        assert module in (operations, places) or not names & set(namespace), "two definitions of one name"
+        allowed = module in (operations, clear, places) or not names & set(namespace)
+        assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
     if left:
@@ -527,6 +533,20 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     def store(pointer: Pointer, value: Value) -> None:
         s.sums[pointer] = Value(value.shape, value.read())
 
+    def unseen_keys(keys_seen: Pointer, row: int, kv: int, kv_len: int, block_kv: int) -> Value:
+        begin, first = row * kv_len, kv * block_kv
+        seen = s.memory[keys_seen.name][begin + first : begin + min(first + block_kv, kv_len)]
+        return Value([1], first=int(not all(seen)))
+
+    def blind_queries(lse: Tile) -> Value:
+        return Value(lse.shape, lse.contents())
+
+    def cleared(tile: Tile, hidden: Value) -> None:
+        tile.check_free()
+        s.cleared.append((tile.contents(), hidden.parts))
+        tile.unfenced = True
+        current().written.append(tile)
+
     def where(condition: Any, a: Any, b: Any) -> Any:
         if isinstance(condition, Value):
             return condition * a * b
@@ -575,6 +595,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
         "async_copy": SimpleNamespace(async_copy_global_to_shared=copy_in_threads, mbarrier_arrive=arrive_with_copies),
+        "unseen_keys": unseen_keys, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip

@@ -53,7 +53,7 @@ class Documents:
         ids = begins.cumsum(1).cuda()
         mask = MaskData(p.mask, batch, q_heads, kv_heads, length, length, segments=(ids, ids))
         found = mask_tables.build(mask, replace(direct.plan, forward_tiles=Tiles(128, 128, 8, 2)))
-        tables = found.visits, found.steps, found.contributions
+        tables = found.keys_seen, found.visits, found.steps, found.contributions
         return Documents(direct, BackwardData(found.q_codes, found.kv_codes, *tables))
 
     def __call__(self) -> Gradients:

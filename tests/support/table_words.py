@@ -68,7 +68,7 @@ def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int
 
 def same_tables(found: MaskTables, expected: MaskTables) -> None:
     """Every word that a kernel may read."""
-    for name in ("q_codes", "kv_codes", "rows_seeing", "keys_seen", "counts", "visits", "contributions", "seen_bits"):
+    for name in ("q_codes", "kv_codes", "keys_seen", "counts", "visits", "contributions", "seen_bits"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name, lengths in (("row_steps", found.counts), ("steps", found.visits)):
         ours, theirs = getattr(found, name), getattr(expected, name)

@@ -1,0 +1,70 @@
+"""Rows of tiles in shared memory that take no part are cleared by the producer, before anybody reads them.
+
+Note [Rows that take no part]
+    Matmuls take whole tiles, and zero times NaN is NaN.  So what is multiplied by the probability or the gradient of a
+    score that the mask hides must be finite: V in the forward; K, V, Q and dO in the backward.  A key that no query
+    sees and a query that sees no key may hold anything, and are made zeros.
+
+    Few tiles have such rows: those in which padding begins.  What the producer brings of them is not announced when it
+    has come: it arrives at a barrier of the producer's own, the last one of its ring.  The producer then writes zeros,
+    makes them visible to matmuls, and completes the barrier of the tile itself.  Consumers wait where they always wait.
+
+    A key that some query sees, and a query that sees some key, keep what they hold, and so must be finite if the
+    results of others that do not see them are to be.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from .operations import as_words, role_barrier
+
+
+@gluon.jit
+def numbers(COUNT: gl.constexpr):
+    """0 .. COUNT - 1, as the one warp of a producer holds what it knows of the rows of a tile."""
+    return gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [1], [0]))
+
+
+@gluon.jit
+def unseen_keys(keys_seen, row, kv, kv_len, BLOCK_KV: gl.constexpr):
+    """int32 [BLOCK_KV]: 1 for the keys of kv tile `kv` that no query sees, 0 for others and past the last key.
+
+    keys_seen: bytes [.., kv_len], of which `row` is the one of this batch element and head.
+    """
+    keys = kv * BLOCK_KV + numbers(BLOCK_KV)
+    places = keys_seen + row.to(gl.int64) * kv_len + keys
+    return gl.where(gl.load(places, mask=keys < kv_len, other=1) == 0, 1, 0)
+
+
+@gluon.jit
+def blind_queries(lse):
+    """int32 [rows]: 1 for the queries of a tile whose log-sum-exp, as `prepare` has it, says that they see no key."""
+    rows: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    return gl.where(lse.load(rows) == float("inf"), 1, 0)
+
+
+@gluon.jit
+def clear(tile, hidden):
+    """Put zeros into the rows of a [rows, columns] tile of 16-bit numbers that are `hidden`, int32 [rows]."""
+    ROWS: gl.constexpr = tile.shape[0]
+    words = as_words(tile)
+    BLOCKS: gl.constexpr = words.shape[0] // ROWS
+    WIDTH: gl.constexpr = words.shape[1]
+    zeros = gl.zeros([WIDTH], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+    rows = numbers(ROWS)
+    for first in gl.static_range(0, ROWS, 32):
+        within = (rows >= first) & (rows < first + 32)
+        left = gl.sum(gl.where(within, hidden << (rows % 32), 0), 0)
+        for i in range(32):
+            if (left >> i) & 1 != 0:
+                for block in gl.static_range(BLOCKS):
+                    words.index(block * ROWS + first + i).store(zeros)
+
+
+@gluon.jit
+def complete(full):
+    """Complete `full`, the barrier of tiles that have landed and were cleared."""
+    fence_async_shared()
+    role_barrier()
+    mbarrier.arrive(full, count=1)
