@@ -29,12 +29,15 @@ from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import (
     head_start,
+    id_range,
+    in_range,
     load_bias,
     load_of_keys,
     load_of_queries,
+    load_queries,
     load_shown,
-    load_tile,
     load_valid,
+    place_rows,
     prefetch_bias,
     row_sums,
     visible,
@@ -47,7 +50,8 @@ def attend_range(
     SLOPE: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr, HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
-    EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    EVEN_KV: tl.constexpr, PLACED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
 
@@ -58,9 +62,11 @@ def attend_range(
     """
     out, total, largest = state
     q, k_head, v_head, k_strides, v_strides, data, drop = operands
-    b, h, hq, q_tile, q_rows, q_ids, q_len, q_end, kv_first, kv_end, kv_len, lo, hi = place
+    b, h, hq, q_tile, q_rows, q_ids, id_range_of_rows, q_len, q_end, kv_first, kv_end, kv_len, lo, hi = place
+    q_low, q_high = id_range_of_rows
     log2e = 1.4426950408889634
     BLOCK_Q: tl.constexpr = q_rows.shape[0]
+    CHOOSES: tl.constexpr = HAS_KEYS or PLACED > 0
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
         prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
@@ -68,9 +74,11 @@ def attend_range(
         later, wanted = kv + AHEAD, kv + AHEAD < end
         prefetch_bias(data, b, hq, q_tile, later, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+        kv_tokens, exists = place_rows(data, kv_rows, kv_len, PLACED)
+        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, exists, HAS_KEYS, HAS_SEGMENTS, PLACED)
+        valid = in_range(valid, kv_ids, q_low, q_high, PLACED)
         k = load_valid(
-            k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+            k_head, kv_tokens, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, CHOOSES
         )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_BIAS:
@@ -103,7 +111,8 @@ def attend_range(
         if ROUNDS:
             p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), p, 0.0)
         v = load_valid(
-            v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV, HAS_KEYS
+            v_head, kv_tokens, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV,
+            CHOOSES,
         )
         out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
         largest = larger
@@ -118,8 +127,8 @@ def attend_tile(
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PLACED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
 
@@ -146,7 +155,10 @@ def attend_tile(
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     q_head = head_start(Q, b, hq, q_strides)
-    q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    q_tokens, exists = place_rows(data, q_rows, q_len, PLACED)
+    q = load_queries(
+        q_head, q_rows, q_first, q_end, q_tokens, exists, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q, PLACED
+    )
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     out = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
@@ -154,31 +166,31 @@ def attend_tile(
     state = out, total, largest
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
     operands = q, k_head, v_head, k_strides, v_strides, data, drop
-    place = b, h, hq, q_tile, q_rows, q_ids, q_len, q_end, kv_first, kv_end, kv_len, lo, hi
+    place = b, h, hq, q_tile, q_rows, q_ids, id_range(q_ids, exists, PLACED), q_len, q_end, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
         state = attend_range(
             state, operands, place, first, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV, PRECISION, STAGES,
-            INDEX, INTERPRET,
+            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV, PLACED, PRECISION,
+            STAGES, INDEX, INTERPRET,
         )  # fmt: skip
     else:
         if HAS_HI:
             state = attend_range(
                 state, operands, place, first, full_first, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
                 VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
-                PRECISION, STAGES, INDEX, INTERPRET,
+                PLACED, PRECISION, STAGES, INDEX, INTERPRET,
             )  # fmt: skip
         state = attend_range(
             state, operands, place, full_first, full_end, False, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
             VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
-            PRECISION, STAGES, INDEX, INTERPRET,
+            PLACED, PRECISION, STAGES, INDEX, INTERPRET,
         )  # fmt: skip
         if HAS_LO or HAS_HI or not EVEN_KV:
             state = attend_range(
                 state, operands, place, full_end, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
                 VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
-                PRECISION, STAGES, INDEX, INTERPRET,
+                PLACED, PRECISION, STAGES, INDEX, INTERPRET,
             )  # fmt: skip
     out, total, largest = state
     sees = total != 0.0

@@ -59,7 +59,7 @@ def bias_gradient_tile(
         q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
         lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
         k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, None, HAS_KEYS, HAS_SEGMENTS, 0)
         k = load_valid(
             k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
         )

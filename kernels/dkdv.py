@@ -17,6 +17,8 @@ from .tiles import (
     by_key,
     by_query,
     head_start,
+    id_range,
+    in_range,
     load_bias,
     load_chosen,
     load_of_keys,
@@ -27,6 +29,7 @@ from .tiles import (
     load_tile,
     load_valid,
     pair_products,
+    place_rows,
     prefetch_bias,
     probabilities,
     rows_of_keys,
@@ -43,8 +46,8 @@ def dkdv_tile(
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, ORDERED: tl.constexpr, PLACED: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
@@ -67,16 +70,21 @@ def dkdv_tile(
     See Note [Rows of a tile of pairs] for BY_KEY.
     """
     heads, q_len, kv_len, lo, hi = walk
+    _keys, _ids, _dense, _bias, placed = data
+    _place, _count, tokens = placed
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-    valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+    kv_tokens, has_token = place_rows(data, kv_rows, kv_len, PLACED)
+    valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, has_token, HAS_KEYS, HAS_SEGMENTS, PLACED)
+    CHOOSES: tl.constexpr = HAS_KEYS or PLACED > 0
+    kv_low, kv_high = id_range(kv_ids, has_token, PLACED)
     k = load_valid(
-        k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+        k_head, kv_tokens, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, CHOOSES
     )
     v = load_valid(
-        v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+        v_head, kv_tokens, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, CHOOSES
     )
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
@@ -104,17 +112,19 @@ def dkdv_tile(
             prefetch_bias(data, b, hq, later, kv, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
             q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
+            q_tokens, exists = place_rows(data, q_rows, q_len, PLACED)
             q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
             if HIDES_ROWS:
                 nothing = float("-inf")  # the log-sum-exp of a row that sees no key
                 seeing = load_rows(lse_head, q_rows, q_first, q_end, lse_strides[2], nothing, EVEN_Q) != nothing
-                q = load_chosen(q_head, q_rows, seeing, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D)
+                seeing = in_range(seeing, q_ids, kv_low, kv_high, PLACED)
+                q = load_chosen(q_head, q_tokens, seeing, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
             s = pair_products(q, k, BY_KEY, PRECISION)
             if HIDES_ROWS:
-                do = load_chosen(do_head, q_rows, seeing, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D)
+                do = load_chosen(do_head, q_tokens, seeing, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D)
             else:
                 do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
             delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
@@ -152,8 +162,9 @@ def dkdv_tile(
                 turn = dash_rank(h, q_tile, kv, walk, BLOCK_Q, BLOCK_KV)
                 wait_for_turn(semaphore, turn, INTERPRET)
                 cols = tl.arange(0, BLOCK_D)
-                dq_ptrs = DQ + row * q_len * HEAD_DIM + q_rows[:, None] * HEAD_DIM + cols[None, :]
-                inside = (q_rows[:, None] < q_len) & (cols[None, :] < HEAD_DIM)
+                dq_ptrs = DQ + row * tokens * HEAD_DIM + q_tokens[:, None] * HEAD_DIM + cols[None, :]
+                added = in_range(exists, q_ids, kv_low, kv_high, PLACED)
+                inside = added[:, None] & (cols[None, :] < HEAD_DIM)
                 tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
                 pass_turn_on(semaphore, INTERPRET)
     if ROUNDS:

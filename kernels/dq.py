@@ -9,13 +9,16 @@ from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import (
     head_start,
+    id_range,
+    in_range,
     load_bias,
     load_of_keys,
     load_of_queries,
+    load_queries,
     load_shown,
     load_sums,
-    load_tile,
     load_valid,
+    place_rows,
     prefetch_bias,
     probabilities,
     visible,
@@ -30,8 +33,8 @@ def dq_tile(
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PLACED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
@@ -46,16 +49,24 @@ def dq_tile(
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
     kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
-    delta, do = delta_tile(OUT, DO, out_strides, do_strides, b, hq, q_rows, q_first, q_end, HEAD_DIM, BLOCK_D, EVEN_Q)
+    q_tokens, exists = place_rows(data, q_rows, q_len, PLACED)
+    delta, do = delta_tile(
+        OUT, DO, out_strides, do_strides, b, hq, q_rows, q_first, q_end, q_tokens, exists, HEAD_DIM, BLOCK_D, EVEN_Q,
+        PLACED,
+    )  # fmt: skip
     row = (b * heads * GROUP + hq).to(tl.int64)
     tl.store(DELTA + row * q_len + q_rows, delta, mask=q_rows < q_len)
     q_head, lse_head = head_start(Q, b, hq, q_strides), head_start(LSE, b, hq, lse_strides)
-    q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
+    q = load_queries(
+        q_head, q_rows, q_first, q_end, q_tokens, exists, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q, PLACED
+    )
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
+    q_low, q_high = id_range(q_ids, exists, PLACED)
     lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
     k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
+    CHOOSES: tl.constexpr = HAS_KEYS or PLACED > 0
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
         prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
@@ -63,13 +74,15 @@ def dq_tile(
         later, wanted = kv + AHEAD, kv + AHEAD < end
         prefetch_bias(data, b, hq, q_tile, later, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, HAS_KEYS, HAS_SEGMENTS)
+        kv_tokens, has_token = place_rows(data, kv_rows, kv_len, PLACED)
+        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, has_token, HAS_KEYS, HAS_SEGMENTS, PLACED)
+        valid = in_range(valid, kv_ids, q_low, q_high, PLACED)
         k = load_valid(
-            k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+            k_head, kv_tokens, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, CHOOSES
         )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         v = load_valid(
-            v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
+            v_head, kv_tokens, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, CHOOSES
         )
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)

@@ -20,6 +20,7 @@ import jinja2
 
 from .. import toolchain
 from ..errors import ArgumentError
+from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
 from ..planning.families import PORTABLE
@@ -89,7 +90,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template()
+        text = templates.delta_template(site.mask.placed is not None)
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
@@ -184,7 +185,10 @@ def _sizes(site: Site) -> tuple[int, int, int]:
 
 
 def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
-    """Shape and Triton's pointer type of every tensor that a kernel may name."""
+    """Shape and Triton's pointer type of every tensor that a kernel may name.
+
+    Of a mask of rows, for which a site has no other lengths, there are as many tokens as rows.
+    """
     batch, q_len, kv_len = _sizes(site)
     rows, keys = (batch, site.q_heads, q_len), (batch, site.kv_heads, kv_len)
     q_shape, kv_shape = (*rows, site.head_dim), (*keys, site.head_dim)
@@ -197,7 +201,8 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
         "DENSE": ((*rows, kv_len), "*i1"), "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
-        "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32),
+        "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
+        "COUNT": ((q_len // ROW_BLOCK,), "*i32"),
     }  # fmt: skip
 
 

@@ -18,17 +18,27 @@ from typing import Any, NamedTuple
 from ..errors import ArgumentError
 from ..model.call import Call
 from ..model.dropout import ROUNDS, Dropout
-from ..model.mask import Band
+from ..model.mask import ROW_BLOCK, Band
 from ..model.plan import Plan, Tiles
 from ..planning.costs import padded
 from ..schedule import codegen, geometry
 
+# Lengths: of tokens that are rows, and of a mask of rows.
+_TOKENS_ARE_ROWS = """
+    q_len = {{size("Q", 2)}}
+    kv_len = {{size("K", 2)}}
+    placed = (LSE, LSE, {{size("Q", 2)}})
+"""
+_PLACED = """
+    q_len = {{size("PLACE", 0)}} * PLACED
+    kv_len = q_len
+    placed = (PLACE, COUNT, {{size("Q", 2)}})
+"""
+
 _OPERANDS = """
     batch = {{size("Q", 0)}}
     q_heads = {{size("Q", 1)}}
-    q_len = {{size("Q", 2)}}
     heads = {{size("K", 1)}}
-    kv_len = {{size("K", 2)}}
     lo = LO
     hi = HI
     if BOTTOM_RIGHT:
@@ -40,12 +50,9 @@ _OPERANDS = """
     v_strides = ({{stride("V")}},)
     lse_strides = ({{stride("LSE")}},)
 """
-_COMMON = (
-    _OPERANDS
-    + """
+_GRADIENT = """
     do_strides = ({{stride("DO")}},)
 """
-)
 
 # What a mask reads: Note [Data operands] in tiles.py.  A tensor is an input only of kernels that read it.
 _KEYS = """
@@ -76,7 +83,7 @@ _NO_BIAS = """
 """
 
 _DATA = """
-    data = (keys, ids, dense, bias)
+    data = (keys, ids, dense, bias, placed)
 """
 
 # Of dropout, (seed, threshold, rescale).
@@ -105,12 +112,13 @@ _DKDV_TAIL = """
             q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
             b, h, kv, walk, SCALE,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            ROUNDS, EVEN_Q, EVEN_KV, ORDERED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            ROUNDS, EVEN_Q, EVEN_KV, ORDERED, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         dk = dk * SCALE
-        idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[:, None]
+        idx_n, exists = place_rows(data, kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE), kv_len, PLACED)
+        idx_n = idx_n[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
-        inside = (idx_n < kv_len) & (idx_d < HEAD_DIM)
+        inside = exists[:, None] & (idx_d < HEAD_DIM)
         dv_head = head_start(DV, b, h, dv_strides)
         dv_ptrs = dv_head + idx_n * dv_strides[2] + idx_d * dv_strides[3]
         tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
@@ -158,11 +166,12 @@ _DQ_TAIL = """
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
         b, hq, q_tile, walk, SCALE, sums,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
-    idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+    idx_m, exists = place_rows(data, q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE), q_len, PLACED)
+    idx_m = idx_m[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
-    inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
+    inside = exists[:, None] & (idx_d < HEAD_DIM)
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", val_shape=("BLOCK_Q", "BLOCK_D"))}}
@@ -216,7 +225,7 @@ _DQ_BIAS_TAIL = """
             q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
             b, hq, q_tile, walk, SCALE, sums,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
         idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -241,16 +250,17 @@ _FORWARD_TAIL = """
         Q, K, V, q_strides, k_strides, v_strides, data, drop,
         b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
     lse_head = head_start(LSE, b, hq, lse_strides)
     tl.store(lse_head + q_rows * lse_strides[2], lse, mask=q_rows < q_len)
     if HAS_BIAS:
         tl.store(lse_head + (q_len + q_rows) * lse_strides[2], excess, mask=q_rows < q_len)
-    idx_m = q_rows[:, None]
+    idx_m, exists = place_rows(data, q_rows, q_len, PLACED)
+    idx_m = idx_m[:, None]
     idx_d = tl.arange(0, BLOCK_DV)[None, :]
-    inside = (idx_m < q_len) & (idx_d < VALUE_DIM)
+    inside = exists[:, None] & (idx_d < VALUE_DIM)
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
     {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "out", "inside", val_shape=("BLOCK_Q", "BLOCK_DV"))}}
@@ -292,19 +302,22 @@ _BIAS_GRADIENT_TAIL = """
 """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
-_DELTA = """{{def_kernel("DO", "OUT")}}
-    # DO, OUT: [batch, q_heads, q_len, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the dk/dv kernel
-    # does not read in rows that see no key
+_DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
+    # DO, OUT: [batch, q_heads, q_len or tokens, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the dk/dv
+    # kernel does not read in rows that see no key
     q_heads = {{size("DO", 1)}}
-    q_len = {{size("DO", 2)}}
+    %(lengths)s
     do_strides = ({{stride("DO")}},)
     out_strides = ({{stride("OUT")}},)
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     b = pid // n_q // q_heads
-    hq = pid // n_q % q_heads
-    idx_m = pid % n_q * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
-    delta, _ = delta_tile(OUT, DO, out_strides, do_strides, b, hq, idx_m, 0, q_len, HEAD_DIM, BLOCK_D, EVEN_Q)
+    hq = pid // n_q %% q_heads
+    idx_m = pid %% n_q * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
+    tokens, exists = tokens_of(%(places)s, idx_m, q_len, PLACED)
+    delta, _ = delta_tile(
+        OUT, DO, out_strides, do_strides, b, hq, idx_m, 0, q_len, tokens, exists, HEAD_DIM, BLOCK_D, EVEN_Q, PLACED
+    )
     inside = idx_m < q_len
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
@@ -315,7 +328,7 @@ _DELTA = """{{def_kernel("DO", "OUT")}}
 class Reads(NamedTuple):
     """Which tensors a kernel reads beside those of every attention.
 
-    seed: that of dropout; the others: see Note [Data operands] in tiles.py.
+    seed: that of dropout; placed: those of a mask of rows; the others: see Note [Data operands] in tiles.py.
     """
 
     keys: bool = False
@@ -323,6 +336,7 @@ class Reads(NamedTuple):
     dense: bool = False
     bias: bool = False
     seed: bool = False
+    placed: bool = False
 
 
 @functools.cache
@@ -342,7 +356,7 @@ def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, reads: Reads) -> st
     data, operands = _data(reads)
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
     entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
-    body = head + entry + _COMMON + data + _DKDV_TAIL
+    body = head + entry + _operands(reads) + _GRADIENT + data + _DKDV_TAIL
     return "\n\n".join((body, generated, _device(reads, "tiles", "ordering", "dkdv")))
 
 
@@ -352,7 +366,7 @@ def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_DQ, *operands)
-    body = head + _COMMON + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
+    body = head + _operands(reads) + _GRADIENT + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
     return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
 
 
@@ -362,7 +376,7 @@ def dq_bias_template(has_lo: bool, has_hi: bool, reads: Reads, *, adds: bool) ->
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
-    body = head + _COMMON + data + _PLANE_PROGRAM + (_PLANE_SUMS if adds else _NO_PLANE_SUMS) + _DQ_BIAS_TAIL
+    body = head + _operands(reads) + _GRADIENT + data + _PLANE_PROGRAM + (_PLANE_SUMS if adds else _NO_PLANE_SUMS) + _DQ_BIAS_TAIL
     return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
 
 
@@ -372,7 +386,7 @@ def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_FORWARD, *operands)
-    body = head + _OPERANDS + data + _Q_PROGRAM + _FORWARD_TAIL
+    body = head + _operands(reads) + data + _Q_PROGRAM + _FORWARD_TAIL
     return "\n\n".join((body, generated, _device(reads, "tiles", "attend")))
 
 
@@ -382,19 +396,23 @@ def bias_gradient_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_BIAS_GRADIENT, *operands)
-    body = head + _COMMON + data + _BIAS_GRADIENT_TAIL
+    body = head + _operands(reads) + _GRADIENT + data + _BIAS_GRADIENT_TAIL
     return "\n\n".join((body, generated, _device(reads, "tiles", "bias_gradient")))
 
 
 @functools.cache
-def delta_template() -> str:
+def delta_template(placed: bool = False) -> str:
     """Template text of the delta kernel of the ordered, single-pass backward."""
-    return "\n\n".join((_DELTA, _functions("tiles"), _functions("delta")))
+    arguments, lengths, places = "", 'q_len = {{size("DO", 2)}}', "DO, DO"
+    if placed:
+        arguments, lengths, places = ', "PLACE", "COUNT"', 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
+    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places}
+    return "\n\n".join((body, *map(_functions, ("rows", "tiles", "delta"))))
 
 
 def _device(reads: Reads, *modules: str) -> str:
     """The functions of these modules, and those of dropout where they are called."""
-    return "\n\n".join(map(_functions, modules + (("dropout",) if reads.seed else ())))
+    return "\n\n".join(map(_functions, ("rows", *modules) + (("dropout",) if reads.seed else ())))
 
 
 def reads(call: Call, *, sums_keys: bool = True) -> Reads:
@@ -407,8 +425,14 @@ def reads(call: Call, *, sums_keys: bool = True) -> Reads:
     """
     mask = call.mask
     segments, dense = mask.segments is not None, mask.dense is not None
-    keys = mask.keys is not None or (sums_keys and (segments or dense))
-    return Reads(keys, segments, dense, call.bias is not None, call.dropout is not None)
+    placed = mask.placed is not None  # it says which keys no row sees
+    keys = mask.keys is not None or (sums_keys and (segments or dense) and not placed)
+    return Reads(keys, segments, dense, call.bias is not None, call.dropout is not None, placed)
+
+
+def _operands(reads: Reads) -> str:
+    """The lines about lengths, strides and the band."""
+    return (_PLACED if reads.placed else _TOKENS_ARE_ROWS) + _OPERANDS
 
 
 def _data(reads: Reads) -> tuple[str, list[str]]:
@@ -419,6 +443,7 @@ def _data(reads: Reads) -> tuple[str, list[str]]:
         (reads.dense, _DENSE, _NO_DENSE, ("DENSE",)),
         (reads.bias, _BIAS, _NO_BIAS, ("BIAS",)),
         (reads.seed, _DROP, _NO_DROP, ("SEED",)),
+        (reads.placed, "", "", ("PLACE", "COUNT")),
     ]
     text = "".join(text if read else other for read, text, other, _ in members) + _DATA
     return text, [name for read, _, _, names in members if read for name in names]
@@ -473,6 +498,7 @@ def compile_time_values(
         "HAS_DENSE": reads.dense,
         "HAS_BIAS": reads.bias,
         "ROUNDS": ROUNDS if reads.seed else 0,
+        "PLACED": ROW_BLOCK if reads.placed else 0,
         "LO": mask.lo or 0,
         "HI": mask.hi or 0,
         "BOTTOM_RIGHT": mask.anchor == "bottom_right",

@@ -3,8 +3,9 @@
 Only `triton.jit` functions live here: their text is pasted into Inductor's template (see `templates.py`).
 
 Note [Data operands]
-    Kernels take what masks and scores read of data as one tuple `data` = (keys, ids, dense, bias).  A member belongs to
-    a kernel that has the constexpr flag behind it; in others it is never read, and may be anything of this form.
+    Kernels take what masks and scores read of data as one tuple `data` = (keys, ids, dense, bias, placed).  A member
+    belongs to a kernel that has the constexpr flag behind it; in others it is never read, and may be anything of this
+    form.
 
     keys (HAS_KEYS): (KEYS, strides (b, h, key)).  KEYS: bool or uint8 [batch, kv heads, kv_len]; no row sees a key
     whose entry is zero.
@@ -18,6 +19,10 @@ Note [Data operands]
     bias (HAS_BIAS): (BIAS, strides (b, h, row, key)), floats [batch, q heads, q_len, kv_len], which are added to the
     scaled scores.  Any values: a score of -inf has the probability zero.  A row all of whose scores are -inf counts as
     one that sees no key, but a key that only a bias of -inf hides is read.
+
+    placed (PLACED, the rows of a row block, 0 where tokens are rows): (PLACE, COUNT, tokens), int32 [row blocks] twice,
+    and the number of tokens.  Lengths are those of the mask, and so are those of KEYS, ids, log-sum-exps and deltas; all
+    else has tokens, which `tokens_of` finds.  A row without a token is not read and not written.
 
 Note [Log-sum-exp in two parts]
     A bias may be so large that a log-sum-exp in fp32 keeps nothing of the number of keys: all scores of a row may be
@@ -35,6 +40,8 @@ Note [Rows of a tile of pairs]
 
 import triton
 import triton.language as tl
+
+from .rows import tokens_of
 
 
 @triton.jit
@@ -73,6 +80,48 @@ def load_chosen(ptr, rows, chosen, row_stride, col_stride, HEAD_DIM: tl.constexp
         return tl.load(ptrs, mask=chosen[:, None], other=0.0)
     else:
         return tl.load(ptrs, mask=chosen[:, None] & (cols[None, :] < HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def place_rows(data, rows, end, PLACED: tl.constexpr):
+    """(the tokens of `rows`, which of them have one) under a mask of `end` rows, as `tokens_of` gives them."""
+    _keys, _ids, _dense, _bias, placed = data
+    PLACE, COUNT, _tokens = placed
+    return tokens_of(PLACE, COUNT, rows, end, PLACED)
+
+
+@triton.jit
+def id_range(ids, exists, PLACED: tl.constexpr):
+    """The smallest and the largest of the `ids` of a tile's rows that have a token, none without; for `in_range`."""
+    if PLACED:
+        return tl.min(tl.where(exists, ids, 2**30), 0), tl.max(tl.where(exists, ids, -1), 0)
+    else:
+        return 0, 0
+
+
+@triton.jit
+def in_range(chosen, ids, low, high, PLACED: tl.constexpr):
+    """Those that are `chosen` and, of a mask of rows, may have the id of a row of the other tile: low, high are its
+    `id_range`.
+
+    A tile has rows of one document alone, so that nothing of another one is read, whatever the walk visits.
+    """
+    if PLACED:
+        return chosen & (ids >= low) & (ids <= high)
+    else:
+        return chosen
+
+
+@triton.jit
+def load_queries(
+    ptr, rows, first, end, tokens, exists, row_stride, col_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, PLACED: tl.constexpr,
+):  # fmt: skip
+    """A tile of Q, dO or the output: as `load_tile`; of a mask of rows the `tokens` of the rows that have one."""
+    if PLACED:
+        return load_chosen(ptr, tokens, exists, row_stride, col_stride, HEAD_DIM, BLOCK_D)
+    else:
+        return load_tile(ptr, rows, first, end, row_stride, col_stride, HEAD_DIM, BLOCK_D, EVEN)
 
 
 @triton.jit
@@ -120,19 +169,27 @@ def load_ids(ptr, b, rows, first, end, strides, HAS_SEGMENTS: tl.constexpr):
 
 
 @triton.jit
-def load_of_keys(data, b, h, kv_rows, first, end, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr):
-    """(which of the keys `kv_rows` are valid, their segment ids), as `load_keys` and `load_ids` give them."""
-    keys, ids, _dense, _bias = data
+def load_of_keys(
+    data, b, h, kv_rows, first, end, exists, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr, PLACED: tl.constexpr
+):
+    """(which of the keys `kv_rows` are valid, their segment ids), as `load_keys` and `load_ids` give them.
+
+    exists: as of `place_rows`; of a mask of rows those are valid that have a token.
+    """
+    keys, ids, _dense, _bias, _placed = data
     KEYS, keys_strides = keys
     _q_ids, KV_IDS, _q_ids_strides, kv_ids_strides = ids
-    valid = load_keys(KEYS, b, h, kv_rows, first, end, keys_strides, HAS_KEYS)
+    if PLACED:
+        valid = exists
+    else:
+        valid = load_keys(KEYS, b, h, kv_rows, first, end, keys_strides, HAS_KEYS)
     return valid, load_ids(KV_IDS, b, kv_rows, first, end, kv_ids_strides, HAS_SEGMENTS)
 
 
 @triton.jit
 def load_of_queries(data, b, q_rows, first, end, HAS_SEGMENTS: tl.constexpr):
     """The segment ids of the queries `q_rows`, as `load_ids` gives them."""
-    _keys, ids, _dense, _bias = data
+    _keys, ids, _dense, _bias, _placed = data
     Q_IDS, _kv_ids, q_ids_strides, _kv_ids_strides = ids
     return load_ids(Q_IDS, b, q_rows, first, end, q_ids_strides, HAS_SEGMENTS)
 
@@ -151,7 +208,7 @@ def load_pairs(operand, b, hq, q_rows, kv_rows, q_end, kv_end):
 @triton.jit
 def load_shown(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_DENSE: tl.constexpr):
     """Which pairs of a tile a dense mask shows, as booleans; all of them without one."""
-    _keys, _ids, dense, _bias = data
+    _keys, _ids, dense, _bias, _placed = data
     if HAS_DENSE:
         return load_pairs(dense, b, hq, q_rows, kv_rows, q_end, kv_end) != 0
     else:
@@ -161,7 +218,7 @@ def load_shown(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_DENSE: tl.conste
 @triton.jit
 def load_bias(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_BIAS: tl.constexpr):
     """What is added to the scores of a tile, in fp32; zero without a bias."""
-    _keys, _ids, _dense, bias = data
+    _keys, _ids, _dense, bias, _placed = data
     if HAS_BIAS:
         return load_pairs(bias, b, hq, q_rows, kv_rows, q_end, kv_end).to(tl.float32)
     else:
@@ -178,7 +235,7 @@ def prefetch_bias(
     A loop's own loads ahead are for what is there already.  What a bias needs comes from the GPU's memory, few bytes of
     each of many rows, and takes longer than a step or two.
     """
-    _keys, _ids, _dense, bias = data
+    _keys, _ids, _dense, bias, _placed = data
     if HAS_BIAS and wanted:
         ptr, strides = bias
         # 64 bytes for each request, and the tile's columns at least once

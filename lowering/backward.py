@@ -25,7 +25,7 @@ from ..planning import costs
 from ..schedule import schedules
 from . import early
 from .template import empty, kind, q_grid, realized, strides, template
-from .vectors import Vectors
+from .vectors import Vectors, lengths
 
 ENOUGH_PROGRAMS = 88
 """So many programs of the dq kernel that also makes a bias's gradient, two thirds of an H100's SMs, are faster than all
@@ -117,8 +117,9 @@ class _Kernels:
         device = query.get_device()
         assert device is not None
         self.device = device
-        self.batch, self.q_heads, self.q_len, head_dim = query.get_size()
-        _, self.heads, self.kv_len, _ = key.get_size()
+        self.batch, self.q_heads, _, head_dim = query.get_size()
+        self.heads = key.get_size()[1]
+        self.q_len, self.kv_len = lengths(call, extras, query, key)
         guard = V.graph.sizevars.guard_int
         self.head_dim = guard(head_dim)
         self.group = guard(self.q_heads) // guard(self.heads)
@@ -212,9 +213,9 @@ class _Kernels:
         rows = [self.batch, self.q_heads, self.q_len]
         return template(
             "dash_delta",
-            templates.delta_template(),
+            templates.delta_template(self.mask.placed is not None),
             q_grid,
-            [self.grad_out, self.out],
+            [self.grad_out, self.out, *self.vectors.placed],
             FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,
@@ -223,7 +224,7 @@ class _Kernels:
         )
 
     def _one_pass(self, delta: TensorBox) -> tuple[TensorBox, TensorBox, TensorBox]:
-        size = [self.batch, self.q_heads, self.q_len, self.head_dim]
+        size = list(self.query.get_size())
         zeros = realized(lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device))
         # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
         accumulator = _box(ExternKernel.require_exact_strides(zeros, strides(size, (0, 1, 2, 3))))

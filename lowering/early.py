@@ -54,8 +54,10 @@ def check_settings(plan: Plan) -> None:
 def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
     """Lengths that stand for those of the site: multiples of the kv tile, or not; both where they are dynamic."""
     even, uneven = 8 * tiles.block_kv, 8 * tiles.block_kv + 1
-    if registry.has_templates(kernel):
+    if registry.has_templates(kernel) and site.mask.placed is None:
         return (uneven,)  # takes at least as much of everything
+    if site.mask.placed is not None:  # whose rows are whole tiles
+        return (even,)
     if site.kv_len is None:
         return even, uneven
     return (uneven,) if site.kv_len % tiles.block_kv else (even,)

@@ -15,7 +15,7 @@ from ..kernels import registry, templates
 from ..model.call import Call
 from ..model.plan import Plan
 from .template import empty, kind, q_grid, realized, strides, template
-from .vectors import Vectors
+from .vectors import Vectors, lengths
 
 log = logging.getLogger("dash_inductor")
 
@@ -51,8 +51,9 @@ def attention_forward(
     assert device is not None
     reads = templates.reads(described)
     guard, multiple = V.graph.sizevars.guard_int, V.graph.sizevars.statically_known_multiple_of
-    batch, q_heads, q_len, head_dim = query.get_size()
-    _, heads, kv_len, value_dim = value.get_size()
+    batch, q_heads, _, head_dim = query.get_size()
+    _, heads, _, value_dim = value.get_size()
+    q_len, kv_len = lengths(described, extras, query, key)
     dims = guard(head_dim), guard(value_dim)
     constants = templates.compile_time_values(
         parsed,
@@ -71,7 +72,7 @@ def attention_forward(
     rows = [batch, q_heads, q_len]
     sums = [batch, q_heads, ops.numbers_per_row(described) * q_len]
     logsumexp = empty(sums, (0, 1, 2), torch.float32, device)
-    size = [*rows, value_dim]
+    size = [*query.get_size()[:3], value_dim]
     out = template(
         f"dash_forward_{kind(described)}",
         templates.forward_template(band.lo is not None, band.hi is not None, reads),

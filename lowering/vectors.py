@@ -12,6 +12,7 @@ from torch._inductor.virtualized import V, ops
 
 from ..kernels import templates
 from ..model.call import Call
+from ..model.mask import ROW_BLOCK
 from .template import realized
 
 aten = torch.ops.aten
@@ -21,7 +22,7 @@ class Vectors:
     """The extra tensors of a call for the kernels of one site, of which those that are computed are computed once.
 
     Args:
-        plane: batch, query heads, q_len and kv_len.
+        plane: batch, query heads, q_len and kv_len, of the mask.
         heads: of keys.
     """
 
@@ -31,6 +32,8 @@ class Vectors:
         self._valid = None if mask.keys is None else realized(extras[mask.keys.valid.index])
         segments = mask.segments
         self._ids = [] if segments is None else [realized(extras[side.index]) for side in (segments.q, segments.kv)]
+        placed = mask.placed
+        self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
         self._dense = None if mask.dense is None else expanded(extras[mask.dense.mask.index], plane)
         self._bias = None if call.bias is None else expanded(extras[call.bias.operand.index], plane)
         self._seed = None if call.dropout is None else realized(extras[call.dropout.seed.index])
@@ -47,7 +50,13 @@ class Vectors:
             keys = self._seen_keys() if sums_keys and (reads.segments or reads.dense) else self._valid
             assert keys is not None
             found.append(self._of_heads(keys))
-        return [*found, *(other for other in (self._dense, self._bias, self._seed) if other is not None)]
+        others = (other for other in (self._dense, self._bias, self._seed) if other is not None)
+        return [*found, *others, *self._placed]
+
+    @property
+    def placed(self) -> list[TensorBox]:
+        """Place and count of a mask of rows; empty where tokens are rows."""
+        return self._placed
 
     def _of_heads(self, keys: TensorBox) -> TensorBox:
         """A vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], as [batch, kv heads, kv_len]."""
@@ -98,6 +107,15 @@ class Vectors:
             seen = lowerings[aten.logical_and](seen, lowerings[aten.unsqueeze](self._valid, 1))
         self._seen = realized(seen)
         return self._seen
+
+
+def lengths(call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox) -> tuple[Any, Any]:
+    """q_len and kv_len of a call's mask."""
+    placed = call.mask.placed
+    if placed is None:
+        return query.get_size()[2], key.get_size()[2]
+    rows = extras[placed.place.index].get_size()[0] * ROW_BLOCK
+    return rows, rows
 
 
 def expanded(x: TensorBox, size: Sequence[Any], *, missing: int = 0) -> TensorBox:

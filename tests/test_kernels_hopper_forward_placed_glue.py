@@ -179,7 +179,6 @@ CONTROLS = {
     "keys of rows": (LAST, WRONG, "row = places.token(row)\n    else:\n        row = row - work.first_key()",
                      "pass\n    else:\n        row = row - work.first_key()"),
     "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
-    "values of others": (replace(LAST, lengths=(20, 9, 30)), WRONG, "        clear(shared.v.index(slot), hidden)\n", ""),
     "results of rows": (LAST, WRONG, "token = places.token(row)", "token = row"),
     "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
     "too many tokens": (LAST, WRONG, "(local < count)", "(local < count + 1)"),

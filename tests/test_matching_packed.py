@@ -32,16 +32,9 @@ torch_attn = torch.ops.torch_attn
 pytestmark = pytest.mark.usefixtures("deterministic")
 
 TOKENS, HEADS, DIM = 128, 8, 64
-MASK = "segments(0,0)"
+MASK = "segments(0,1):placed(2,3)"
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": (3, 2), "to the right": (-1, 4)}
 """What `varlen_attn` takes: how many tokens a query sees to the left and to the right; -1 is all."""
-
-
-@pytest.fixture(params=["packed", "aligned"])
-def mask(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The term of documents where they are, and moved to where each begins with a tile."""
-    with config.patch(documents=request.param):
-        yield MASK + (":aligned" if request.param == "aligned" else "")
 
 
 # ---- numbers, on the CPU: the operators have no kernels there, so that only a replaced graph can run ----
@@ -106,7 +99,6 @@ def test_bits_are_those_of_attention_with_a_mask_of_documents() -> None:
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.usefixtures("mask")
 def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
     inputs = tensors(*[(50, 2, 16)] * 3)
     filled = [t.detach().clone() for t in inputs]
@@ -121,17 +113,9 @@ def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("checkpointed", "dynamic", "placed"),
-    [
-        (False, False, "packed"),
-        (True, False, "packed"),
-        (False, True, "packed"),
-        (True, True, "packed"),
-        (False, False, "aligned"),
-        (True, True, "aligned"),
-    ],
+    ("checkpointed", "dynamic"), [(False, False), (True, False), (False, True), (True, True)]
 )
-def test_compiled_code(checkpointed: bool, dynamic: bool, placed: str) -> None:
+def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
     """Two layers through all of Inductor, at two lengths."""
 
     def block(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
@@ -150,13 +134,12 @@ def test_compiled_code(checkpointed: bool, dynamic: bool, placed: str) -> None:
     compiled = torch.compile(layers, dynamic=dynamic, fullgraph=True)
     for tokens in (50, 61):
         starts, inputs = documents(0, 30, 30, tokens - 9), tensors(*[(tokens, 2, 16)] * 3)
-        with config.patch(cpu="reference", strict=True, documents=placed):
+        with config.patch(cpu="reference", strict=True):
             results = step(lambda *t, starts=starts: compiled(*t, starts), inputs)
         true = step(lambda *t, starts=starts: exact(*t, starts), [t.detach().double().requires_grad_() for t in inputs])
         assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
-@pytest.mark.usefixtures("mask")
 def test_symbols_for_tokens_of_query_and_key_may_differ() -> None:
     """They are equal for the tensors at hand; a guard says so, and the same code serves other numbers."""
     with torch.fx.experimental._config.patch(use_duck_shape=False), capture(strict=True) as graphs:
@@ -187,13 +170,13 @@ def test_numbers_of_tokens_that_depend_on_data(mask: str) -> None:
     with captured, config.patch(cpu="reference", strict=True):
         compiled = torch.compile(unpadded, fullgraph=True)
         results = step(lambda *t: compiled(*t, valid), inputs)
-    assert [record.mask for record in sites()] == [f"causal & {mask}"]
+    assert [record.mask for record in sites()] == [f"causal & {MASK}"]
     true = step(exact, [t.detach().double().requires_grad_() for t in inputs])
     assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
 
 @pytest.mark.parametrize("made_inside", [False, True])
-def test_nested_tensors(made_inside: bool, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jagged ones reach the operator of ATen where PyTorch chooses flash attention, which it does not do on a CPU."""
     monkeypatch.setattr(nested_sdpa, "_select_sdp_backend", lambda *args: SDPBackend.FLASH_ATTENTION)
     starts = documents(0, 30, 31, 51, 61)
@@ -215,7 +198,7 @@ def test_nested_tensors(made_inside: bool, mask: str, monkeypatch: pytest.Monkey
         compiled = graphs.compile(attention)
         results = step(lambda *ws: compiled(x if made_inside else jagged(x), *ws), ws)
     (record,) = sites()
-    assert (record.op, record.mask) == ("aten::_flash_attention_backward", f"causal & {mask}")
+    assert (record.op, record.mask) == ("aten::_flash_attention_backward", f"causal & {MASK}")
     true = step(exact, [w.detach().double().requires_grad_() for w in ws])
     for ours, theirs in zip(results, true, strict=True):
         assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()

@@ -45,10 +45,7 @@ def finish(
         wait_for_turn(semaphores + tile, count, False)
     source = accumulator + tile.to(tl.int64) * (BLOCK_Q * (BLOCK_D + TAIL_D))
     rows = q * BLOCK_Q + local + tl.arange(0, ROWS)
-    tokens = rows
-    inside = rows < q_len
-    if PLACED:
-        tokens, inside = tokens_of(place_ptr, count_ptr, rows, q_len, PLACED)
+    tokens, inside = tokens_of(place_ptr, count_ptr, rows, q_len, PLACED)
     target = dq_ptr + b * dq_b + h * dq_h + tokens.to(tl.int64)[:, None] * dq_row
     _convert(source + local * BLOCK_D, seen, scale, target, inside, 0, DIM, ROWS, BLOCK_D)
     if TAIL_D > 0:

@@ -33,11 +33,8 @@ def prepare(
     h = (head % q_heads).to(tl.int64)
     local = tl.arange(0, BLOCK_Q)
     rows = tile * BLOCK_Q + local
-    inside = (rows >= first_row) & (rows < end_row)
-    tokens = rows
-    if PLACED:
-        tokens, exists = tokens_of(place_ptr, count_ptr, rows, end_row, PLACED)
-        inside = inside & exists
+    tokens, exists = tokens_of(place_ptr, count_ptr, rows, end_row, PLACED)
+    inside = (rows >= first_row) & exists
     columns = tl.arange(0, BLOCK_DV)
     keep = inside[:, None] & (columns < DIM)[None, :]
     offsets = tokens.to(tl.int64)[:, None]
