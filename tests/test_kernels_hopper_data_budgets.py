@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import expecttest
 import pytest
-import triton
 from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 
 from .support import sass
+from .support.cases import some
 from .support.hopper_builds import TILES, Case, built
+from .support.triton_version import PINNED
 from .test_kernels_hopper_budgets import HALF, SHARED_BYTES, dependent_launches, is_ordered
 
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
@@ -33,10 +34,7 @@ LATER = [
     Case((128, 128), CAUSAL, "fold", group=4, codes=True),
     Case((256, 256), CAUSAL, "spt", group=4, codes=True),
 ]
-cases = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=str(case), marks=[pytest.mark.full] if case in LATER else []) for case in (*SOON, *LATER)],
-)
+cases = some([*SOON, *LATER], SOON)
 
 
 @cases
@@ -75,9 +73,6 @@ def test_prepare_and_finish(dims: tuple[int, int]) -> None:
         assert max(report.spill_stores, report.spill_loads) <= 8
     assert dependent_launches(kernels.prepare.asm["ptx"]) == ["launch_dependents"]
     assert dependent_launches(kernels.finish.asm["ptx"]) == ["wait"]
-
-
-PINNED = pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
 
 
 @PINNED

@@ -7,7 +7,6 @@ from collections import Counter
 
 import expecttest
 import pytest
-import triton
 from dash_inductor.kernels.hopper_forward import build
 
 from dash_inductor.errors import ArgumentError
@@ -15,6 +14,7 @@ from dash_inductor.model import Band
 
 from .support import sass
 from .support.hopper_forward_builds import Case, built, steps
+from .support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
 
 FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
 HALF = "float16"
@@ -59,7 +59,6 @@ LATER = [
     Case((128, 128), WINDOW, HALF, dense=True),
 ]
 CASES = [*SOON, *LATER]
-DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 UNTUNED = pytest.mark.skipif(
     DESCRIPTORS_LIVE_THROUGH_THE_LOOP, reason="with Triton 3.9 the kernels of masks that are data spill in their steps"
 )
@@ -134,9 +133,6 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
         assert step.operations["F2FP"] == v.block_kv // 4  # two probabilities each
         assert step.operations["PRMT"] <= 1
         assert step.operations["BAR"] <= 3 + DESCRIPTORS_LIVE_THROUGH_THE_LOOP
-
-
-PINNED = pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
 
 
 @PINNED
