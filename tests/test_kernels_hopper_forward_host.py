@@ -296,7 +296,10 @@ def test_wrong_data_is_refused(launches: Launches) -> None:
         (r"data\.kv_codes", good, {"kv_codes": good.q_codes}),
         (r"data\.counts", good, {"counts": good.counts[:1]}),
         (r"data\.steps", good, {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]}),
-        (r"data\.steps", dense, {"counts": good.counts}),
+        (r"data\.keys_seen", dense, {"counts": good.counts}),
+        (r"data\.steps", dense, {"counts": good.counts, "keys_seen": good.keys_seen}),
+        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen.byte()}),
+        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen[:, :, :-1]}),
         (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits[:2]}),
         (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits.mT.contiguous().mT}),
     ]
@@ -307,7 +310,7 @@ def test_wrong_data_is_refused(launches: Launches) -> None:
 
 def test_data_from_the_operators_extras() -> None:
     """Operands of the call first, then what was made from those of the mask."""
-    t = [torch.tensor(i) for i in range(8)]
+    t = [torch.tensor(i) for i in range(9)]
 
     def of(mask: str, count: int, seed: int | None = None) -> ForwardData | None:
         dropout = None if seed is None else Dropout(0.1, Operand(seed))
@@ -315,15 +318,15 @@ def test_data_from_the_operators_extras() -> None:
 
     assert of("causal", 0) is None
     assert of("causal", 1, seed=0) is None
-    assert of("keys(0)", 5) == (*t[1:5], None)
-    assert of("keys(0)", 6, seed=1) == (*t[2:6], None)
-    assert of("segments(0,1) & keys(2)", 7) == (*t[3:7], None)
-    assert of("segments(0,1) & keys(2)", 8, seed=3) == (*t[4:8], None)
-    assert of("causal & dense(0)", 4) == (None, None, *t[1:4])
-    assert of("causal & dense(0)", 5, seed=1) == (None, None, *t[2:5])
-    assert of("keys(1) & dense(0)", 5) == (None, None, *t[2:5])
-    cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 4, None), ("dense(0)", 5, None)]
-    for mask, count, seed in (*cases, ("keys(0)", 5, 1), ("dense(0)", 3, 1)):
+    assert of("keys(0)", 6) == (*t[1:6], None)
+    assert of("keys(0)", 7, seed=1) == (*t[2:7], None)
+    assert of("segments(0,1) & keys(2)", 8) == (*t[3:8], None)
+    assert of("segments(0,1) & keys(2)", 9, seed=3) == (*t[4:9], None)
+    assert of("causal & dense(0)", 5) == (None, None, *t[1:5])
+    assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6])
+    assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6])
+    cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
+    for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1)):
         with pytest.raises(ArgumentError, match="extras"):
             of(mask, count, seed)
 
