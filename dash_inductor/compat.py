@@ -140,15 +140,17 @@ class KernelLauncher:
 
     Args:
         compiled: Triton's compiled kernel.
-        grid: number of programs.
+        grid: number of programs, or numbers along up to three axes.
         descriptors: (shape, strides) of each leading descriptor argument.
         constants: number of compile-time constants at the end of the argument list.
     """
 
     def __init__(
-        self, compiled: Any, grid: int, descriptors: Sequence[tuple[Sequence[int], Sequence[int]]], constants: int
-    ) -> None:
-        self._compiled, self._grid = compiled, grid
+        self, compiled: Any, grid: int | tuple[int, ...], descriptors: Sequence[tuple[Sequence[int], Sequence[int]]],
+        constants: int,
+    ) -> None:  # fmt: skip
+        axes = (grid,) if isinstance(grid, int) else grid
+        self._compiled, self._grid = compiled, (*axes, 1, 1)[:3]
         self._descriptors = [(tuple(shape), tuple(strides)) for shape, strides in descriptors]
         self._constants = (None,) * constants
         self._encoded: dict[tuple[int, int], Any] = {}
@@ -160,8 +162,8 @@ class KernelLauncher:
         """Launch on a raw stream; one address per descriptor, then the other arguments (addresses as integers)."""
         compiled, runtime = self._compiled, self._runtime
         enter, leave = _hook(runtime.launch_enter_hook), _hook(runtime.launch_exit_hook)
-        metadata = None if enter is None else compiled.launch_metadata((self._grid, 1, 1), stream, *arguments)
-        head = (self._grid, 1, 1, stream, compiled.function)
+        metadata = None if enter is None else compiled.launch_metadata(self._grid, stream, *arguments)
+        head = (*self._grid, stream, compiled.function)
         hooks = (compiled.packed_metadata, metadata, enter, leave)
         if self._raw is None:
             tiles = [_Descriptor(a, *d) for a, d in zip(addresses, self._descriptors, strict=True)]

@@ -273,6 +273,34 @@ class _Builder:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        """Launch on the current device, or in Triton's interpreter."""
-        kernel[grid](*arguments, **constants, num_warps=4)
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, **constants: Any) -> None:
+        """Launch on the current device, or in Triton's interpreter.
+
+        Triton chooses among the versions of a kernel at its first launch with such arguments; later ones, which a
+        training step begins with, go by what it chose.
+        """
+        if self.device.type != "cuda":
+            kernel[grid](*arguments, **constants, num_warps=4)
+            return
+        kinds = tuple(_kind(argument) for argument in arguments)
+        key = kernel, self.device.index, grid, kinds, tuple(constants.values())
+        launcher = _LAUNCHERS.get(key)
+        if launcher is not None:
+            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+            launcher(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments))
+            return
+        compiled = kernel[grid](*arguments, **constants, num_warps=4)
+        if len(_LAUNCHERS) >= 1024:  # shapes that are not used any more
+            _LAUNCHERS.clear()
+        _LAUNCHERS[key] = compat.KernelLauncher(compiled, grid, (), len(constants))
+
+
+_LAUNCHERS: dict[Any, compat.KernelLauncher] = {}
+"""By kernel, device, grid, kinds of arguments and constants."""
+
+
+def _kind(argument: Tensor | int) -> tuple[Any, ...]:
+    """All that Triton's choice of a version depends on."""
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
+    return argument.dtype, argument.data_ptr() % 16 == 0

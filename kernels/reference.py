@@ -2,7 +2,8 @@
 
 Slow and obvious on purpose.  It is the CPU path, the eager kernel of `dash::attention_backward`, and the tests' oracle.
 Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input's dtype before they enter a matmul, and
-reads neither rows that see no key nor keys that no row sees.
+reads neither rows that see no key nor keys that no row sees.  Of tile pairs in which nobody sees anybody it adds
+nothing.
 
 Every matmul is one of two contiguous matrices, never a batched one: what a CPU makes of a matrix in a batch depends on
 how many there are.
@@ -260,18 +261,18 @@ class _Element:
 
     def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
         """p, before dropout, and ds of one tile pair of a query head, fp32."""
-        kv_head, device = self.kv_head(q_head), self.q.device
-        keep = visible(
-            self.band, torch.arange(rows.start, rows.stop, device=device),
-            torch.arange(keys.start, keys.stop, device=device),
-        )  # fmt: skip
-        keep &= self.data.shows(q_head, rows, keys)
+        kv_head, keep = self.kv_head(q_head), self.keep(q_head, rows, keys)
         s = self.data.scores(self.q[q_head, rows], self.k[kv_head, keys], self.scale, q_head, rows, keys)
         sums, excess = self.lse[q_head, rows, None], self.excess[q_head, rows, None]
         p = torch.where(keep, torch.exp(s - sums - excess), 0.0)
         dp = self.drops.rescaled(self.drops.kept(self.do[q_head, rows] @ self.v[kv_head, keys].T, q_head, rows, keys))
         ds = torch.where(keep, p * (dp - self.delta[q_head, rows, None]), 0.0)
         return p, ds
+
+    def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
+        """Which pairs of a tile pair of a query head see each other: booleans [rows, keys]."""
+        q_rows, kv_rows = (torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys))
+        return visible(self.band, q_rows, kv_rows) & self.data.shows(q_head, rows, keys)
 
     def kv_head(self, q_head: int) -> int:
         return q_head // (self.q.shape[0] // self.k.shape[0])
@@ -290,11 +291,14 @@ class _Element:
                     k = self.k[self.kv_head(q_head), keys]
                     for q_tile, rank in column.steps:
                         rows = tile_of(q_tile, problem.block_q, problem.q_len)
-                        p, ds = self.pair(q_head, rows, keys)
-                        dv[job.head, keys] += p.T @ self.do[q_head, rows]
-                        dk[job.head, keys] += ds.T @ self.q[q_head, rows]
+                        added = torch.zeros_like(self.q[q_head, rows])
+                        if self.keep(q_head, rows, keys).any():  # else zero times what others hold, which may be NaN
+                            p, ds = self.pair(q_head, rows, keys)
+                            dv[job.head, keys] += p.T @ self.do[q_head, rows]
+                            dk[job.head, keys] += ds.T @ self.q[q_head, rows]
+                            added = ds @ k
                         if plan.dq is None:
-                            turns.add(q_head, rows, rank, ds @ k)
+                            turns.add(q_head, rows, rank, added)
         turns.check()
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
@@ -314,8 +318,9 @@ class _Element:
                 first, _, _, end = kv_range(q_tile, *tail)
                 for kv in range(first, end):
                     keys = tile_of(kv, problem.block_kv, problem.kv_len)
-                    _, ds = self.pair(q_head, rows, keys)
-                    dq[q_head, rows] += ds @ self.k[self.kv_head(q_head), keys]
+                    if self.keep(q_head, rows, keys).any():
+                        _, ds = self.pair(q_head, rows, keys)
+                        dq[q_head, rows] += ds @ self.k[self.kv_head(q_head), keys]
         return dq
 
 

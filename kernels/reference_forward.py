@@ -26,7 +26,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
 
-    A row that sees no key gives zeros and -inf.  Under a mask of rows the log-sum-exp has rows.  With a bias the log-sum-exp has two parts (`ops.numbers_per_row`).
+    A row that sees no key gives zeros and -inf.  Under a mask of rows the log-sum-exp has rows.  With a bias it has two
+    parts (`ops.numbers_per_row`).
 
     Args:
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
@@ -82,6 +83,8 @@ def _attend(
         keys = tile_of(kv, problem.block_kv, problem.kv_len)
         keep = visible(problem.resolved.band, q_rows, torch.arange(keys.start, keys.stop, device=q.device))
         keep &= data.shows(head, rows, keys)
+        if not keep.any():  # zero times what others hold, which may be NaN
+            continue
         s = torch.where(keep, data.scores(q, k[keys], scale, head, rows, keys), float("-inf"))
         larger = torch.maximum(largest, s.amax(1))
         shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet

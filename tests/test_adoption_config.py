@@ -13,6 +13,8 @@ from dash_inductor.config import SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.schedule import schedules
 
+SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt', 'fold', 'bent_fold', 'two_pass'"
+
 
 def test_defaults() -> None:
     fresh = Config({})
@@ -67,12 +69,23 @@ def test_help_does_not_show_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("strict", 2), ("strict", "maybe"), ("strict", None), ("cpu", True), ("schedule", "best")]
+    ("name", "value", "allowed"),
+    [
+        ("strict", 2, "False, True"),
+        ("strict", "maybe", "False, True"),
+        ("strict", None, "False, True"),
+        ("cpu", True, "'off', 'reference'"),
+        ("schedule", "best", SCHEDULES),
+        ("documents", "x", "'packed', 'aligned'"),
+        ("documents", ["aligned"], "'packed', 'aligned'"),
+    ],
 )
-def test_bad_assignment(name: str, value: object) -> None:
+@pytest.mark.parametrize("settings", [config, dash_inductor.config], ids=["object", "module"])
+def test_bad_assignment(settings: object, name: str, value: object, allowed: str) -> None:
     before = config.cache_key()
-    with pytest.raises(ArgumentError, match=rf"config\.{name}=.* is not allowed: expected one of"):
-        setattr(config, name, value)
+    with pytest.raises(ArgumentError) as raised:
+        setattr(settings, name, value)
+    assert str(raised.value) == f"config.{name}={value!r} is not allowed: expected one of {allowed}"
     assert config.cache_key() == before
 
 

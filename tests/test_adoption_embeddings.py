@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dash_inductor._embeddings import FEW, by_sums
+
 from .support.fakecuda import compiler
 from .support.processes import run_python
 from .support.repeats import differing_runs
@@ -47,13 +49,13 @@ PROGRAM = """
         return F.embedding(indices, weight).sin()
 
     found = []
-    for deterministic, active in ((True, True), (True, False), (False, True)):
+    for deterministic, active, rows in ((True, True, 1000), (True, True, 2), (True, False, 1000), (False, True, 1000)):
         torch.use_deterministic_algorithms(deterministic)
         torch._dynamo.reset()
         with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), contextlib.ExitStack() as stack:
             if not active:
                 stack.enter_context(dash_inductor.disabled())
-            indices, weight = torch.zeros(8, 512, dtype=torch.int64), torch.empty(1000, 64, requires_grad=True)
+            indices, weight = torch.zeros(8, 512, dtype=torch.int64), torch.empty(rows, 64, requires_grad=True)
             with contextlib.suppress(Exception):
                 torch.compile(embed)(indices, weight)
         found.append(seen.pop())
@@ -62,12 +64,13 @@ PROGRAM = """
 
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
-def test_the_operator_is_kept_on_cuda_under_deterministic_algorithms_while_we_are_active() -> None:
+def test_what_becomes_of_the_operator_on_cuda_under_deterministic_algorithms_while_we_are_active() -> None:
     output = run_python(PROGRAM, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
-    kept, off, default = json.loads(output.splitlines()[-1])
+    kept, few, off, default = json.loads(output.splitlines()[-1])
     assert [name for name in kept if "embedding" in name] == ["aten.embedding.default", KEPT]
-    assert KEPT not in off + default
-    assert not [name for name in kept if "index_put" in name]
+    assert KEPT not in few + off + default
+    assert not [name for name in kept + few if "index_put" in name]
+    assert few.count("aten.sum.dim_IntList") == 2
 
 
 def gradient(indices: Tensor, weight: Tensor, padding: int | None, grad: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ def gradient(indices: Tensor, weight: Tensor, padding: int | None, grad: Tensor)
 def test_gradients_on_a_gpu(mode: str, padding: int | None, dtype: torch.dtype, deterministic: None) -> None:
     """Few and many rows, equal indices and different ones; two runs have the same bits, under load too."""
     generator = torch.Generator("cuda").manual_seed(0)
-    for rows, count in ((2, 30000), (2, 100), (1000, 30000), (50000, 20000)):
+    for rows, count in ((2, 30000), (3, 100), (5, 30000), (1000, 30000), (50000, 20000)):
         indices = torch.randint(0, rows, (2, count // 2), device="cuda", generator=generator)
         indices[:, ::3] = 0
         weight = torch.randn(rows, 256, device="cuda", generator=generator).to(dtype)
@@ -111,3 +114,20 @@ def test_the_cpu_keeps_its_decomposition(deterministic: None) -> None:
     grad, indices = torch.randn(3, 4), torch.tensor([0, 2, 2])
     found = decompose(grad, indices, 5, -1, False)
     assert torch.equal(found, torch.zeros(5, 4).index_add(0, indices, grad))
+
+
+@pytest.mark.parametrize("padding", [-1, 0, 1])
+@pytest.mark.parametrize("rows", [1, 2, FEW])
+def test_tables_of_few_rows_are_sums(rows: int, padding: int) -> None:
+    """Indices of any shape and integer type, rows that nobody reads, and the row of the padding."""
+    for shape, dtype in (((30,), torch.int64), ((4, 9), torch.int32), ((2, 3, 5), torch.int64)):
+        indices = torch.randint(0, min(rows, 3), shape).to(dtype)
+        grad = torch.randn(*shape, 6)
+        expected = torch.ops.aten.embedding_dense_backward(grad, indices, rows, padding, False)
+        torch.testing.assert_close(by_sums(grad, indices, rows, padding, False), expected)
+
+
+def test_other_tables_are_left_to_the_operator() -> None:
+    grad, indices = torch.randn(30, 6), torch.zeros(30, dtype=torch.int64)
+    assert by_sums(grad, indices, FEW + 1, -1, False) is NotImplemented
+    assert by_sums(grad, indices, FEW, -1, True) is NotImplemented

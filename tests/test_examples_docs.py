@@ -65,6 +65,14 @@ def test_readme_has_the_tables_of_results() -> None:
     assert runpy.run_path(str(ROOT / "tools" / "readme_results.py"))["filled"](readme) == readme
 
 
+def test_what_is_no_commit_is_not_named_as_one() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_results.py"))
+    for text in ("d7d3ba5", "d7d3ba5" + 33 * "0"):
+        assert tool["commit"]({"conditions": {"commit": text}}) == text
+    for text in ("work", "unknown", "", "d7d3ba", "d7d3ba5-dirty", "D7D3BA5", "d7d3ba5\n"):
+        assert tool["commit"]({"conditions": {"commit": text}}) == "not recorded", text
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])
 def test_settings_are_those_of_the_code(page: str) -> None:
     listed = {

@@ -116,19 +116,19 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert lse < 2e-5, result
 
 
-@some(POISON, 6)
+@some(POISON, POISON[:6])
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
     """Rows without keys, keys without rows or not valid, also for want of a partner, and memory past the lengths."""
     assert results[f"poison,{case}"] == "unharmed"
 
 
-@some(BITS, 4)
+@some(BITS, BITS[:4])
 def test_the_bits_of_a_head_are_its_own(results: dict[str, str], case: str) -> None:
     """Alone, in another batch, with other strides; where tiles fill the lengths, also if that is not known."""
     assert results[f"bits,{case}"] == ("equal, with nothing known of lengths too" if case in EVEN else "equal")
 
 
-@some(INDUCTOR, 3)
+@some(INDUCTOR, INDUCTOR[:3])
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"inductor,{case}"] == "equal"
 
@@ -145,7 +145,7 @@ def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], 
     assert results[f"documents,{case}"] == "equal"
 
 
-@some(BACKWARD, 6)
+@some(BACKWARD, BACKWARD[:6])
 def test_the_backward_reads_what_takes_part(results: dict[str, str], case: str) -> None:
     """Against autograd; keys that no row sees and rows that are left without keys have gradients of zero."""
     result = results[case]

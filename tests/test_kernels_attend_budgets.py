@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-import triton
 from dash_inductor.kernels import standalone
 
 from dash_inductor.errors import ArgumentError
@@ -18,6 +17,7 @@ from dash_inductor.planning import costs, plan
 from .support.portable_builds import built as compiled
 from .support.portable_builds import stages
 from .support.portable_plans import portable_plan
+from .support.triton_version import TRITON
 
 CASES = [
     ("sm_80", "bfloat16", (64, 64), Band(0), False),
@@ -36,9 +36,6 @@ CASES = [
 """Architecture, dtype, head dims of q and k and of v, mask, whether there is a vector of valid keys."""
 
 
-NEWER_THAN_3_8 = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 8)
-
-
 def rendered(
     arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001, *, bias: bool = False
 ) -> standalone.Rendered:
@@ -55,7 +52,7 @@ def test_fits_the_architecture(case: tuple[str, str, tuple[int, int], Band, bool
     arch, dtype, dims, *_ = case
     kernel = rendered(*case)
     # the one ragged tile stands behind the loop, where the compiler loads all of it at once
-    ragged = 3000 if NEWER_THAN_3_8 else 700  # from 3.9 on, the assembler gives this kernel half of the registers
+    ragged = 3000 if TRITON >= (3, 9) else 700  # from 3.9 on, the assembler gives this kernel half of the registers
     limit = ragged if (arch, dtype, dims) == ("sm_80", "float16", (256, 256)) else 128
     asm, used = compiled(kernel, arch)
     assert used.shared_memory <= costs.SHARED_BYTES[arch], used

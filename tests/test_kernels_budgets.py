@@ -8,7 +8,6 @@ import re
 
 import expecttest
 import pytest
-import triton
 from dash_inductor.kernels import standalone
 
 from dash_inductor.errors import ArgumentError
@@ -16,6 +15,7 @@ from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.planning import plan
 from dash_inductor.planning.costs import SHARED_BYTES
 from tests.support.calls import call_of
+from tests.support.triton_version import PINNED
 
 CASES = [
     ("sm_80", "bfloat16", 128, Band(0), None),
@@ -65,7 +65,7 @@ def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> 
         assert max(used.spill_stores, used.spill_loads) <= limit, (tiles, used)
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+@PINNED
 def test_pinned() -> None:
     lines = []
     for case in CASES:

@@ -6,14 +6,15 @@ import re
 
 import expecttest
 import pytest
-import triton
 from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 
 from .support import sass
+from .support.cases import some
 from .support.hopper_builds import TILES, Built, Case, built
 from .support.ptx import following
+from .support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
 
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
 HALF = "float16"
@@ -43,11 +44,7 @@ LATER = [
     Case((256, 256), FULL, "ascending", HALF),
 ]
 CASES = [*SOON, *LATER]
-cases = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=[pytest.mark.full] if case in LATER else []) for case in CASES]
-)
-
-DESCRIPTORS_LIVE_THROUGH_THE_LOOP = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+cases = some(CASES, SOON)
 
 SHARED_BYTES = 227 << 10
 """Shared memory that one CTA may have on sm_90."""
@@ -141,9 +138,6 @@ def spill_bounds(case: Case) -> tuple[int, int]:
     if case.dims == (192, 128):
         return 140, 30
     return (170, 26) if case.schedule == "symmetric_shift" else (80 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else 56, 10)
-
-
-PINNED = pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
 
 
 @PINNED

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import expecttest
 import pytest
-import triton
 from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 
 from .support.hopper_builds import TILES, Case, built
+from .support.triton_version import PINNED
 from .test_kernels_hopper_budgets import HALF, SHARED_BYTES, is_ordered
 
 FULL, CAUSAL = Band(), Band(0)
@@ -79,7 +79,7 @@ def test_every_variant_has_cases() -> None:
     assert {build.variant(*case.dims) for case in CASES} == set(build.VARIANTS)
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="pinned with Triton 3.7")
+@PINNED
 def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in CASES),

@@ -318,8 +318,8 @@ CONTROLS = {
     "out without a fence": (
         CAUSAL,
         "before a fence",
-        "    fence_async_shared()\n    role_barrier()",
-        "    role_barrier()",
+        "    out.store(acc.to(shared.k.dtype))\n    fence_async_shared()\n",
+        "    out.store(acc.to(shared.k.dtype))\n",
     ),
     "skipped tiles keep their room": (
         CAUSAL,

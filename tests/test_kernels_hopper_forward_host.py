@@ -296,8 +296,10 @@ def test_wrong_data_is_refused(launches: Launches) -> None:
         (r"data\.kv_codes", good, {"kv_codes": good.q_codes}),
         (r"data\.counts", good, {"counts": good.counts[:1]}),
         (r"data\.steps", good, {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]}),
-        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen.int()}),
         (r"data\.keys_seen", dense, {"counts": good.counts}),
+        (r"data\.steps", dense, {"counts": good.counts, "keys_seen": good.keys_seen}),
+        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen.byte()}),
+        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen[:, :, :-1]}),
         (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits[:2]}),
         (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits.mT.contiguous().mT}),
     ]

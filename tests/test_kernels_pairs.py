@@ -82,7 +82,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     return dict(zip(cases, lines, strict=True))
 
 
-@some(EXACT, 6)
+@some(EXACT, EXACT[:6])
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
     result = results[f"exact,{case}"]
@@ -90,28 +90,28 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert max(map(float, result.split())) < TOLERANCE[case.split(",")[5]], result
 
 
-@some(POISON, 3)
+@some(POISON, POISON[:3])
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
     assert results[f"poison,{case}"] == "unharmed"
 
 
-@some(DYNAMIC, 2)
+@some(DYNAMIC, DYNAMIC[:2])
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"dynamic,{case}"] == "equal"
 
 
-@some(COMPUTED, 1)
+@some(COMPUTED, COMPUTED[:1])
 def test_operands_that_the_graph_computes(results: dict[str, str], case: str) -> None:
     """Also with other strides than rows one after the other."""
     assert results[f"computed,{case}"] == "equal"
 
 
-@some(ONE, 1)
+@some(ONE, ONE[:1])
 def test_a_batch_element_alone_has_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"one,{case}"] == "equal"
 
 
-@some(WAYS, 1)
+@some(WAYS, WAYS[:1])
 def test_both_ways_to_a_bias_gradient_have_the_same_bits(results: dict[str, str], case: str) -> None:
     """By the dq kernel, whose sums over batch elements or heads are in memory, and by a kernel of its own."""
     assert results[f"ways,{case}"] == "equal"

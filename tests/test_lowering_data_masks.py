@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,19 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def compiled() -> dict[str, Any]:
+def compiled_cases(program: str, cases: Sequence[object]) -> dict[str, Any]:
+    """By name of a case, what `PROGRAM`, or one that was made of it, found of its graphs."""
     if compiler() is None:
         pytest.skip("the fake CUDA device needs a C++ compiler")
-    program = PROGRAM.replace("CASES", repr(CASES))
+    program = program.replace("CASES", repr(cases))
     output = run_python(program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    return compiled_cases(PROGRAM, CASES)
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])

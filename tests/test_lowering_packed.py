@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .support.fakecuda import compiler
-from .support.processes import run_python
 from .test_lowering_data_masks import PROGRAM as BASE
+from .test_lowering_data_masks import compiled_cases
 
 MODEL = """
     from torch.nn.attention.varlen import varlen_attn
@@ -52,12 +49,7 @@ for _old, _new in (
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    if compiler() is None:
-        pytest.skip("the fake CUDA device needs a C++ compiler")
-    program = PROGRAM.replace("CASES", repr(CASES))
-    output = run_python(program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    return compiled_cases(PROGRAM, CASES)
 
 
 @pytest.mark.parametrize(("name", "documents"), [(name, documents) for name, _, documents in CASES])

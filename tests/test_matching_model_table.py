@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from .support.cases import some
 from .support.fakecuda import compiler
 from .support.graphs import capture
 from .support.hf_models import FAMILIES
-from .support.model_table import Cell, cells, check, golden, h100_lines
+from .support.model_table import Cell, agree, cells, check, golden, h100_lines
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -22,11 +23,7 @@ H100 = "Llama4 packed"
 """The cell that is compiled for an H100 in every run of the tests: documents, and chunks of them as a dense mask."""
 
 
-def params(soon: list[Cell]) -> list[object]:
-    return [pytest.param(cell, id=str(cell), marks=[] if cell in soon else pytest.mark.full) for cell in cells()]
-
-
-@pytest.mark.parametrize("cell", params(SOON))
+@some(cells(), SOON, "cell")
 def test_model(cell: Cell) -> None:
     with capture() as graphs:
         check(cell, "cpu", graphs.compile)
@@ -50,3 +47,44 @@ def test_every_attention_of_every_model_has_a_record() -> None:
     lines = {device: lines[device] for device in ("cpu", "cuda")}
     assert all(list(found) == [str(cell) for cell in cells(device=device)] for device, found in lines.items())
     assert not [text for found in lines.values() for text in found.values() if "without a record" in text]
+
+
+OF_ANOTHER_VERSION = [
+    ("1 band(0,7), 1 causal", "no call"),
+    ("3 dense(0)", "3 causal"),
+    ("2 kept: math_path", "2 full"),
+    ("2 full + bias, 4 kept: math_path", "6 full + bias"),
+    ("1 band(-8,8), 1 kept: math_path", "1 band(-8,8), 1 full"),
+    ("2 causal & keys(0) with the forward kept", "2 causal & keys(0)"),
+    ("3 dense(0), 3 without a record", "2 causal, 4 full"),
+    ("-2 without a record, 4 causal", "2 causal"),
+]
+"""Found and expected: masks, calls and graphs that another version of transformers may have."""
+OF_NO_VERSION = [
+    ("2 without a record", "2 causal"),
+    ("no call", "2 causal"),
+    ("6 without a record", "2 causal, 4 full"),
+    ("1 causal, 2 without a record", "3 causal"),
+    ("-1 without a record", "no call"),
+    ("2 kept: math_path", "2 causal"),
+    ("2 kept: math_path", "2 causal & keys(0)"),
+    ("2 kept: math_path", "no call"),
+    ("1 causal, 1 kept: math_path", "2 causal"),
+    ("1 full, 3 kept: math_path", "2 causal, 2 full"),
+    ("1 causal, 1 kept: mask_unsupported", "2 causal"),
+    ("2 full, 4 kept: mask_not_a_band", "6 full"),
+    ("2 kept: dropout", "2 full"),
+]
+"""Found and expected: what is kept, or has no record, though the version cannot be the reason."""
+
+
+@pytest.mark.parametrize("version", ["recorded", "another"])
+def test_lines_that_agree(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = golden()["versions"]["transformers"]
+    monkeypatch.setattr("transformers.__version__", recorded if version == "recorded" else "0." + recorded)
+    for line in {line for pair in (*OF_ANOTHER_VERSION, *OF_NO_VERSION) for line in pair}:
+        assert agree(line, line), line
+    for found, expected in OF_ANOTHER_VERSION:
+        assert agree(found, expected) == (version == "another"), (found, expected)
+    for found, expected in OF_NO_VERSION:
+        assert not agree(found, expected), (found, expected)

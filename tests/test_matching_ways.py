@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dash_inductor.observe.records import sites
 
+from .support.cases import some
 from .support.graphs import capture
 from .support.hf_models import build, inputs_of
 from .support.model_table import line
@@ -28,12 +29,12 @@ def run(way: Way, compile: Callable[..., Any], inputs: dict[str, Tensor]) -> dic
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-LATER = ("dynamic", "static", "fullgraph")
-"""Ways that are tried where all tests are run: Dynamo takes half a minute for a model of transformers whose sizes are
+SOON = [name for name in WAYS if name not in ("dynamic", "static", "fullgraph")]
+"""Ways that are tried in every run of the tests: Dynamo takes half a minute for a model of transformers whose sizes are
 all symbols, and the graphs of the other two are those of "default"."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in LATER else []) for n in WAYS])
+@some(WAYS, SOON, "name")
 def test_way(name: str) -> None:
     way, inputs = WAYS[name], inputs_of("Llama", "right")
     with capture() as graphs:

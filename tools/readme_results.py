@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
+def commit(found: dict[str, Any]) -> str:
+    """The hash of the commit that was measured; the file may have something else in its place, which names none."""
+    text: str = found["conditions"]["commit"]
+    return text if re.fullmatch("[0-9a-f]{7,40}", text) else "not recorded"
+
+
 def steps() -> str:
     """The table of training steps: a row for each results file."""
     rows = []
@@ -59,7 +66,7 @@ def steps() -> str:
         times = [f"{row['step ms']:.1f} ms" for row in (default, ours)]
         memory = [f"{row['peak GiB']:.1f} GiB" for row in (default, ours)]
         relative = f"**{ours['step ms'] / default['step ms']:.2f}**"
-        rows.append([title, *times, relative, *memory, found["conditions"]["commit"]])
+        rows.append([title, *times, relative, *memory, commit(found)])
     head = ["model and inputs", "default", "dash_inductor", "relative", "peak memory", "dash_inductor", "commit"]
     return table(head, rows)
 

@@ -43,10 +43,12 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
         counts = f"there are {query.shape[0]} tokens of query and {key.shape[0]} of key"
         return f"{counts}; calls with as many of both are replaced"
     found: Tensor = starts.meta["val"]
-    if found.dim() != 1 or found.dtype not in (torch.int32, torch.int64) or found.device != query.device:
-        return f"cu_seq_q is {found.dtype} {tuple(found.shape)} on {found.device}; integers [documents + 1] are read"
+    readable = found.dim() == 1 and found.dtype in (torch.int32, torch.int64) and found.device == query.device
+    if not readable or layout.static(found.shape[0]) == 0:
+        given = f"cu_seq_q is {found.dtype} {tuple(found.shape)} on {found.device}"
+        return f"{given}; int32 or int64 [documents + 1] on {query.device} is read"
     if args["dropout_p"] != 0.0:
-        return f"it has dropout with probability {args['dropout_p']}; without dropout it is replaced"
+        return f"it has dropout_p={args['dropout_p']}; with 0.0 it is replaced"
     own = [name for name, value in forward.items() if name not in args and _is_tensor(value)]
     if own:
         return f"its forward has {' and '.join(own)}; without that it is replaced"

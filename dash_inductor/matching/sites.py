@@ -108,7 +108,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     if not arch.is_supported(device):
         raise NotReadable(Reason.DEVICE, str(device))
     if op_name(node) in KEPT:
-        raise NotReadable(KEPT[op_name(node)], op_name(node))
+        raise NotReadable(KEPT[op_name(node)], _replaced_instead(op_name(node)))
     backend = BACKENDS[op_name(node)]
     args = backend.arguments(node)
     if backend.packed:
@@ -222,6 +222,13 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
     ]
     if any(layout.differ(a, b) for a, b in pairs) or 0 in map(layout.static, (*query.shape, *key.shape)):
         raise NotReadable(Reason.SHAPE, shapes)
+
+
+def _replaced_instead(name: str) -> str:
+    """An operator of `KEPT` and, where it is packed attention, those that are replaced."""
+    if KEPT[name] is not Reason.VARLEN:
+        return name
+    return f"{name}; {' and '.join(b.backward for b in BACKENDS.values() if b.packed)} are replaced"
 
 
 def _check_packed(backend: Backend, args: dict[str, Any]) -> None:

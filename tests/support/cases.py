@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
 
-def some(cases: list[str], number: int) -> Any:
-    """Parametrises ``case``: the first so many cases are run always, the others where all tests are."""
-    params = [pytest.param(case, marks=[pytest.mark.full] if i >= number else []) for i, case in enumerate(cases)]
-    return pytest.mark.parametrize("case", params)
+def some(cases: Iterable[Any], soon: Collection[Any], argument: str = "case") -> Any:
+    """Parametrises an argument: the cases in `soon` are run always, the others where all tests are."""
+    params = [pytest.param(case, id=str(case), marks=[] if case in soon else pytest.mark.full) for case in cases]
+    return pytest.mark.parametrize(argument, params)
 
 
 def cases_of_this_run(request: pytest.FixtureRequest, modes: dict[str, str]) -> list[str]:

@@ -19,12 +19,14 @@ from torch._inductor import compile_fx
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.config import config
 from dash_inductor.matching.attention_ops import op_name
+from dash_inductor.matching.emit import Emitter
 from dash_inductor.matching.rewrite import rewrite_graph
+from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import SiteRecord, clear_sites, sites
 
 aten = torch.ops.aten
@@ -257,6 +259,21 @@ def rewritten(module: GraphModule, capability: tuple[int, int] = (9, 0)) -> tupl
     rewrite_on(module.graph, capability)
     (record,) = sites()
     return module.graph, record
+
+
+def assert_kept_after_an_error(module: GraphModule, number: int) -> None:
+    """An error behind the `number`-th node that the rewrite of the only site adds leaves the graph as it was."""
+    text, original, nodes = str(module.graph), Emitter.call, []
+
+    def fail(self: Emitter, *args: Any, **kwargs: Any) -> Node:
+        nodes.append(original(self, *args, **kwargs))
+        if len(nodes) == number:
+            raise ZeroDivisionError("on purpose")
+        return nodes[-1]
+
+    with mock.patch.object(Emitter, "call", fail):
+        graph, record = rewritten(module)
+    assert (record.reason, str(graph)) == (Reason.INTERNAL_ERROR, text)
 
 
 def rewrite_on(graph: Graph, capability: tuple[int, int] = (9, 0)) -> bool:
