@@ -5,8 +5,7 @@
 Forward and backward of one `scaled_dot_product_attention` in bf16 at head dimension 128, each compiled: "dash" under
 deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
 "varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen),
-"operator" and "aligned" dash on `torch.nn.attention.varlen.varlen_attn` with documents where they are and moved to
-tiles, and "closed form" dash on the plain mask of the same shape.  TFLOP/s over visible pairs, medians; all calls of a
+"operator" dash on `torch.nn.attention.varlen.varlen_attn`, and "closed form" dash on the plain mask of the same shape.  TFLOP/s over visible pairs, medians; all calls of a
 row take turns.  A site that dash_inductor keeps is not timed: the reason is printed instead.  "torch" of rows with
 dropout draws other numbers.  Results: benchmarks/results/masks.json.
 """
@@ -284,23 +283,18 @@ def _packed(row: Row) -> tuple[Tensor, int, list[Tensor], Tensor]:
     return ends, int(ends.diff().max()), leaves, grad_out[0]
 
 
-def _operator(documents: str) -> Callable[[Row], Step]:
-    """PyTorch's packed operator, compiled by dash under a setting of `documents`."""
+def operator(row: Row) -> Step:
+    """PyTorch's packed operator, compiled by dash."""
+    from torch.nn.attention.varlen import varlen_attn
 
-    def contender(row: Row) -> Step:
-        from torch.nn.attention.varlen import varlen_attn
+    ends, longest, leaves, grad_out = _packed(row)
+    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
-        ends, longest, leaves, grad_out = _packed(row)
-        grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0), **grouped)
+        return out
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0), **grouped)
-            return out
-
-        with dash_inductor.config.patch(documents=documents):
-            return _checked(torch.compile(run, dynamic=False), leaves, grad_out)
-
-    return contender
+    return _checked(torch.compile(run, dynamic=False), leaves, grad_out)
 
 
 def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:
@@ -337,8 +331,7 @@ CONTENDERS: dict[str, Callable[[Row], Step]] = {
     "torch": pytorch,
     "flex": flex,
     "varlen": varlen,
-    "operator": _operator("packed"),
-    "aligned": _operator("aligned"),
+    "operator": operator,
 }
 
 

@@ -19,14 +19,12 @@ SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt
 def test_defaults() -> None:
     fresh = Config({})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (False, "off", "auto", "auto")
-    assert fresh.documents == "packed"
 
 
 def test_environment() -> None:
     environ = {"DASH_INDUCTOR_STRICT": "1", "DASH_INDUCTOR_CPU": "reference", "DASH_INDUCTOR_SCHEDULE": "shift"}
-    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep", "DASH_INDUCTOR_DOCUMENTS": "aligned"})
+    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep"})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (True, "reference", "shift", "keep")
-    assert fresh.documents == "aligned"
     assert Config({"DASH_INDUCTOR_CPU": ""}).cpu == "off"  # empty is not set
 
 
@@ -36,7 +34,6 @@ def test_environment() -> None:
         ("DASH_INDUCTOR_STRICT", "maybe", "one of '0', '1', 'false', 'true', 'no', 'yes', 'off', 'on'"),
         ("DASH_INDUCTOR_CPU", "Reference", "one of 'off', 'reference'"),
         ("DASH_INDUCTOR_FORWARD", "fast", "one of 'auto', 'keep'"),
-        ("DASH_INDUCTOR_DOCUMENTS", "padded", "one of 'packed', 'aligned'"),
     ],
 )
 def test_bad_environment(variable: str, text: str, allowed: str) -> None:
@@ -76,8 +73,6 @@ def test_help_does_not_show_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("strict", None, "False, True"),
         ("cpu", True, "'off', 'reference'"),
         ("schedule", "best", SCHEDULES),
-        ("documents", "x", "'packed', 'aligned'"),
-        ("documents", ["aligned"], "'packed', 'aligned'"),
     ],
 )
 @pytest.mark.parametrize("settings", [config, dash_inductor.config], ids=["object", "module"])
@@ -94,7 +89,7 @@ def test_schedules_are_those_that_exist() -> None:
 
 
 def test_unknown_setting() -> None:
-    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward', 'documents'"):
+    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward'"):
         config.strcit = True  # type: ignore[attr-defined]  # the point of the test
     with pytest.raises(AttributeError, match="the settings are strict, cpu, schedule, forward, documents"):
         _ = config.strcit  # type: ignore[attr-defined]  # the point of the test
@@ -133,5 +128,5 @@ def test_attribute_of_the_package() -> None:
         assert config.cpu == "reference"
     with pytest.raises(DashError):
         dash_inductor.config.cpu = "fast"  # type: ignore[assignment]  # the point of the test
-    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto', documents='packed')"
+    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto')"
     assert repr(dash_inductor.config) == expected

@@ -35,17 +35,16 @@ def test_pairs(row: Row) -> None:
     assert int((out > 0).sum()) == row.pairs
 
 
-@pytest.mark.parametrize("name", ["operator", "aligned"])
 @pytest.mark.usefixtures("deterministic")
-def test_packed_operators(name: str) -> None:
-    """They compute the attention of the row with a mask of documents."""
+def test_the_packed_operator() -> None:
+    """It computes the attention of the row with a mask of documents."""
     row = small(ROWS[0])
     torch._dynamo.reset()
     with mock.patch.object(masks, "DEVICE", "cpu"), mock.patch.object(masks, "HEAD_DIM", 16):
         options, _ = masks._arguments(row)
         expected = masks.attend(*row.tensors()[:3], **options)
         with config.patch(cpu="reference", strict=True):
-            forward, backward = masks.CONTENDERS[name](row)
+            forward, backward = masks.CONTENDERS["operator"](row)
             torch.testing.assert_close(forward(), expected[0], atol=2e-2, rtol=2e-2)
             assert len(backward()) == 3
-    assert [record.mask for record in sites()] == ["causal & segments(0,0)" + ":aligned" * (name == "aligned")]
+    assert [record.mask for record in sites()] == ["causal & segments(0,1):placed(2,3)"]

@@ -102,16 +102,23 @@ def test_a_document_has_the_same_bits_in_any_company(window: str, kv_heads: int)
     apart = torch.fx.experimental._config.patch(use_duck_shape=False)  # there are as many starts as heads
     with apart, capture(strict=True) as graphs:
         compiled = graphs.compile(attend(WINDOWS[window]), dynamic=True)
-        for length in (140, 64, 1):
+        for length in (140, 64):
             own = [t.detach() for t in tensors((length, 2, 16), *[(length, kv_heads, 16)] * 2, (length, 2, 16))]
-            if length == 1 and len(graphs.after):  # a number of tokens by itself
-                own = [torch.cat([t] * 2) for t in own]
-                length = 2
             alone = in_company(Company(), own, compiled)
             for company, factor in itertools.product(COMPANIES, (1.0, 8.0, math.nan)):
                 again = in_company(company, own, compiled, factor)
                 assert all(map(torch.equal, again, alone)), (length, company, factor)
     assert len(graphs.after) == 1
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 129])
+def test_lengths_of_tiles_and_of_one_token(length: int) -> None:
+    own = [t.detach() for t in tensors(*[(length, 2, 16)] * 4)]
+    with capture(strict=True) as graphs:
+        compiled = graphs.compile(attend((-1, 0)), dynamic=True)
+        alone = in_company(Company(), own, compiled)
+        for company in (Company(before=(5, 200)), Company(before=(128,), after=(3,)), Company(after=(129,), behind=2)):
+            assert all(map(torch.equal, in_company(company, own, compiled, math.nan), alone)), company
 
 
 def in_company(

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
+from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Placed, Plan, Segments, Tiles
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
 SEGMENTS = (None, Segments(Operand(0), Operand(0)), Segments(Operand(1), Operand(2)))
-ALIGNED = Segments(Operand(0), Operand(0), aligned=True)
+PLACED = Segments(Operand(0), Operand(1), Placed(Operand(2), Operand(3)))
 MASKS = [Mask(band, keys, segments) for segments in SEGMENTS for band in BANDS for keys in KEYS]
 ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
 
@@ -22,9 +22,11 @@ ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_masks(mask: Mask) -> None:
     assert Mask.parse(str(mask)) == mask
-    if mask.segments is not None:
-        aligned = replace(mask, segments=replace(mask.segments, aligned=True))
-        assert Mask.parse(str(aligned)) == aligned != mask
+    if mask.segments is not None and mask.keys is None:
+        placed = replace(mask, segments=replace(mask.segments, placed=Placed(Operand(7), Operand(5))))
+        assert Mask.parse(str(placed)) == placed != mask
+        assert mask.placed is None
+        assert [operand.index for operand in placed.operands[-2:]] == [7, 5]
 
 
 def test_a_mask_reads_as_a_conjunction() -> None:
@@ -33,7 +35,7 @@ def test_a_mask_reads_as_a_conjunction() -> None:
     ]  # fmt: skip
     assert str(Mask(Band(0), Keys(Operand(1)), SEGMENTS[1])) == "causal & segments(0,0) & keys(1)"
     assert str(Mask(Band(), None, SEGMENTS[2])) == "segments(1,2)"
-    assert str(Mask(Band(0), segments=ALIGNED)) == "causal & segments(0,0):aligned"
+    assert str(Mask(Band(0), segments=PLACED)) == "causal & segments(0,1):placed(2,3)"
     for mask in (Mask(dense=Dense(Operand(3))), Mask(Band(0), KEYS[1], SEGMENTS[2], Dense(Operand(3)))):
         assert Mask.parse(str(mask)) == mask
         assert mask.operands[-1] == Operand(3)
@@ -108,7 +110,10 @@ def test_plans() -> None:
         "dense(0,1)",
         "segments(0, 1)",
         "segments(0,1):",
-        "keys(0):aligned",
+        "keys(0):placed(1,2)",
+        "segments(0,1):placed(2)",
+        "segments(0,1):placed(2,3) & keys(4)",
+        "segments(0,1):placed(2,3) & dense(4)",
         "segments(0,1) & segments(0,0)",
     ],
 )
