@@ -133,13 +133,12 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
     tiles = 0
     landings = 0
     place = gl.program_id(0)
+    words_ptr, steps, word, second = first_words(work, data, place)
     while place < work.count():
-        b, head, q_tile, first_block = work.tile(place)
+        b, head, _q_tile, first_block = work.tile(place)
         kv_head = head // work.group
         if data.GIVEN:
-            words_ptr, steps = data.words_of(work, b, head, q_tile)
-            word = gl.load(words_ptr)
-            ahead = word_at(words_ptr, 1, steps)
+            ahead = gl.where(steps > 1, second, 0)
             row = first_row_of(work, places, word)
             tell(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
@@ -161,7 +160,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
                 v_row = row
                 word = ahead
                 row = later_row  # asked for in the step before
-                ahead = word_at(words_ptr, step + 1, steps)
+                ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
                 tell(shared, done + step, ahead)
                 later_row = first_row_of(work, places, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
@@ -169,7 +168,9 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
                     work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
                 )
             done += steps
-            landings = load_seen_values(work, data, shared, v_desc, b, head, word, row, done - 1, landings, V_BYTES)
+            last = word
+            words_ptr, steps, word, second = first_words(work, data, place)  # they come while there is no room for V
+            landings = load_seen_values(work, data, shared, v_desc, b, head, last, row, done - 1, landings, V_BYTES)
         else:
             for step in range(1, steps):
                 k_row = last_row - step * work.BLOCK_KV
@@ -184,9 +185,18 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
 
 
 @gluon.jit
-def word_at(words_ptr, step, steps):
-    """A word of a tile; 0 where there is none."""
-    return gl.load(words_ptr + step, mask=step < steps, other=0)
+def first_words(work, data, place):
+    """(pointer to the words of a tile of the list, how many there are, the first, and the second if there is one).
+
+    Of a place past the end they are those of the last tile; without data all are any numbers.
+    """
+    if data.GIVEN:
+        b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))
+        words_ptr, steps = data.words_of(work, b, head, q_tile)
+        more = gl.where(work.kv_len > work.BLOCK_KV, 1, 0)
+        return words_ptr, steps, gl.load(words_ptr), gl.load(words_ptr + more)
+    else:
+        return place, place, place, place
 
 
 @gluon.jit

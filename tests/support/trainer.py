@@ -6,6 +6,7 @@ A process of its own, because `full_determinism` sets environment variables.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from typing import Any
@@ -65,6 +66,8 @@ def train(device: str, kind: str, folder: str) -> list[torch.Tensor]:
 
 
 def main(device: str, kind: str) -> None:
+    # The first device alone: with more the Trainer uses threads, which run the model without its compiled code.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     dash_inductor.config.cpu = "reference"
     with tempfile.TemporaryDirectory() as folder:
         first = train(device, kind, folder)
