@@ -11,7 +11,9 @@ q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
 [batch, q heads, 2 * q_len], see `numbers_per_row`.  Where the mask is one of rows (`model.Placed`), the log-sum-exp has
-rows, -inf in those without a token, and the others, of batch size 1, have tokens.  `extras` holds the tensors that the call names by their place.
+rows, -inf in those without a token, and the others, of batch size 1, have tokens.
+
+`extras` holds the tensors that the call names by their place.
 Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
 Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that every graph dump and all generated
 code shows what was decided.  seed: int64 [1] on the device of `like`, any number, drawn from that device's default

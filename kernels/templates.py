@@ -303,8 +303,8 @@ _BIAS_GRADIENT_TAIL = """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
 _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
-    # DO, OUT: [batch, q_heads, q_len or tokens, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the dk/dv
-    # kernel does not read in rows that see no key
+    # DO, OUT: [batch, q_heads, q_len or tokens, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the
+    # dk/dv kernel does not read in rows that see no key
     q_heads = {{size("DO", 1)}}
     %(lengths)s
     do_strides = ({{stride("DO")}},)
@@ -376,7 +376,15 @@ def dq_bias_template(has_lo: bool, has_hi: bool, reads: Reads, *, adds: bool) ->
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
-    body = head + _operands(reads) + _GRADIENT + data + _PLANE_PROGRAM + (_PLANE_SUMS if adds else _NO_PLANE_SUMS) + _DQ_BIAS_TAIL
+    body = (
+        head
+        + _operands(reads)
+        + _GRADIENT
+        + data
+        + _PLANE_PROGRAM
+        + (_PLANE_SUMS if adds else _NO_PLANE_SUMS)
+        + _DQ_BIAS_TAIL
+    )
     return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
 
 

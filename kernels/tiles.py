@@ -21,8 +21,8 @@ Note [Data operands]
     one that sees no key, but a key that only a bias of -inf hides is read.
 
     placed (PLACED, the rows of a row block, 0 where tokens are rows): (PLACE, COUNT, tokens), int32 [row blocks] twice,
-    and the number of tokens.  Lengths are those of the mask, and so are those of KEYS, ids, log-sum-exps and deltas; all
-    else has tokens, which `tokens_of` finds.  A row without a token is not read and not written.
+    and the number of tokens.  Lengths are those of the mask, and so are those of ids, log-sum-exps and deltas; all else
+    has tokens, which `tokens_of` finds.  A row without a token is not read and not written.
 
 Note [Log-sum-exp in two parts]
     A bias may be so large that a log-sum-exp in fp32 keeps nothing of the number of keys: all scores of a row may be
@@ -179,10 +179,7 @@ def load_of_keys(
     keys, ids, _dense, _bias, _placed = data
     KEYS, keys_strides = keys
     _q_ids, KV_IDS, _q_ids_strides, kv_ids_strides = ids
-    if PLACED:
-        valid = exists
-    else:
-        valid = load_keys(KEYS, b, h, kv_rows, first, end, keys_strides, HAS_KEYS)
+    valid = exists if PLACED else load_keys(KEYS, b, h, kv_rows, first, end, keys_strides, HAS_KEYS)
     return valid, load_ids(KV_IDS, b, kv_rows, first, end, kv_ids_strides, HAS_SEGMENTS)
 
 

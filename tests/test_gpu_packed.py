@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,13 +41,6 @@ SHAPES = [
 Shape = tuple[int, int, int, torch.dtype]
 Step = Callable[..., list[Tensor]]
 """From q, k, v, grad_out and starts to the output and the gradients."""
-
-
-@pytest.fixture(params=["packed", "aligned"])
-def placed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Documents where they are, and moved to where each begins with a tile."""
-    with config.patch(documents=request.param):
-        yield
 
 
 def problem(shape: Shape, tokens: int = TOKENS) -> list[Tensor]:
@@ -88,7 +82,6 @@ def exact(tensors: list[Tensor], starts: Tensor, window: tuple[int, int]) -> lis
     return [out.detach(), *torch.autograd.grad(out, leaves, do)]
 
 
-@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("window", list(WINDOWS))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values(shape: Shape, window: str) -> None:
@@ -111,7 +104,6 @@ def test_values(shape: Shape, window: str) -> None:
         assert all(torch.equal(a[inside], b[inside]) for a, b in zip(found, again, strict=True)), kind
 
 
-@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_dynamic_sizes_give_the_same_bits(shape: Shape) -> None:
     for tokens in (700, TOKENS, 1280):
@@ -120,17 +112,6 @@ def test_dynamic_sizes_give_the_same_bits(shape: Shape) -> None:
         dynamic = step((-1, 0), dynamic=True)
         dynamic(*problem(shape, 384), documents(0, 384, device="cuda"))  # another number of tokens and of documents
         assert all(map(torch.equal, static, dynamic(*tensors, starts))), tokens
-
-
-@pytest.mark.parametrize("window", ["causal", "full"])
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_a_document_has_the_same_bits_in_any_company(shape: Shape, window: str) -> None:
-    """Alone, and behind other documents where it begins at a multiple of 128."""
-    run, tensors = step(WINDOWS[window]), problem(shape)
-    alone = run(*(t[384:684] for t in tensors), documents(0, 300, device="cuda"))
-    for places in ((0, 384, 684, TOKENS), (0, 1, 128, 384, 684), (0, 384, 684, 685, 700, 900)):
-        found = run(*tensors, documents(*places, device="cuda"))
-        assert all(torch.equal(a, b[384:684]) for a, b in zip(alone, found, strict=True)), places
 
 
 @pytest.mark.parametrize(
@@ -142,38 +123,70 @@ def test_a_document_has_the_same_bits_in_any_company(shape: Shape, window: str) 
     ],
     ids=str,
 )
-def test_an_aligned_document_has_the_same_bits_wherever_it_begins(shape: Shape, window: str, schedule: str) -> None:
-    """Those that it has alone, where it is packed; not so where it is packed behind some tokens."""
-    length, generator = 300, torch.Generator("cuda").manual_seed(1)
+def test_a_document_has_the_same_bits_in_any_company(shape: Shape, window: str, schedule: str) -> None:
+    """Alone, first, last and between others, of which any values are NaN, too."""
+    with config.patch(schedule=schedule):
+        run = step(WINDOWS[window], dynamic=True)
+        for length in (300, 1, 64, 127, 128, 129):
+            own = document(shape, length)
+            alone = in_company(run, own, Company())
+            for company, factor in itertools.product(COMPANIES, (1.0, 8.0, math.nan)):
+                again = in_company(run, own, company, factor)
+                assert all(map(torch.equal, alone, again)), (length, company, factor)
+
+
+def document(shape: Shape, length: int) -> list[Tensor]:
+    """q, k, v and the gradient of the output of one document."""
+    generator = torch.Generator("cuda").manual_seed(length)
     heads, kv_heads, dim, dtype = shape
     counts = heads, kv_heads, kv_heads, heads
-    own = [torch.randn(length, n, dim, device="cuda", dtype=dtype, generator=generator) for n in counts]
+    return [torch.randn(length, n, dim, device="cuda", dtype=dtype, generator=generator) for n in counts]
 
-    def found(run: Step, company: Company, factor: float = 1.0) -> list[Tensor]:
-        results = run(*(company.around(t, factor) for t in own), company.starts(length, "cuda"))
-        return [t[company.slice(length)] for t in results]
 
-    with config.patch(schedule=schedule):
-        packed = step(WINDOWS[window], dynamic=True)
-        alone = found(packed, Company())
-        moved = found(packed, Company(before=(27,)))
-        assert not all(map(torch.equal, alone, moved))  # negative control
-        with config.patch(documents="aligned"):
-            aligned = step(WINDOWS[window], dynamic=True)
-            for company, factor in itertools.product((Company(), *COMPANIES), (1.0, 8.0)):
-                again = found(aligned, company, factor)
-                assert all(map(torch.equal, alone, again)), (company, factor)
+def in_company(run: Step, own: list[Tensor], company: Company, factor: float = 1.0) -> list[Tensor]:
+    """The output and the gradients of a document among others."""
+    length = len(own[0])
+    results = run(*(company.around(t, factor) for t in own), company.starts(length, "cuda"))
+    return [t[company.slice(length)] for t in results]
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_a_document_within_tiles_of_others_has_other_bits(shape: Shape) -> None:
+    """The negative control: a mask of documents among all tokens, in which tiles do not begin with documents."""
+    own, company = document(shape, 300), Company(before=(27,))
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        ids = torch.bucketize(torch.arange(q.shape[0], device="cuda"), starts, right=True)
+        keep = (ids == ids[:, None])[None, None]
+        q, k, v = (t[None].transpose(1, 2) for t in (q, k, v))
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2)[0]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(masked, fullgraph=True)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, starts: Tensor) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        with config.patch(strict=True):
+            out = compiled(*leaves, starts)
+            return [t.detach() for t in (out, *torch.autograd.grad(out, leaves, do))]
+
+    assert not all(map(torch.equal, in_company(run, own, company), in_company(run, own, Company())))
+    packed = step((-1, -1))
+    assert all(map(torch.equal, in_company(packed, own, company), in_company(packed, own, Company())))
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_bits_are_those_of_attention_with_a_mask_of_documents(shape: Shape) -> None:
-    tensors, starts = problem(shape), documents(*STARTS["documents"], device="cuda")
+    """Where every document begins with a tile."""
+    tokens = 1024
+    tensors, starts = problem(shape, tokens), documents(0, 256, 384, 384, tokens, device="cuda")
     found = step((-1, 0))(*tensors, starts)
-    place = torch.arange(TOKENS, device="cuda")
+    place = torch.arange(tokens, device="cuda")
     ids = torch.bucketize(place, starts, right=True)
 
     def masked(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
-        place = torch.arange(TOKENS, device="cuda")
+        place = torch.arange(tokens, device="cuda")
         keep = (place <= place[:, None]) & (ids == ids[:, None])
         q, k, v = (t[None].transpose(1, 2) for t in (q, k, v))
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
@@ -188,7 +201,6 @@ def test_bits_are_those_of_attention_with_a_mask_of_documents(shape: Shape) -> N
     assert all(map(torch.equal, found, (out, *gradients)))
 
 
-@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("window", ["causal", "full"])
 def test_repeats(window: str) -> None:
     """Idle and under load, in memory that held NaN."""
@@ -199,7 +211,6 @@ def test_repeats(window: str) -> None:
         assert differing_runs(lambda: run(*tensors, starts), 20, poisoned=True) == 0  # noqa: B023
 
 
-@pytest.mark.usefixtures("placed")
 def test_cuda_graphs() -> None:
     """Other documents of the same number run the same graph; the bits are those without CUDA graphs."""
     tensors, plain = problem(SHAPES[0]), step((-1, 0))
@@ -210,7 +221,6 @@ def test_cuda_graphs() -> None:
         assert all(map(torch.equal, found, run(*tensors, documents(*place, device="cuda")))), place
 
 
-@pytest.mark.usefixtures("placed")
 def test_the_host_does_not_wait() -> None:
     run, tensors = step((-1, 0)), problem(SHAPES[0])
     starts = documents(*STARTS["documents"], device="cuda")
@@ -224,7 +234,6 @@ def test_the_host_does_not_wait() -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.usefixtures("placed")
 def test_memory() -> None:
     """No tensor of all pairs: those of 32768 tokens would take a GiB in bool."""
     tokens = 32768
@@ -236,11 +245,9 @@ def test_memory() -> None:
     torch.cuda.reset_peak_memory_stats()
     run(*tensors, starts)
     torch.cuda.synchronize()
-    limit = 512 if config.documents == "aligned" else 256  # MiB: copies have rows
-    assert torch.cuda.max_memory_allocated() - before < limit << 20
+    assert torch.cuda.max_memory_allocated() - before < 256 << 20
 
 
-@pytest.mark.usefixtures("placed")
 def test_layers() -> None:
     """Several layers of one graph, two of which have windows; two trainings have the same bits."""
     torch._dynamo.reset()
@@ -276,7 +283,6 @@ def test_layers() -> None:
         assert (ours - true).norm() <= 3e-2 * true.norm()
 
 
-@pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool) -> None:
     """Jagged ones, through SDPA, which reaches the packed operator of ATen."""

@@ -30,6 +30,7 @@ from .support.hopper_forward_glue import (
 from .support.placed import LENGTHS, Rows
 
 ROWS, BLOCK_KV, SCALE = 8, 16, 0.3
+CAUSAL = Band(0)
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
@@ -44,7 +45,7 @@ class Launch:
     """
 
     lengths: tuple[int, ...]
-    band: Band = Band(0)
+    band: Band = CAUSAL
     columns: tuple[int, int] = (64, 64)
     behind: int = 0
     dims: tuple[int, int] = (16, 8)

@@ -103,7 +103,7 @@ def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedE
         if store.descriptor != "dq_desc" and not nothing:
             assert store.how in ("store", "some rows")
             assert (store.descriptor, *store.coordinates) not in stored
-            stored[store.descriptor, *store.coordinates] = store
+            stored[(store.descriptor, *store.coordinates)] = store
     for kv_head, kv in itertools.product(range(launch.kv_heads), range(launch.tables.n_kv)):
         members = range(kv_head * launch.group, (kv_head + 1) * launch.group)
         tokens, place = expected.tokens(kv), expected.place[kv * BLOCK_KV // ROW_BLOCK]

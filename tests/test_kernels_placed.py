@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Lengths out of order, of one token, of whole tiles and row blocks, and empty documents; both passes and the ordered one.
+# Lengths out of order, of one token, of whole tiles and row blocks, empty documents; two passes and the ordered one.
 CASES = [
     "two_pass,causal,2,float32,40+1+17",
     "two_pass:dynamic,band(-7;9),1,float16,64+0+129",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -123,9 +123,7 @@ def test_tokens_behind_the_last_document_change_nothing_of_others() -> None:
     assert all(torch.equal(a[:44], b[:44]) for a, b in zip(results, again, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("checkpointed", "dynamic"), [(False, False), (True, False), (False, True), (True, True)]
-)
+@pytest.mark.parametrize(("checkpointed", "dynamic"), [(False, False), (True, False), (False, True), (True, True)])
 def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
     """Two layers through all of Inductor, at two lengths."""
 

@@ -210,7 +210,9 @@ def test_every_tile_divides_the_alignment(arch: str, dtype: DType) -> None:
     """
     planned = 0
     for dim, band in itertools.product(range(8, 264, 8), (Band(0), Band(), Band(0, 99))):
-        site = Site("cpu" if arch == "cpu" else "cuda", dtype, 1, 8, 2, None, None, dim, dim, Call(mask_of(band), 0.125))
+        site = Site(
+            "cpu" if arch == "cpu" else "cuda", dtype, 1, 8, 2, None, None, dim, dim, Call(mask_of(band), 0.125)
+        )
         plan = decide(site, arch)
         if isinstance(plan, Plan):
             planned += 1

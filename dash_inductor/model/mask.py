@@ -15,7 +15,7 @@ ALIGNMENT = 128
 """What begins at a multiple of so many positions begins with a tile of queries and a tile of keys, in every kernel."""
 
 ROW_BLOCK = 64
-"""Positions of a row block: of queries that a consumer of the Hopper forward has, and of tokens that `Placed` places."""
+"""Positions of a row block: of the queries of a consumer of the Hopper forward, and of tokens that `Placed` places."""
 
 _TERM = re.compile(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)(?::placed\((\d+),(\d+)\))?")
 

@@ -26,8 +26,8 @@ from .steps import (
 
 @gluon.jit
 def consume(
-    walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums, group_semaphores, scale, scale_log2,
-    WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
+    walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums, group_semaphores, scale,
+    scale_log2, WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of the CTA's kv tiles, and a dq tile per step into the dq ring.
 

@@ -40,8 +40,8 @@ def hopper_backward(
     `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
     threshold and rescale with DROPOUT only, see `dropout`.
 
-    With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of dq, lse and delta, while
-    the other tensors have tokens; see `places`, also for the last arguments, which are given then only.
+    With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of dq, lse and delta,
+    while the other tensors have tokens; see `places`, also for the last arguments, which are given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets

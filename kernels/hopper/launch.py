@@ -202,7 +202,8 @@ class _State:
             of_places = data.place.data_ptr(), data.count.data_ptr()
             of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
         self.prepare(
-            stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes, *of_places
+            stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes,
+            *of_places,
         )  # fmt: skip
         starts = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do)
         operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]

@@ -6,6 +6,7 @@ from triton.language.core import _aggregate as aggregate
 
 from .operations import here, store_rows
 
+
 @gluon.constexpr_function
 def given(argument):
     """An argument of the kernel as a member of an aggregate, which must not be None."""
@@ -51,7 +52,7 @@ class Places:
 
 @aggregate
 class Target:
-    """A tensor [1, heads, tokens, dim] of results, with unit stride in the last dimension; None where tokens are rows."""
+    """A tensor of results, [1, heads, tokens, dim], unit stride in the last dimension; all None where tokens are rows."""
 
     ptr: gl.tensor | gl.constexpr
     head_stride: gl.tensor | gl.constexpr

@@ -108,10 +108,7 @@ def load_queries(work, places, shared, desc, b, head, first_block, slot, BYTES: 
     for i in gl.static_range(work.CONSUMERS):
         tile = slot * work.CONSUMERS + i
         row = (first_block + i) * ROWS
-        if places.PLACED:
-            row = places.token(row)
-        else:
-            row = row - work.first_row()
+        row = places.token(row) if places.PLACED else row - work.first_row()
         load_rows(desc, b, head, row, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
             load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
@@ -203,8 +200,4 @@ def first_words(work, data, place):
 def first_row_of(work, places, word):
     """The first row of a word's kv tile, in the descriptors of K and V."""
     row = kv_of(word) * work.BLOCK_KV
-    if places.PLACED:
-        row = places.token(row)
-    else:
-        row = row - work.first_key()
-    return row
+    return places.token(row) if places.PLACED else row - work.first_key()

@@ -225,7 +225,7 @@ class Role:
 
 
 class Store(NamedTuple):
-    """A tile, or a block of one, on its way to global memory: "store", "add" or "some rows", by the CTA with this ticket.
+    """A tile, or a block of one, on its way to global memory, by the CTA with this ticket: "store", "add", "some rows".
 
     Of some rows of a tile the coordinates are head, first token, first column, and how many.
     """
