@@ -45,8 +45,8 @@ def backward(
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.ops`."""
     placed = Rows.of(call, extras)
     if placed is not None:
-        rows = (placed.filled(t) for t in (grad_out, query, key, value, out))
-        gradients = backward(*rows, logsumexp, extras, Rows.of_rows(call), plan)
+        do, q, k, v, o = (placed.filled(t) for t in (grad_out, query, key, value, out))
+        gradients = backward(do, q, k, v, o, logsumexp, extras, Rows.of_rows(call), plan)
         dq, dk, dv = (placed.emptied(t, query.shape[2]) for t in gradients)
         return dq, dk, dv
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))

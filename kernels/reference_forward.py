@@ -35,8 +35,8 @@ def forward(
     """
     placed = Rows.of(call, extras)
     if placed is not None:
-        rows = (placed.filled(t) for t in (query, key, value))
-        out, logsumexp = forward(*rows, extras, Rows.of_rows(call), tiles)
+        q, k, v = (placed.filled(t) for t in (query, key, value))
+        out, logsumexp = forward(q, k, v, extras, Rows.of_rows(call), tiles)
         return placed.emptied(out, query.shape[2]), logsumexp
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape

@@ -49,7 +49,8 @@ class Documents:
 
     def rows(self, tokens: layout.Dim) -> layout.Dim:
         """How many rows there are for so many tokens, a multiple of `ALIGNMENT`."""
-        return _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
+        found: layout.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
+        return found
 
     def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> Rows:
         """Which tokens the rows have, and their numbers.  All layers with the same starts share them.
@@ -98,13 +99,13 @@ class Rows(NamedTuple):
     Attributes:
         queries, keys: [1, rows], in the type of the starts: numbers, the same for tokens of one document alone.  They
             ascend, and no query has that of a key without a token, nor a key that of a query without one.
-        place, count: int32 [row blocks], as `model.Placed` says.
+        places, counts: int32 [row blocks], place and count as `model.Placed` says.
     """
 
     queries: Node
     keys: Node
-    place: Node
-    count: Node
+    places: Node
+    counts: Node
 
 
 def _tiles(tokens: Any, starts: Any) -> Any:

@@ -49,7 +49,7 @@ class BackwardData(NamedTuple):
             contiguous: the keys that a query sees.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
-        place, count: of a mask of rows, see `model.Placed`; then lengths are those of the mask.
+        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are those of the mask.
     """
 
     q_codes: Tensor | None
@@ -59,13 +59,13 @@ class BackwardData(NamedTuple):
     steps: Tensor
     contributions: Tensor
     dense: Tensor | None = None
-    place: Tensor | None = None
-    count: Tensor | None = None
+    row_place: Tensor | None = None
+    row_count: Tensor | None = None
 
     @property
     def rows(self) -> int | None:
         """The lengths of a mask of rows, None where tokens are rows."""
-        return None if self.place is None else ROW_BLOCK * len(self.place)
+        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
@@ -84,9 +84,12 @@ class BackwardData(NamedTuple):
             raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} codes and tables: {call}")
         q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
-        placed = mask.placed
-        places = (None, None) if placed is None else (extras[placed.place.index], extras[placed.count.index])
-        return BackwardData(q_codes, kv_codes, *given, dense, *places)
+        keys_seen, visits, steps, contributions = given
+        data = BackwardData(q_codes, kv_codes, keys_seen, visits, steps, contributions, dense)
+        if mask.placed is None:
+            return data
+        place, count = mask.placed.place, mask.placed.count
+        return data._replace(row_place=extras[place.index], row_count=extras[count.index])
 
     def facts(self) -> Facts:
         """What a launch is prepared for."""

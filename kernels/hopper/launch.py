@@ -198,8 +198,8 @@ class _State:
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         of_places: tuple[int | None, ...] = (None,) * len(place_arguments.PLACES)
         of_targets: tuple[int | None, ...] = (None,) * (4 * len(TARGETS))
-        if data is not None and data.place is not None and data.count is not None:
-            of_places = data.place.data_ptr(), data.count.data_ptr()
+        if data is not None and data.row_place is not None and data.row_count is not None:
+            of_places = data.row_place.data_ptr(), data.row_count.data_ptr()
             of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
         self.prepare(
             stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes,

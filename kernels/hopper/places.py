@@ -52,7 +52,7 @@ class Places:
 
 @aggregate
 class Target:
-    """A tensor of results, [1, heads, tokens, dim], unit stride in the last dimension; all None where tokens are rows."""
+    """A tensor of results, [1, heads, tokens, dim], with unit stride in the last dimension; None without places."""
 
     ptr: gl.tensor | gl.constexpr
     head_stride: gl.tensor | gl.constexpr

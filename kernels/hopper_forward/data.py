@@ -26,7 +26,7 @@ class ForwardData(NamedTuple):
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_walk`.
-        place, count: of a mask of rows, see `model.Placed`; then lengths are those of the mask.
+        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are those of the mask.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
@@ -37,13 +37,13 @@ class ForwardData(NamedTuple):
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
-    place: Tensor | None = None
-    count: Tensor | None = None
+    row_place: Tensor | None = None
+    row_count: Tensor | None = None
 
     @property
     def rows(self) -> int | None:
         """The lengths of a mask of rows, None where tokens are rows."""
-        return None if self.place is None else ROW_BLOCK * len(self.place)
+        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
@@ -63,9 +63,11 @@ class ForwardData(NamedTuple):
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
         if mask.dense is not None:
             return ForwardData(None, None, *made)
+        data = ForwardData(*made)
         if mask.placed is None:
-            return ForwardData(*made)
-        return ForwardData(*made, None, extras[mask.placed.place.index], extras[mask.placed.count.index])
+            return data
+        place, count = mask.placed.place, mask.placed.count
+        return data._replace(row_place=extras[place.index], row_count=extras[count.index])
 
 
 class ForwardDropout(NamedTuple):

@@ -11,8 +11,8 @@ from triton.language.core import _aggregate as aggregate
 
 from ...model import dropout as definition
 from ..hopper.dropout import bound_of
+from ..hopper.places import given
 from ..hopper.steps import accumulator_layout
-from .listed import given
 from .work import ROWS
 
 ROUNDS = gl.constexpr(definition.ROUNDS)

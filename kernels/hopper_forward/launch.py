@@ -119,8 +119,8 @@ class _Described(NamedTuple):
     counts: _Fact | None
     steps: _Fact | None
     seen_bits: _Fact | None
-    place: _Fact | None
-    count: _Fact | None
+    row_place: _Fact | None
+    row_count: _Fact | None
 
     @staticmethod
     def of(data: ForwardData) -> _Described:
@@ -129,7 +129,7 @@ class _Described(NamedTuple):
     @property
     def rows(self) -> int | None:
         """As of `ForwardData`."""
-        return None if self.place is None else ROW_BLOCK * self.place.shape[0]
+        return None if self.row_place is None else ROW_BLOCK * self.row_place.shape[0]
 
 
 class _Drops(NamedTuple):
@@ -239,7 +239,7 @@ class _State:
             q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = pointers
             extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
         of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
-        if data is not None and data.place is not None:
+        if data is not None and data.row_place is not None:
             of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
         drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
         if dropout is not None and self.drops is not None:
@@ -288,9 +288,9 @@ def _check_data(data: _Described, plane: tuple[int, int, int, int], settings: Se
     row = int(ROWS.value)
     bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
     _check_plain("seen_bits", data.seen_bits, bits, device)
-    for name, fact in (("place", data.place), ("count", data.count)):
-        if (fact is None) != (data.place is None):
-            raise ArgumentError(f"data.{name}", fact, "place and count, or neither")
+    for name, fact in (("row_place", data.row_place), ("row_count", data.row_count)):
+        if (fact is None) != (data.row_place is None):
+            raise ArgumentError(f"data.{name}", fact, "row_place and row_count, or neither")
         _check_plain(name, fact, (q_len // ROW_BLOCK,), device)
     return tables
 

@@ -597,7 +597,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "async_copy": SimpleNamespace(async_copy_global_to_shared=copy_in_threads, mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
-        "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on, "consumers_pass_turn_on": pass_turn_on,
+        "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,
+        "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip
 
 
