@@ -15,7 +15,7 @@ from ..errors import ArgumentError
 from ..model.mask import ROW_BLOCK, Band
 from ..model.plan import Plan
 from ..schedule.schedules import define
-from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, seen_words
+from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ..schedule.walk import Problem
 from . import tables
 from .hopper.compiling import schedule_module
@@ -241,8 +241,8 @@ class _Builder:
         self._launch(
             tables.write_rows, (len(kinds), q_tiles),
             kinds, keys_seen, counts, steps, self.data.kv_len, problem.n_q, problem.n_kv, q_tiles,
-            FROM_THE_END=self.bounds["HAS_LO"], CONSUMERS=self.shape.consumers, BLOCK_KV=problem.block_kv,
-            COLUMNS=COLUMNS,
+            FROM_THE_END=from_the_end(self.bounds["HAS_LO"], self.flags["HAS_DENSE"]),
+            CONSUMERS=self.shape.consumers, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
         )  # fmt: skip
         return counts, steps
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..model.plan import Plan
 from ..schedule.jobs import walked_query_heads
 from ..schedule.schedules import define
-from ..schedule.table_walk import Tables, forward_words
+from ..schedule.table_walk import Tables, forward_words, from_the_end
 from ..schedule.visibility import EMPTY, FULL, PARTIAL
 from ..schedule.walk import Problem
 from .mask_data import MaskData, MaskTables
@@ -26,7 +26,7 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     """
     shape = Shape.of(data, plan)
     shown = _shown(data)
-    counts, row_steps = _rows(shape, shown)
+    counts, row_steps = _rows(shape, shown, data.dense is not None)
     seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
     walks = _walks(data, shape, plan, shown)
     return MaskTables(*_codes(data), shown.any(2), counts, row_steps, *walks, seen_bits)
@@ -83,15 +83,15 @@ def _lacking(found: Tensor, block: int) -> list[set[int]]:
     return [{i for i, tile in enumerate(row.split(block)) if not tile.all()} for row in rows]
 
 
-def _rows(shape: Shape, shown: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(shape: Shape, shown: Tensor, has_dense: bool) -> tuple[Tensor, Tensor]:
     problem, consumers = shape.forward, shape.consumers
     elements = tile_kinds(shown, problem.block_q, problem.block_kv)
     counts = torch.zeros(len(elements), shape.q_tiles, dtype=torch.int32)
     steps = torch.zeros(len(elements), shape.q_tiles, problem.n_kv, dtype=torch.int32)
+    backwards = from_the_end(problem.resolved.band.lo is not None, has_dense)
     nothing, unseen = [EMPTY] * problem.n_kv, _lacking(shown.any(2), problem.block_kv)
     for (t, element), tile in itertools.product(enumerate(elements), range(shape.q_tiles)):
-        from_the_end = problem.resolved.band.lo is not None
-        first = problem.n_q - (tile + 1) * consumers if from_the_end else tile * consumers
+        first = problem.n_q - (tile + 1) * consumers if backwards else tile * consumers
         blocks = [element[i] if 0 <= i < problem.n_q else nothing for i in range(first, first + consumers)]
         words = forward_words(blocks, PARTIAL, unseen[t])
         counts[t, tile] = len(words)

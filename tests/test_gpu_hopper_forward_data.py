@@ -232,7 +232,7 @@ def dense(by_head: bool, band: Band, q_len: int, kv_len: int, dims: tuple[int, i
     p = dataclasses.replace(p, q=p.q * keep.any(3)[..., None], k=p.k * of_keys, v=p.v * of_keys)
     first, second = (
         Problem(p, forward_tables.of_dense(
-            mask, sizes, band_keep, band.lo is not None, settings.consumers, settings.block_kv
+            mask, sizes, band_keep, settings.consumers, settings.block_kv
         ), keep)
         for mask in (shown, shown.expand(-1, 4, -1, -1))
     )  # fmt: skip

@@ -164,7 +164,7 @@ class Launch:
             assert codes is not None
             return forward_tables.of_codes(*codes, self.band_keep, has_lo, consumers, BLOCK_KV, ROWS), 1
         sizes = self.batch, self.heads, self.q_len, self.kv_len
-        found = forward_tables.of_dense(dense, sizes, self.band_keep, has_lo, consumers, BLOCK_KV, codes, self.rows)
+        found = forward_tables.of_dense(dense, sizes, self.band_keep, consumers, BLOCK_KV, codes, self.rows)
         return found, dense.shape[1]
 
     def constants(self, listed: bool) -> dict[str, Any]:

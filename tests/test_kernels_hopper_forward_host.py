@@ -181,7 +181,7 @@ def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense:
     if dense is None:
         return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
     sizes = 2, 4, q_len, kv_len
-    return forward_tables.of_dense(dense, sizes, band_keep, has_lo, *tiles, (q_codes, kv_codes))
+    return forward_tables.of_dense(dense, sizes, band_keep, *tiles, (q_codes, kv_codes))
 
 
 @pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
@@ -419,12 +419,12 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
 def test_sections() -> None:
     """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
 
-    def section(band: Band, kv_len: int, group: int, heads: int = 64) -> int:
-        return launch._section(Problem(band, kv_len, kv_len, 128, 128, 1, heads), 256, group)
+    def section(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
+        return launch._section(Problem(band, kv_len, kv_len, 128, 128, 1, heads), 256, group, dense)
 
     assert section(Band(), 4096, 1) == 1
     assert section(Band(), 4096, 8) == 8
-    assert section(Band(0), 4096, 1) == 16
+    assert section(Band(0), 4096, 1) == section(Band(), 4096, 1, dense=True) == 16
     assert section(Band(0), 4096, 4) == 64
     assert section(Band(0), 1 << 20, 4) == 4
     assert section(Band(0, 127), 1 << 20, 1) == 64

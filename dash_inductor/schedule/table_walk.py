@@ -48,6 +48,16 @@ def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> i
     return q | rank << TILE_BITS | needs_mask << 2 * TILE_BITS | -has_blind << 31
 
 
+def from_the_end(has_lo: bool, has_dense: bool) -> bool:
+    """Whether a forward begins with the last queries of a head, so that the longest walks do not come last.
+
+    Args:
+        has_lo: the band has a lower bound, as that of a causal mask.
+        has_dense: there is a dense mask; most of them are causal.
+    """
+    return has_lo or has_dense
+
+
 def seen_words(block_kv: int) -> int:
     """Words of a thread for a kv tile of so many keys, by Note [Seen bits]: a power of two, at least 8."""
     return max(1, block_kv // 64)

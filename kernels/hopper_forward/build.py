@@ -18,6 +18,7 @@ from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Tiles
 from ...model.site import DType, Site
 from ...planning.families import hopper_dims
+from ...schedule.table_walk import from_the_end
 from ..hopper import place_arguments
 from ..hopper.compiling import TYPES, columns, compile_kernel, schedule_module
 from .entry import hopper_forward
@@ -186,7 +187,8 @@ class Kernels:
         p, f, v = self.of, self.functions, self.settings
         constants = {
             "KV_RANGE": f.dash_kv_range, "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
-            "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
+            "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "FROM_THE_END": from_the_end(p.has_lo, p.has_dense),
+            "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
             "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
             "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,

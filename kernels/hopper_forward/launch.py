@@ -213,7 +213,7 @@ class _State:
         if tiles >= 1 << 30:
             raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
         group = q_heads // kv_heads
-        section = _section(work, head_dim + value_dim, group)
+        section = _section(work, head_dim + value_dim, group, data is not None and data.seen_bits is not None)
         self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, section, scale * LOG2E)
         built = kernels(of, self.device.index)
         available = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -318,7 +318,7 @@ def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
     return drops.threshold, drops.rescale
 
 
-def _section(work: Problem, columns: int, group: int) -> int:
+def _section(work: Problem, columns: int, group: int, has_dense: bool = False) -> int:
     """Query heads whose tiles stand together in the list; changes speed alone.
 
     With a full mask all tiles are alike: those of one kv head follow one another, and share its K and V.  With a bound,
@@ -327,10 +327,11 @@ def _section(work: Problem, columns: int, group: int) -> int:
     Args:
         columns: of k and v together.
         group: query heads per kv head.
+        has_dense: there is a dense mask, which is taken for a causal one.
     """
     band = work.resolved.band
     heads = work.batch * work.heads
-    if band.is_full:
+    if band.is_full and not has_dense:
         return min(group, heads)
     in_use = work.kv_len
     if band.lo is not None and band.hi is not None:

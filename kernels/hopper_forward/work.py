@@ -21,7 +21,7 @@ class Work:
     on the others of its tile.
 
     The list goes through the heads section by section; within a section by q tile, the longest walk first as far as the
-    mask has one bound, and by head.
+    mask has one bound, and by head.  FROM_THE_END: the last q tiles come first, see `schedule.table_walk`.
     """
 
     batch_heads: gl.tensor
@@ -37,6 +37,7 @@ class Work:
     SEEN_KEYS: gl.constexpr
     HAS_LO: gl.constexpr
     HAS_HI: gl.constexpr
+    FROM_THE_END: gl.constexpr
     EVEN_KV: gl.constexpr
     BLOCK_KV: gl.constexpr
     CONSUMERS: gl.constexpr
@@ -44,7 +45,7 @@ class Work:
     @gluon.constexpr_function
     def __init__(
         self, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, EVEN_KV, BLOCK_KV, CONSUMERS,
+        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS,
     ):  # fmt: skip
         self.batch_heads = batch_heads
         self.q_heads = q_heads
@@ -59,6 +60,7 @@ class Work:
         self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
         self.HAS_LO = gl.constexpr(HAS_LO)
         self.HAS_HI = gl.constexpr(HAS_HI)
+        self.FROM_THE_END = gl.constexpr(FROM_THE_END)
         self.EVEN_KV = gl.constexpr(EVEN_KV)
         self.BLOCK_KV = gl.constexpr(BLOCK_KV)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
@@ -83,7 +85,7 @@ class Work:
         """(batch element, query head, place among the tiles of the head, first row block) of a tile of the list.
 
         Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose walk is
-        the shortest: with a lower bound the first, whose first row block is then negative.
+        the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
         """
         q_tiles = self.q_tiles()
         section = place // (self.section * q_tiles)
@@ -92,7 +94,7 @@ class Work:
         head = section * self.section + within % heads
         q_tile = within // heads
         first_block = q_tile * self.CONSUMERS
-        if self.HAS_LO:
+        if self.FROM_THE_END:
             first_block = self.row_blocks() - (q_tile + 1) * self.CONSUMERS
         return head // self.q_heads, head % self.q_heads, q_tile, first_block
 

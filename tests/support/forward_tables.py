@@ -11,10 +11,10 @@ from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 ROWS = 64
 
 
-def tables(keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+def tables(keep: Tensor, from_the_end: bool, consumers: int, block_kv: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     """(counts, steps) for booleans [tables, q_len, kv_len] that say who sees whom.
 
-    has_lo: whether the band of the mask has a lower bound, on which the place of a tile's row blocks depends.
+    from_the_end: whether the last row blocks belong to the first tile.
     """
     n, q_len, kv_len = keep.shape
     blocks, kv_tiles = -(-q_len // rows), -(-kv_len // block_kv)
@@ -29,7 +29,7 @@ def tables(keep: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int 
     use_of_block = padded(False).any(-1).int() + padded(True).all(-1).int()  # 0 skip, 1 partial, 2 full
     q_tiles = -(-blocks // consumers)
     place = torch.arange(q_tiles)
-    first = blocks - (place + 1) * consumers if has_lo else place * consumers
+    first = blocks - (place + 1) * consumers if from_the_end else place * consumers
     use = torch.zeros(n, q_tiles, consumers, kv_tiles, dtype=torch.int32, device=keep.device)
     for q_tile, block in enumerate(first.tolist()):
         for consumer in range(consumers):
@@ -85,7 +85,7 @@ def of_codes(
 
 
 def of_dense(
-    dense: Tensor, sizes: tuple[int, int, int, int], band: Tensor, has_lo: bool, consumers: int, block_kv: int,
+    dense: Tensor, sizes: tuple[int, int, int, int], band: Tensor, consumers: int, block_kv: int,
     codes: tuple[Tensor, Tensor] | None = None, rows: int = ROWS,
 ) -> ForwardData:  # fmt: skip
     """The data of a dense mask that broadcasts to `sizes`, a band, and codes where there are any: all in its bits."""
@@ -95,5 +95,5 @@ def of_dense(
         keep = keep & seen(*codes, band)[:, None]
     keys_seen = keep.any(2)
     keep = keep.flatten(0, 1)
-    found = tables(keep, has_lo, consumers, block_kv, rows)
+    found = tables(keep, True, consumers, block_kv, rows)
     return ForwardData(None, None, keys_seen, *found, seen_bits(keep, block_kv, rows))
