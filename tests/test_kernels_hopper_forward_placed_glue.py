@@ -175,10 +175,8 @@ def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[
 WRONG = ""
 LAST = Launch((20, 9, 30), group=2, ctas=2)
 CONTROLS = {
-    "queries of rows": (LAST, WRONG, "row = places.token(row)\n        else:\n            row = row - work.first_row()",
-                        "pass\n        else:\n            row = row - work.first_row()"),
-    "keys of rows": (LAST, WRONG, "row = places.token(row)\n    else:\n        row = row - work.first_key()",
-                     "pass\n    else:\n        row = row - work.first_key()"),
+    "queries of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_row()", "row"),
+    "keys of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_key()", "row"),
     "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
     "results of rows": (LAST, WRONG, "token = places.token(row)", "token = row"),
     "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
