@@ -150,10 +150,10 @@ def test_pinned() -> None:
 192/128 band(0,1023) float16: registers 168, spilled 0/0, shared 213504, steps 510..736
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
 64/64 full bfloat16 codes: registers 128, spilled 8/8, shared 205564, steps 430..583
-64/64 band(0,1023) float16 ragged codes: registers 128, spilled 92/96, shared 205564, steps 429..882
+64/64 band(0,1023) float16 ragged codes: registers 128, spilled 92/96, shared 205564, steps 429..883
 128/128 full bfloat16 codes: registers 168, spilled 24/40, shared 230008, steps 488..644
-128/128 band(0,1023) float16 ragged codes: registers 168, spilled 24/40, shared 230008, steps 482..937
-192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 28/56, shared 213600, steps 518..1008
+128/128 band(0,1023) float16 ragged codes: registers 168, spilled 28/56, shared 230008, steps 482..937
+192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 28/56, shared 213600, steps 518..1011
 256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 56/88, shared 197168, steps 418..683
 64/64 band(0,1023) bfloat16 dense: registers 128, spilled 0/0, shared 205564, steps 431..524
 128/128 full bfloat16 dense: registers 168, spilled 28/52, shared 229992, steps 484..575
