@@ -193,3 +193,29 @@ def test_extras(drops: bool) -> None:
     assert data[:2] == (None, None)
     assert data.dense is tensors[0]
     assert all(a is b for a, b in zip(data[2:6], tensors[1 + drops :], strict=False))
+
+
+def test_a_mask_of_rows() -> None:
+    """Place and count are operands of the call; lengths are theirs."""
+    tensors = [torch.empty(0) for _ in range(10)]
+    mask = Mask.parse("causal & segments(0,1):placed(2,3)")
+    data = BackwardData.of(Call(mask, 1.0), tensors)
+    assert data is not None
+    assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
+    assert (data.row_place is tensors[2], data.row_count is tensors[3], data.dense) == (True, True, None)
+
+    walk = closed("spt", mask.band, 256, 256, 1, 4)
+    codes = codes_of(mask.band, 256, 256, ("packed",))
+    place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
+    made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), 2, codes, None)
+    good = made._replace(row_place=place, row_count=count)
+    assert good.rows == 256
+    Arguments.of(mask, good.facts(), walk, CPU)
+    for name, bad in (
+        ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
+        ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=rf"data\.{name}"):
+            Arguments.of(mask, good._replace(**{name: bad}).facts(), walk, CPU)
+    with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
+        Arguments.of(Mask.parse("causal & segments(0,1)"), good.facts(), walk, CPU)
