@@ -50,7 +50,7 @@ def test_fits(case: Case) -> None:
     assert used.report.registers <= 168
     assert not used.report.serialised
     assert used.spills.loops == 1
-    spilled, in_loop = (40, 0) if case.dims == (256, 256) else (256, 28) if case.dense else (200, 18)
+    spilled, in_loop = (120, 1) if case.dims == (256, 256) else (300, 28) if case.dense else (240, 18)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
 

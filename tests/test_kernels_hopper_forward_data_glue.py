@@ -446,7 +446,7 @@ CONTROLS = {
         "data.table(b, 0), kv_of",
     ),
     "seen keys of another kv tile": (PADDED, WRONG, "keys = kv * BLOCK_KV + numbers", "keys = numbers"),
-    "the first columns alone": (PADDED, WRONG, "index(block * ROWS + first + i)", "index(first + i)"),
+    "the first columns alone": (PADDED, WRONG, "index((block * ROWS + first + i) // 4)", "index((first + i) // 4)"),
     "rows without keys are not cleared": (
         replace(PACKED, codes="nobody"),
         WRONG,

@@ -90,19 +90,17 @@ def as_blocks(tile, desc):
 
 @gluon.constexpr_function
 def _word_shapes(tile, bits):
-    width = min(tile[1], 64)
-    return [tile[0] * tile[1] // width, width * bits // 32]
+    return [tile[0] * tile[1] // 64 // 4, 4, 64 * bits // 32]
 
 
 @gluon.jit
 def as_words(tile):
-    """A [rows, columns] tile in shared memory as int32 [rows of blocks, words of a row].
+    """A [rows, columns] tile in shared memory as int32 [fours of rows, 4, words of a row].
 
-    A block has 64 columns of 16 bits, or all if there are fewer, and its rows lie one behind the other: swizzles move
-    what is in a row alone.
+    A row is one of a block of 64 columns, whose rows lie one behind the other: swizzles move what is in a row alone.
     """
     SHAPE: gl.constexpr = _word_shapes(tile.shape, tile.dtype.primitive_bitwidth)
-    return _reinterpret(tile, gl.int32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _reinterpret(tile, gl.int32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit

@@ -33,7 +33,7 @@ def _clear_keys(walk, shared, kv, landings):
 def _clear_queries(shared, slot, do_slot, landings):
     """Announce Q and dO of a step, in these slots of their rings, with zeros for queries that see no key."""
     mbarrier.wait(shared.q_full.index(shared.Q_STAGES), landings & 1)
-    for h in gl.static_range(shared.HALVES):
+    for h in range(shared.HALVES):
         piece = slot * shared.HALVES + h
         hidden = blind_queries(shared.lse.index(piece))
         clear(shared.q.index(piece), hidden)
@@ -41,7 +41,7 @@ def _clear_queries(shared, slot, do_slot, landings):
             clear(shared.q_tail.index(piece), hidden)
     complete(shared.q_full.index(slot))
     mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
-    for h in gl.static_range(shared.HALVES):
+    for h in range(shared.HALVES):
         hidden = blind_queries(shared.lse.index(slot * shared.HALVES + h))
         clear(shared.do.index(do_slot * shared.HALVES + h), hidden)
     complete(shared.do_full.index(do_slot))

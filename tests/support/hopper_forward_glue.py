@@ -74,10 +74,16 @@ class Value:
         return self._with(other, lambda a, b: b / a)
 
     def __and__(self, other: Any) -> Value:
-        return self._with(other, torch.logical_and)
+        return self._with(other, torch.bitwise_and)
 
     def __lshift__(self, other: Any) -> Value:
         return self._with(other, torch.bitwise_left_shift)
+
+    def __rrshift__(self, other: Any) -> Value:
+        return self._with(other, lambda a, b: b >> a)
+
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]  # element by element
+        return self._with(other, torch.ne)
 
     def __mod__(self, other: Any) -> Value:
         return self._with(other, torch.remainder)
@@ -186,17 +192,22 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Row:
-    """64 columns of a row of a tile, as words."""
+class Rows:
+    """64 columns of four rows of a tile, as words."""
 
     tile: Tile
     row: int
     column: int
 
-    def store(self, zeros: Value) -> None:
-        assert not zeros.read().any()
+    def _at(self) -> tuple[slice, slice]:
+        return slice(self.row, self.row + 4), slice(self.column, self.column + 64)
+
+    def load(self, _: Any) -> Value:
+        return Value(self.tile.contents()[self._at()].contiguous().view(torch.int32))
+
+    def store(self, words: Value) -> None:
         contents = self.tile.contents().clone()
-        contents[self.row, self.column : self.column + 64] = 0
+        contents[self._at()] = words.read().to(torch.int32).view(contents.dtype)
         self.tile.store(Value(contents))
 
 
@@ -209,11 +220,11 @@ class Words:
     @property
     def shape(self) -> list[int]:
         rows, columns = self.tile.shape
-        return [rows * columns // 64, 64 * self.tile.dtype.primitive_bitwidth // 32]
+        return [rows * columns // 64 // 4, 4, 64 * self.tile.dtype.primitive_bitwidth // 32]
 
-    def index(self, i: int) -> Row:
-        block, row = divmod(i, self.tile.shape[0])
-        return Row(self.tile, row, block * 64)
+    def index(self, i: int) -> Rows:
+        block, row = divmod(4 * i, self.tile.shape[0])
+        return Rows(self.tile, row, block * 64)
 
 
 @dataclass
