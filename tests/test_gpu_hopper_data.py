@@ -91,10 +91,11 @@ class Masked:
         p = self.problem
         tables = [int(t.shape[0]) // p.q.shape[0] for t in self.data[3:6] if t is not None]
         of_tables = [index[:, None] * n + torch.arange(n, device="cuda") for n in tables]
-        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense = self.data
-        assert dense is None
-        picked = [None if t is None else t[index] for t in (q_codes, kv_codes, keys_seen)]
-        picked += [t[i.flatten()] for t, i in zip((visits, steps, contributions), of_tables, strict=True)]
+        data = self.data
+        assert data.dense is None
+        picked = [None if t is None else t[index] for t in (data.q_codes, data.kv_codes, data.keys_seen)]
+        of_walks = data.visits, data.steps, data.contributions
+        picked += [t[i.flatten()] for t, i in zip(of_walks, of_tables, strict=True)]
         problem = dataclasses.replace(p, q=p.q[index], k=p.k[index], v=p.v[index], do=p.do[index])
         data = BackwardData(*picked)
         return dataclasses.replace(
