@@ -30,7 +30,9 @@ MASKS = {
     "dropout:causal 8192": "dropout 0.1, causal, 2 x 8192, 16 heads",
     "bias:[1,H,S,S] 4096": "bias [1, heads, length, length] with its gradient, 2 x 4096, 16 heads",
 }
-"""Rows of masks.json and what they are."""
+"""Rows of the results of `benchmarks.masks` and what they are."""
+MASK_FILES = "masks_data", "masks"
+"""Results files; a row is taken from the first that has it."""
 CONTENDERS = {
     "torch": "PyTorch, deterministic",
     "varlen": "varlen",
@@ -73,10 +75,13 @@ def steps() -> str:
 
 def masks() -> str:
     """The table of masks: forward and backward of every contender."""
+    measured = {row["shape"]: (row, commit(found)) for found in map(read, reversed(MASK_FILES)) for row in found["rows"]}
     rows = []
-    for row in read("masks")["rows"]:
-        rows.append([MASKS[row["shape"]], *(_rates(row, contender) for contender in CONTENDERS)])
-    return table(["attention", *CONTENDERS.values()], rows)
+    for shape, title in MASKS.items():
+        if shape in measured:
+            row, at = measured[shape]
+            rows.append([title, *(_rates(row, contender) for contender in CONTENDERS), at])
+    return table(["attention", *CONTENDERS.values(), "commit"], rows)
 
 
 def _rates(row: dict[str, Any], contender: str) -> str:
