@@ -75,7 +75,8 @@ def steps() -> str:
 
 def masks() -> str:
     """The table of masks: forward and backward of every contender."""
-    measured = {row["shape"]: (row, commit(found)) for found in map(read, reversed(MASK_FILES)) for row in found["rows"]}
+    files = [read(name) for name in reversed(MASK_FILES)]
+    measured = {row["shape"]: (row, commit(found)) for found in files for row in found["rows"]}
     rows = []
     for shape, title in MASKS.items():
         if shape in measured:
