@@ -356,8 +356,8 @@ CONTROLS = {
     "first row of the tensor": (
         replace(CAUSAL, band=Band(30)),
         WRONG,
-        "row = row - work.first_row()",
-        "row = row",
+        "else row - work.first_row()",
+        "else row",
     ),
     "first key of the tensor": (
         replace(CAUSAL, band=Band(None, -30)),
