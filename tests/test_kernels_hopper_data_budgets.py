@@ -97,8 +97,8 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 0/0, shared 200204, in loops 0+0
-128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 0/0, shared 231708, in loops 0+0
-128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 8/12, shared 231756, in loops 0+0
-256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 0/0, shared 214408, in loops 0+0""",
+64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 68/68, shared 200252, in loops 5+0
+128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 52/52, shared 231740, in loops 2+2
+128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 76/92, shared 231788, in loops 6+2
+256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 92/108, shared 214408, in loops 0+0""",
     )

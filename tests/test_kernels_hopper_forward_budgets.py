@@ -175,13 +175,13 @@ def test_others_are_pinned() -> None:
 192/128 full bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
 192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..672
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
-256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 413..506
-128/128 full float16 ragged codes: registers 168, spilled 4/4, shared 229976, steps 482..814
-128/128 causal bfloat16 codes: registers 168, spilled 16/16, shared 229992, steps 486..806
-192/128 causal float16 codes: registers 168, spilled 16/16, shared 213568, steps 519..842
-256/256 full float16 codes: registers 168, spilled 20/32, shared 197136, steps 421..518
-64/64 full float16 dense: registers 128, spilled 0/0, shared 205532, steps 431..523
-128/128 band(0,1023) float16 dense: registers 168, spilled 0/0, shared 229976, steps 484..575""",
+256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..506
+128/128 full float16 ragged codes: registers 168, spilled 32/56, shared 230008, steps 482..814
+128/128 causal bfloat16 codes: registers 168, spilled 32/48, shared 230008, steps 486..806
+192/128 causal float16 codes: registers 168, spilled 24/40, shared 213584, steps 518..840
+256/256 full float16 codes: registers 168, spilled 24/44, shared 197168, steps 419..518
+64/64 full float16 dense: registers 128, spilled 0/0, shared 205548, steps 431..524
+128/128 band(0,1023) float16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575""",
     )
 
 
