@@ -45,7 +45,7 @@ def install(is_active: Callable[[], bool]) -> None:
 def by_sums(
     grad_output: torch.Tensor, indices: torch.Tensor, num_weights: Any, padding_idx: int, scale_grad_by_freq: bool
 ) -> Any:
-    """`aten.embedding_dense_backward` for a table of at most `FEW` rows, of which NotImplemented is returned otherwise.
+    """`aten.embedding_dense_backward` for a table of 1 to `FEW` rows; NotImplemented for any other.
 
     Args:
         grad_output: [..., columns], the gradient of the embeddings of `indices`, integers [...].
@@ -53,9 +53,9 @@ def by_sums(
         padding_idx: the row that has no gradient, or a negative number.
         scale_grad_by_freq: gradients are divided by the numbers of their indices, which is left to the operator.
     """
-    if not isinstance(num_weights, int) or num_weights > FEW or scale_grad_by_freq:
+    if not isinstance(num_weights, int) or not 0 < num_weights <= FEW or scale_grad_by_freq:
         return NotImplemented
-    rows, columns = indices.reshape(-1, 1), grad_output.reshape(-1, grad_output.shape[-1])
+    rows, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])
     none = torch.zeros((), dtype=columns.dtype, device=columns.device)
     sums = [
         torch.zeros_like(columns[0]) if row == padding_idx else torch.where(rows == row, columns, none).sum(0)

@@ -22,6 +22,7 @@ _GLUON = "triton.experimental.gluon.language"
 # one that exists is the one to use: an old one may stay, and raise when it is called.
 BARRIER = (_GLUON, "barrier|thread_barrier")  # 3.7
 REINTERPRET = (_GLUON, "shared_memory_descriptor.reinterpret|shared_memory_descriptor._reinterpret")  # 3.9
+COPY = (f"{_GLUON}.nvidia.hopper", "async_copy.async_load|async_copy.async_copy_global_to_shared")  # 3.9
 TMA_LOAD = (f"{_GLUON}.nvidia.hopper.tma", "async_load|async_copy_global_to_shared")  # 3.8
 TMA_STORE = (f"{_GLUON}.nvidia.hopper.tma", "async_store|async_copy_shared_to_global")  # 3.8
 

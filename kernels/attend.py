@@ -62,8 +62,8 @@ def attend_range(
     """
     out, total, largest = state
     q, k_head, v_head, k_strides, v_strides, data, drop = operands
-    b, h, hq, q_tile, q_rows, q_ids, id_range_of_rows, q_len, q_end, kv_first, kv_end, kv_len, lo, hi = place
-    q_low, q_high = id_range_of_rows
+    b, h, hq, q_tile, q_rows, q_ids, q_range, q_len, q_end, kv_first, kv_end, kv_len, lo, hi = place
+    q_low, q_high = q_range
     log2e = 1.4426950408889634
     BLOCK_Q: tl.constexpr = q_rows.shape[0]
     CHOOSES: tl.constexpr = HAS_KEYS or PLACED > 0
@@ -111,18 +111,9 @@ def attend_range(
         if ROUNDS:
             p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), p, 0.0)
         v = load_valid(
-            v_head,
-            kv_tokens,
-            kv_first,
-            kv_end,
-            valid,
-            v_strides[2],
-            v_strides[3],
-            VALUE_DIM,
-            BLOCK_DV,
-            EVEN_KV,
+            v_head, kv_tokens, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV,
             CHOOSES,
-        )
+        )  # fmt: skip
         out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
         largest = larger
     return out, total, largest
@@ -175,22 +166,8 @@ def attend_tile(
     state = out, total, largest
     q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
     operands = q, k_head, v_head, k_strides, v_strides, data, drop
-    place = (
-        b,
-        h,
-        hq,
-        q_tile,
-        q_rows,
-        q_ids,
-        id_range(q_ids, exists, PLACED),
-        q_len,
-        q_end,
-        kv_first,
-        kv_end,
-        kv_len,
-        lo,
-        hi,
-    )
+    q_range = id_range(q_ids, exists, PLACED)
+    place = b, h, hq, q_tile, q_rows, q_ids, q_range, q_len, q_end, kv_first, kv_end, kv_len, lo, hi
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     if HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
         state = attend_range(

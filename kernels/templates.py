@@ -376,15 +376,8 @@ def dq_bias_template(has_lo: bool, has_hi: bool, reads: Reads, *, adds: bool) ->
     generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
     data, operands = _data(reads)
     head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
-    body = (
-        head
-        + _operands(reads)
-        + _GRADIENT
-        + data
-        + _PLANE_PROGRAM
-        + (_PLANE_SUMS if adds else _NO_PLANE_SUMS)
-        + _DQ_BIAS_TAIL
-    )
+    sums = _PLANE_SUMS if adds else _NO_PLANE_SUMS
+    body = head + _operands(reads) + _GRADIENT + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
     return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
 
 

@@ -119,8 +119,8 @@ def test_the_cpu_keeps_its_decomposition(deterministic: None) -> None:
 @pytest.mark.parametrize("padding", [-1, 0, 1])
 @pytest.mark.parametrize("rows", [1, 2, FEW])
 def test_tables_of_few_rows_are_sums(rows: int, padding: int) -> None:
-    """Indices of any shape and integer type, rows that nobody reads, and the row of the padding."""
-    for shape, dtype in (((30,), torch.int64), ((4, 9), torch.int32), ((2, 3, 5), torch.int64)):
+    """Indices of any shape and integer type, or none; rows that nobody reads, and the row of the padding."""
+    for shape, dtype in (((30,), torch.int64), ((4, 9), torch.int32), ((2, 3, 5), torch.int64), ((0, 7), torch.int64)):
         indices = torch.randint(0, min(rows, 3), shape).to(dtype)
         grad = torch.randn(*shape, 6)
         expected = torch.ops.aten.embedding_dense_backward(grad, indices, rows, padding, False)
@@ -130,4 +130,5 @@ def test_tables_of_few_rows_are_sums(rows: int, padding: int) -> None:
 def test_other_tables_are_left_to_the_operator() -> None:
     grad, indices = torch.randn(30, 6), torch.zeros(30, dtype=torch.int64)
     assert by_sums(grad, indices, FEW + 1, -1, False) is NotImplemented
+    assert by_sums(grad[:0], indices[:0], 0, -1, False) is NotImplemented
     assert by_sums(grad, indices, FEW, -1, True) is NotImplemented

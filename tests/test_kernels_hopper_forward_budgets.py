@@ -14,7 +14,7 @@ from dash_inductor.model import Band
 
 from .support import sass
 from .support.hopper_forward_builds import Case, built, steps
-from .support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
+from .support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED, UNTUNED
 
 FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
 HALF = "float16"
@@ -59,9 +59,6 @@ LATER = [
     Case((128, 128), WINDOW, HALF, dense=True),
 ]
 CASES = [*SOON, *LATER]
-UNTUNED = pytest.mark.skipif(
-    DESCRIPTORS_LIVE_THROUGH_THE_LOOP, reason="with Triton 3.9 the kernels of masks that are data spill in their steps"
-)
 
 
 def marks(*cases: Case) -> list[pytest.MarkDecorator]:

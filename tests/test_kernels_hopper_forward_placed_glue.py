@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,13 +192,8 @@ CONTROLS = {
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_faults_are_seen(control: str) -> None:
+    """With one line of the kernel changed for the worse a launch that was right fails, or its numbers are wrong."""
     launch, fault, old, new = CONTROLS[control]
     launch.run().check()
-    try:
+    with pytest.raises((Fault, AssertionError, RuntimeError, IndexError), match=fault):
         launch.run(edits=((old, new),)).check()
-    except Fault as error:
-        assert re.search(fault, str(error))  # noqa: PT017
-    except (AssertionError, RuntimeError, IndexError):
-        assert fault == WRONG
-    else:
-        pytest.fail("no fault")

@@ -5,9 +5,10 @@ Note [Rows that take no part]
     score that the mask hides must be finite: V in the forward; K, V, Q and dO in the backward.  A key that no query
     sees and a query that sees no key may hold anything, and are made zeros.
 
-    Few tiles have such rows: those in which padding begins.  What the producer brings of them is not announced when it
-    has come: it arrives at a barrier of the producer's own, the last one of its ring.  The producer then writes zeros,
-    makes them visible to matmuls, and completes the barrier of the tile itself.  Consumers wait where they always wait.
+    Few tiles have such rows: those in which padding begins or a packed document ends.  What the producer brings of them
+    is not announced when it has come: it arrives at a barrier of the producer's own, the last one of its ring.  The
+    producer then writes zeros, makes them visible to matmuls, and completes the barrier of the tile itself.  Consumers
+    wait where they always wait.
 
     A key that some query sees, and a query that sees some key, keep what they hold, and so must be finite if the
     results of others that do not see them are to be.
@@ -40,15 +41,15 @@ def unseen_keys(keys_seen, row, kv, kv_len, BLOCK_KV: gl.constexpr):
 @gluon.jit
 def blind_queries(lse):
     """int32 [rows]: 1 for the queries of a tile whose log-sum-exp, as `prepare` has it, says that they see no key."""
-    rows: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    return gl.where(lse.load(rows) == float("inf"), 1, 0)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    return gl.where(lse.load(layout) == float("inf"), 1, 0)
 
 
 @gluon.jit
 def clear(tile, hidden):
     """Put zeros into the rows of a [rows, columns] tile of 16-bit numbers that are `hidden`, int32 [rows].
 
-    Four rows at a time are read and written by 16 bytes a thread, as long as consumers do not wait for them.
+    Four rows are read and written at a time, 16 bytes by each thread: consumers may be waiting for the tile.
     """
     ROWS: gl.constexpr = tile.shape[0]
     words = as_words(tile)

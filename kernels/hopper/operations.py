@@ -51,6 +51,8 @@ from ... import compat
 # Whatever this version of Gluon calls them:
 role_barrier = compat.resolve(*compat.BARRIER)
 """Barrier among the warps of a role."""
+begin_copy = compat.resolve(*compat.COPY)
+"""``(tile, pointers)``: start to copy to shared memory what pointers point to."""
 begin_load = compat.resolve(*compat.TMA_LOAD)
 """``(desc, coordinates, barrier, tile)``: start to copy a block to shared memory by TMA."""
 begin_store = compat.resolve(*compat.TMA_STORE)
@@ -119,6 +121,12 @@ def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
         begin_store(desc, [b, h, row, column], blocks.index(i))
+
+
+@gluon.constexpr_function
+def given(argument):
+    """An argument of a kernel as a member of an aggregate, which must not be None."""
+    return gl.constexpr(None) if argument is None else argument
 
 
 @gluon.jit

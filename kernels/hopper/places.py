@@ -4,13 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from .operations import here, store_rows
-
-
-@gluon.constexpr_function
-def given(argument):
-    """An argument of the kernel as a member of an aggregate, which must not be None."""
-    return gl.constexpr(None) if argument is None else argument
+from .operations import given, here, store_rows
 
 
 @aggregate

@@ -23,7 +23,7 @@ from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import TILE_BITS
 from .clear import unseen_keys
-from .operations import here, role_barrier
+from .operations import begin_copy, here, role_barrier
 from .work import Work
 
 WORD_BITS = gl.constexpr(TILE_BITS)
@@ -146,7 +146,7 @@ class TableWalk:
             for piece in gl.static_range(PIECES):
                 places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
                 codes = self.told_codes.index(slot * PIECES + piece)
-                async_copy.async_copy_global_to_shared(codes, self.q_codes + (work.batch * work.q_len + places))
+                begin_copy(codes, self.q_codes + (work.batch * work.q_len + places))
             async_copy.mbarrier_arrive(full)
         self.told_words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
         role_barrier()

@@ -11,7 +11,7 @@ from triton.language.core import _aggregate as aggregate
 
 from ...model import dropout as definition
 from ..hopper.dropout import bound_of
-from ..hopper.places import given
+from ..hopper.operations import given
 from ..hopper.steps import accumulator_layout
 from .work import ROWS
 

@@ -17,8 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import FORWARD_UNSEEN
-from ..hopper.operations import role_barrier
-from ..hopper.places import given
+from ..hopper.operations import given, role_barrier
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """What a consumer does with a kv tile: give it back unread; test every score; nothing is hidden."""

@@ -582,7 +582,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         store=store, load=load,
     )  # fmt: skip
     renamed = SimpleNamespace(
-        BARRIER=(meet,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,), TMA_STORE=(copy_out("store"),),
+        BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
+        TMA_STORE=(copy_out("store"),),
         resolve=same, reads_only=dict,
     )  # fmt: skip
     return {
@@ -594,7 +595,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
-        "async_copy": SimpleNamespace(async_copy_global_to_shared=copy_in_threads, mbarrier_arrive=arrive_with_copies),
+        "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,

@@ -60,7 +60,7 @@ def exact(tensors: list[Tensor], rows: Rows, band: Band) -> list[Tensor]:
         t.requires_grad_()
     window = -1 if band.hi is None else band.hi, -1 if band.lo is None else -band.lo
     out = packed_attention(*leaves, torch.tensor(rows.starts), window)
-    found = out, *torch.autograd.grad(out, leaves, do.transpose(0, 1).transpose(0, 1))
+    found = out, *torch.autograd.grad(out, leaves, do)
     return [t.detach()[None].transpose(1, 2) for t in found]
 
 
