@@ -58,7 +58,7 @@ def by_sums(
     rows, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])
     none = torch.zeros((), dtype=columns.dtype, device=columns.device)
     sums = [
-        torch.zeros_like(columns[0]) if row == padding_idx else torch.where(rows == row, columns, none).sum(0)
+        columns.new_zeros(columns.shape[1]) if row == padding_idx else torch.where(rows == row, columns, none).sum(0)
         for row in range(num_weights)
     ]
     return torch.stack(sums)
