@@ -212,7 +212,7 @@ class _Kernels:
         early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
         return template(
-            "dash_delta",
+            "dash_delta_placed" if self.mask.placed is not None else "dash_delta",
             templates.delta_template(self.mask.placed is not None),
             q_grid,
             [self.grad_out, self.out, *self.vectors.placed],

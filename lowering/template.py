@@ -69,10 +69,13 @@ def q_grid(
 
 
 def kind(call: Call) -> str:
-    """What tells the text of a call's kernels from that of others, for their names."""
+    """What tells the text of a call's kernels from that of others, for their names.
+
+    Inductor knows a template by its name alone, for as long as the process runs: two texts need two names.
+    """
     mask = call.mask
     bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
-    return "_".join([*(bounds or ["full"]), *sorted(call.data)])
+    return "_".join([*(bounds or ["full"]), *sorted(call.data), *(["placed"] if mask.placed is not None else [])])
 
 
 def realized(x: TensorBox) -> TensorBox:
