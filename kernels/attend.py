@@ -5,7 +5,7 @@ Note [Bits of the forward]
     So the bits of a row are those of a fixed sequence of operations, if the compiler has no choice in any of them:
 
     1. Every product that is added to something is spelled as a fused multiply-add.  Other products are exact (SIGN),
-       only compared (the largest score), or the start value of a matmul, which no multiply-add can absorb.
+       only compared (the largest score), or the start value of one matmul, which no multiply-add can absorb.
     2. A tile that the mask does not cut has the same bits whether it is masked or not: a select that lets everything
        pass changes no value, and the scores are fused with the shift after it.  There are separate loops for tiles
        that the mask may cut and for others, without a branch inside: with a branch between the two matmuls, Triton
@@ -114,7 +114,10 @@ def attend_range(
             v_head, kv_tokens, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV,
             CHOOSES,
         )  # fmt: skip
-        out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
+        if PRECISION == "tf32x3" and v.dtype == tl.float32:  # of three matmuls, to whose sum the start value is added
+            out = tl.math.fma(out, shrink[:, None], tl.dot(p, v, input_precision=PRECISION))
+        else:
+            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
         largest = larger
     return out, total, largest
 

@@ -32,6 +32,7 @@ from .tiles import (
     place_rows,
     prefetch_bias,
     probabilities,
+    rounded_product,
     rows_of_keys,
     rows_of_queries,
     visible,
@@ -150,7 +151,7 @@ def dkdv_tile(
             else:
                 weights = rows_of_keys(p.to(do.dtype), BY_KEY)
             dv = tl.dot(weights, do, dv, input_precision=PRECISION)
-            ds = p * (dp - by_query(delta, BY_KEY))
+            ds = rounded_product(p, dp - by_query(delta, BY_KEY), q)
             if MASKED:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)

@@ -21,6 +21,7 @@ from .tiles import (
     place_rows,
     prefetch_bias,
     probabilities,
+    rounded_product,
     visible,
 )
 
@@ -90,7 +91,7 @@ def dq_tile(
         if ROUNDS:
             dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), dp * drop[2], 0.0)
         dp -= delta[:, None]
-        ds = p * dp
+        ds = rounded_product(p, dp, k)
         masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
         if (HAS_LO or HAS_HI or HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or not EVEN_KV) and masked:
             shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)

@@ -199,7 +199,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
-        "KEYS": (keys, "*i1"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
+        "KEYS": (keys, "*i32"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
         "DENSE": ((*rows, kv_len), "*i1"), "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
         "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
         "COUNT": ((q_len // ROW_BLOCK,), "*i32"),

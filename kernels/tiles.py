@@ -7,11 +7,15 @@ Note [Data operands]
     belongs to a kernel that has the constexpr flag behind it; in others it is never read, and may be anything of this
     form.
 
-    keys (HAS_KEYS): (KEYS, strides (b, h, key)).  KEYS: bool or uint8 [batch, kv heads, kv_len]; no row sees a key
-    whose entry is zero.
+    keys (HAS_KEYS): (KEYS, strides (b, h, key)).  KEYS: int32 [batch, kv heads, kv_len]; no row sees a key whose entry
+    is zero.
 
-    ids (HAS_SEGMENTS): (Q_IDS, KV_IDS, strides (b, token) of the first, of the second), integers [batch, q_len] and
-    [batch, kv_len]; a row sees only keys of its own id.
+    ids (HAS_SEGMENTS): (Q_IDS, KV_IDS, strides (b, token) of the first, of the second), int32 or int64 [batch, q_len]
+    and [batch, kv_len]; a row sees only keys of its own id.
+
+    Neither has elements of less than 32 bits.  From the narrowest load that an operand of a matmul depends on, be it by
+    a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order of the
+    sum: a vector of bools would give other bits than no vector.
 
     dense (HAS_DENSE): (DENSE, strides (b, h, row, key)), bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only
     keys whose entry is not zero.
@@ -140,8 +144,7 @@ def load_valid(
 def load_keys(ptr, b, h, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
     """Which of the keys `kv_rows` of kv head `h` are valid, as booleans; all of them without a vector of keys.
 
-    ptr: bool or uint8 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those keys are not
-    valid.
+    ptr: int32 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those keys are not valid.
     """
     if HAS_KEYS:
         ptrs = head_start(ptr, b, h, strides) + kv_rows * strides[2]
@@ -278,6 +281,20 @@ def probabilities(s, bias, lse, excess, scale, HAS_BIAS: tl.constexpr):
         return tl.math.exp2(tl.math.fma(tl.math.fma(s, scale, bias) - lse, log2e, -excess))
     else:
         return tl.math.exp2(s * (scale * log2e) - lse)
+
+
+@triton.jit
+def rounded_product(x, y, operand):
+    """x * y, which is rounded before anything is added to it, if it becomes an operand of a matmul beside `operand`.
+
+    A matmul of fp32 is made of three of tf32: it subtracts from an operand what tf32 holds of it.  The compiler would
+    fuse that with a multiplication where nothing is between the two, such as the choice that a mask makes: then the
+    bits of a pair that is seen would depend on whether other pairs of the tile are.
+    """
+    if operand.dtype == tl.float32:
+        return tl.math.fma(x, y, 0.0)
+    else:
+        return x * y
 
 
 @triton.jit

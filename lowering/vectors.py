@@ -15,7 +15,7 @@ from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from .template import realized
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Vectors:
@@ -29,9 +29,9 @@ class Vectors:
     def __init__(self, call: Call, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
         self._call, self._plane, self._heads = call, plane, heads
         mask = call.mask
-        self._valid = None if mask.keys is None else realized(extras[mask.keys.valid.index])
+        self._valid = None if mask.keys is None else in_words(extras[mask.keys.valid.index])
         segments = mask.segments
-        self._ids = [] if segments is None else [realized(extras[side.index]) for side in (segments.q, segments.kv)]
+        self._ids = [] if segments is None else [in_words(extras[side.index]) for side in (segments.q, segments.kv)]
         placed = mask.placed
         self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
         self._dense = None if mask.dense is None else expanded(extras[mask.dense.mask.index], plane)
@@ -64,7 +64,7 @@ class Vectors:
         return expanded(keys, [batch, self._heads, kv_len], missing=1)
 
     def _seen_keys(self) -> TensorBox:
-        """Which keys a query sees: bool [batch or 1, kv heads or 1, kv_len].
+        """Which keys a query sees: int32 [batch or 1, kv heads or 1, kv_len], not zero for those.
 
         A kernel of Inductor's own that visits all pairs, once for all heads that see the same, and writes none of them.
         """
@@ -105,8 +105,13 @@ class Vectors:
         seen = lowerings[aten.any](pairs, [3, 4])
         if self._valid is not None:
             seen = lowerings[aten.logical_and](seen, lowerings[aten.unsqueeze](self._valid, 1))
-        self._seen = realized(seen)
+        self._seen = in_words(seen)
         return self._seen
+
+
+def in_words(x: TensorBox) -> TensorBox:
+    """`x` as a buffer of elements of at least 32 bits, as Note [Data operands] wants them: as int32 if it has fewer."""
+    return realized(x if x.get_dtype().itemsize >= 4 else lowerings[prims.convert_element_type.default](x, torch.int32))
 
 
 def lengths(call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox) -> tuple[Any, Any]:

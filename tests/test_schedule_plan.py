@@ -81,83 +81,83 @@ class PinnedPlans(expecttest.TestCase):
             """\
 Llama 3 8B
   hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 Llama 3 8B, dynamic
   hopper/fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 Llama 3 8B on A100
   portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=4/forward=portable/fwd=128x64w8s3
-  v9/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/heads32:8/sm_80/forward=portable:128x64w8
+  v10/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/heads32:8/sm_80/forward=portable:128x64w8
   critical path 225.5
 Llama 3 8B on L4
   portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/section=4/forward=portable/fwd=128x64w8s2
-  v9/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/heads32:8/sm_89/forward=portable:128x64w8
+  v10/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/heads32:8/sm_89/forward=portable:128x64w8
   critical path 173.2
 Llama 3 8B on B200
   portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s2/section=4/forward=portable/fwd=128x64w8s3
-  v9/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/heads32:8/sm_100/forward=portable:128x64w8
+  v10/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/heads32:8/sm_100/forward=portable:128x64w8
   critical path 171.8
 Llama 3.2 1B
   hopper/fold/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
-  v9/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads32:8/sm_90/forward=hopper:192x128w12
+  v10/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads32:8/sm_90/forward=hopper:192x128w12
   critical path 170.45
 Qwen 3 0.6B
   hopper/fold/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads16:8/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads16:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 Mistral 7B, window
   hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 Mistral 7B, window, dynamic
   hopper/fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 window of 1024
   hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,1023)/heads8:4/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,1023)/heads8:4/sm_90/forward=hopper:128x128w8
   critical path 125.06
 GPT-2
   hopper/fold/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
-  v9/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads12:12/sm_90/forward=hopper:192x128w12
+  v10/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads12:12/sm_90/forward=hopper:192x128w12
   critical path 170.45
 BERT base
   hopper/ascending/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
-  v9/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads12:12/sm_90/forward=hopper:192x128w12
+  v10/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads12:12/sm_90/forward=hopper:192x128w12
   critical path 326
 ViT-B/16
   portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=portable/fwd=128x64w4s3
-  v9/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/heads12:12/sm_80/forward=portable:128x64w4
+  v10/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/heads12:12/sm_80/forward=portable:128x64w4
   critical path 425.6
 ViT-H
   hopper/ascending/dkdv=64x128w8s2/section=32/forward=hopper/fwd=128x128w8s2
-  v9/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/heads16:16/sm_90/forward=hopper:128x128w8
+  v10/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/heads16:16/sm_90/forward=hopper:128x128w8
   critical path 300.26
 ModernBERT, local layers
   portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=hopper/fwd=192x128w12s4
-  v9/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/heads12:12/sm_90/forward=hopper:192x128w12
+  v10/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/heads12:12/sm_90/forward=hopper:192x128w12
   critical path 32.55
 DiT cross-attention
   hopper/ascending/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
-  v9/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads24:24/sm_90/forward=hopper:192x128w12
+  v10/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads24:24/sm_90/forward=hopper:192x128w12
   critical path 326
 chunked prefill
   hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v9/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
+  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
   critical path 156.38
 fp32 causal
   portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/section=4/forward=portable/fwd=64x64w4s2
-  v9/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/heads8:8/sm_90/forward=portable:64x64w4
+  v10/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/heads8:8/sm_90/forward=portable:64x64w4
   critical path 185.95
 fp32 causal, tf32 allowed
   portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=portable/fwd=32x32w8s1/tf32
-  v9/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/heads8:8/sm_80/forward=portable:32x32w8
+  v10/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/heads8:8/sm_80/forward=portable:32x32w8
   critical path 218.588
 tiny Llama on a CPU
   reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1
-  v9/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/heads4:2/cpu/forward=reference:64x64w1
+  v10/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/heads4:2/cpu/forward=reference:64x64w1
   critical path 23654.4""",
         )
 

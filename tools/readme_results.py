@@ -31,7 +31,7 @@ MASKS = {
     "bias:[1,H,S,S] 4096": "bias [1, heads, length, length] with its gradient, 2 x 4096, 16 heads",
 }
 """Rows of the results of `benchmarks.masks` and what they are."""
-MASK_FILES = "masks_data", "masks"
+MASK_FILES = ("masks",)
 """Results files; a row is taken from the first that has it."""
 CONTENDERS = {
     "torch": "PyTorch, deterministic",
