@@ -1,0 +1,51 @@
+"""The console command `dash-inductor`, which is also ``python -m dash_inductor``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..errors import DashError
+
+COMMANDS = {
+    "bench": "times the kernels on this machine, beside what PyTorch has there",
+    "compare": "finds the first step, rank and tensor in which two recorded runs differ",
+    "doctor": "checks versions, hooks, caches and settings, and says what to do",
+    "dump": "compiles a script's graphs and writes a folder of pages about every one of them",
+    "explain": "compiles a script and prints what becomes of every attention, and why",
+    "plan": "prints the plan for a shape and a mask, and all candidates; draws their timelines",
+    "verify": "runs a script twice in fresh processes and compares what they computed",
+}
+"""What the subcommands do.  The module of this folder with a command's name has two functions.
+
+    add_arguments(parser: argparse.ArgumentParser) -> None
+    run(arguments: argparse.Namespace) -> int                the exit status
+
+``arguments.json`` asks for one JSON document on the standard output and nothing else there.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv`, by default the program's own.
+
+    Returns:
+        The exit status: that of the command; 2 for a bad argument, which is named on the standard error.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser("dash-inductor", description="Deterministic attention for torch.compile.")
+    parser.add_argument("--version", action="version", version=f"dash_inductor {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, does in COMMANDS.items():
+        command = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        if name in words[:1]:  # the others are not imported: some bring torch along
+            importlib.import_module(f".{name}", __name__).add_arguments(command)
+    arguments = parser.parse_args(words)
+    try:
+        return int(importlib.import_module(f".{arguments.command}", __name__).run(arguments))
+    except DashError as error:
+        print(f"dash-inductor {arguments.command}: {error}", file=sys.stderr)
+        return 2
