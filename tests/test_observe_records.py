@@ -19,7 +19,7 @@ from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.model.reasons import Reason
 from dash_inductor.model.site import Site
 from dash_inductor.observe import records
-from dash_inductor.observe.records import SiteRecord, clear_sites, format_table, sites
+from dash_inductor.observe.records import GraphRecord, SiteRecord, clear_sites, format_table, sites
 from dash_inductor.observe.report import publish
 from tests.support.calls import call_of
 
@@ -35,7 +35,8 @@ REPLACED = SiteRecord(
     plan=PLAN,
     forward="hopper",
     mask="causal",
-    source="model.py:12 in layers.0.attn",
+    line="model.py:12",
+    module="layers.0.attn",
 )
 KEPT = SiteRecord(
     name="flash_backward_1",
@@ -47,9 +48,8 @@ KEPT = SiteRecord(
     plan=None,
     forward="kept",
     mask="",
-    source="",
 )
-FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "", "")
+FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "")
 
 
 def test_one_line_per_record() -> None:
@@ -63,7 +63,7 @@ flash_backward_1: kept, dropout: Dropout is replaced only together with its forw
 
 def test_table_counts_equal_decisions_at_one_line() -> None:
     assert_expected_inline(
-        format_table([REPLACED, replace(REPLACED, source="model.py:12 in layers.1.attn"), KEPT, KEPT]),
+        format_table([REPLACED, replace(REPLACED, module="layers.1.attn"), KEPT, KEPT]),
         """\
 sites  status    shape                      mask    plan or reason                                              forward  source
 -----  --------  -------------------------  ------  ----------------------------------------------------------  -------  ----------------------------
@@ -111,10 +111,10 @@ def test_published_everywhere(artifacts, caplog) -> None:
     (artifact,) = (a for a in artifacts if a["metadata"].get("artifact", {}).get("name") == "dash_sites")
     assert artifact["metadata"]["artifact"]["encoding"] == "json"
     assert json.loads(artifact["payload"]) == [record.as_dict() for record in (REPLACED, KEPT, FAILED)]
-    assert json.loads(artifact["payload"])[0]["plan"] == str(PLAN)
+    assert json.loads(artifact["payload"])[0]["plan"]["text"] == str(PLAN)
 
 
 def test_clear() -> None:
-    records.add([REPLACED])
+    records.add(GraphRecord("0/0", "joint", "compiled", (REPLACED,)))
     clear_sites()
     assert sites() == ()

@@ -122,8 +122,10 @@ def _publish(readings: list[_Reading], calls: list[MathCall]) -> None:
 
 
 def _math_record(call: MathCall) -> SiteRecord:
-    name, source = call.softmax[0].name, model_line(call.softmax)
-    return SiteRecord(name, OP, "kept", Reason.MATH_PATH, call.detail, None, None, "kept", "", source)
+    line, module = model_line(call.softmax)
+    return SiteRecord(
+        call.softmax[0].name, OP, "kept", Reason.MATH_PATH, call.detail, None, None, "kept", "", line, module
+    )
 
 
 @dataclass
@@ -140,7 +142,7 @@ class _Reading:
 
     def __post_init__(self) -> None:
         self.name, self.op = self.node.name, op_name(self.node)
-        self.source = model_line([self.node, *self.node.users])
+        self.line, self.module = model_line([self.node, *self.node.users])
 
     def read(self) -> None:
         try:
@@ -191,7 +193,8 @@ class _Reading:
             plan=plan,
             forward=plan.forward if plan and not self.forward_kept else f"kept: {self.forward_kept}".removesuffix(": "),
             mask=self.facts.mask,
-            source=self.source,
+            line=self.line,
+            module=self.module,
         )
 
 

@@ -11,7 +11,7 @@ from torch._logging._internal import trace_structured
 
 from ..model.reasons import Reason
 from . import records as _records
-from .records import SiteRecord
+from .records import GraphRecord, SiteRecord
 
 log = logging.getLogger("dash_inductor")
 _UNEXPECTED = (Reason.COMPILE_FAILED, Reason.INTERNAL_ERROR)
@@ -22,7 +22,7 @@ def publish(records: Sequence[SiteRecord]) -> None:
 
     `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>"; the artifact "dash_sites" is JSON.
     """
-    _records.add(records)
+    _records.add(GraphRecord("", "joint", "compiled", tuple(records)))
     for record in records:
         level = logging.WARNING if record.reason in _UNEXPECTED else logging.INFO
         log.log(level, "%s", record)
