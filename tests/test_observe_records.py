@@ -145,7 +145,7 @@ def test_graphs_are_told_apart_by_their_compiles() -> None:
     under(first, "0/0", REPLACED)
     under(second, "!1/0/0", KEPT)
     under(first, "0/0", KEPT)
-    with tracing(first), compile_context(CompileContext(CompileId(0, 0))):
+    with tracing(first), compile_context(CompileContext(CompileId.from_string("0/0"))):
         kept = GraphRecord.from_json(finish())
         assert finish() == ""
     under(first, "0/0", FAILED)
