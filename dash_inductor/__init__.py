@@ -8,7 +8,7 @@ needs no import of this package; importing it does the same where torch does not
 
     enable(), disable(), is_enabled(), disabled()   on and off, for graphs compiled from then on
     config                                          the settings, see `dash_inductor.config`
-    sites(), clear_sites()                          what became of every attention of the graphs compiled so far
+    sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
 
 This file must not import torch: it may run while torch itself is being imported.
 """
@@ -24,16 +24,16 @@ from ._switch import disable, disabled, enable, is_enabled
 
 if TYPE_CHECKING:
     from .config import config
-    from .observe.records import clear_sites, sites
+    from .observe.records import clear_sites, graphs, sites
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "clear_sites", "config", "disable", "disabled", "enable", "is_enabled", "sites"]
+__all__ = ["__version__", "clear_sites", "config", "disable", "disabled", "enable", "graphs", "is_enabled", "sites"]
 
 
 def __getattr__(name: str) -> object:
     if name == "config":
         return importlib.import_module(".config", __name__)  # the module stands for the object in it
-    if name in ("sites", "clear_sites"):
+    if name in ("sites", "graphs", "clear_sites"):
         return getattr(importlib.import_module(".observe.records", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
