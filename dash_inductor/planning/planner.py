@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import ArgumentError, DashError
-from ..model.mask import MAX_LENGTH, Band, Mask
+from ..model.mask import MAX_LENGTH, Band
 from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
@@ -50,7 +50,7 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
     """
     note = ""
     try:
-        known = _known(arch)
+        known = tables_of(arch)
         if not any(f.covers(site, known) for f in FAMILIES):
             return _why_not(site, known)
         if schedule != "auto":
@@ -86,13 +86,47 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
         ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or a site that
             no kernel covers.
     """
-    known = _known(arch)
+    return made(site, arch, choose(site, arch, schedule), compiler=compiler)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a site: a schedule with the tiles of a kernel family.
+
+    Args:
+        kernel: the name of the family.
+        length: the critical path on the nominal problem.
+    """
+
+    schedule: str
+    kernel: str
+    candidate: Candidate
+    length: float
+
+
+def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
+    """What is chosen for a site, with arguments and errors as for `plan`."""
+    known = tables_of(arch)
     _check(site, arch, schedule)
-    candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
-    likely = _likely(site.mask) if site.mask.operands else None
-    names = NAMES if site.mask.segments is None else UPWARD
-    allowed = names if schedule is None else (schedule,)
-    name, kernel, candidate, length = _choose(known, candidates, site.band, allowed, schedule is not None, likely)
+    allowed = schedules_for(site) if schedule is None else (schedule,)
+    return _choose(known, candidates(site, arch), site.band, allowed, schedule is not None, likely_band(site))
+
+
+def candidates(site: Site, arch: str) -> tuple[tuple[str, Candidate], ...]:
+    """The tiles to choose from at a site, with the names of their kernel families, in the order of `FAMILIES`."""
+    known = tables_of(arch)
+    return tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
+
+
+def schedules_for(site: Site) -> tuple[str, ...]:
+    """The schedules among which the planner chooses at a site, as far as they support its mask."""
+    return NAMES if site.mask.segments is None else UPWARD
+
+
+def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
+    """The plan that runs `choice` at a site that its kernels cover; arguments as for `plan`."""
+    known = tables_of(arch)
+    name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     forward = forwards.choose(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
@@ -100,7 +134,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     key += f"/{compiler}" if compiler else ""
     return Plan(
         kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
-        critical_path=length, numerics_key=key,
+        critical_path=choice.length, numerics_key=key,
     )  # fmt: skip
 
 
@@ -110,7 +144,7 @@ def keeping(plan: Plan, operator: str) -> Plan:
     return replace(plan, forward="keep", forward_tiles=None, numerics_key=key)
 
 
-def _known(arch: str) -> str:
+def tables_of(arch: str) -> str:
     """The architecture whose tables `arch` uses."""
     if arch not in costs.WORKERS and arch not in costs.SAME_AS:
         raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
@@ -125,7 +159,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
     for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
-    known = _known(arch)
+    known = tables_of(arch)
     if not any(f.covers_dims(site, known) for f in FAMILIES):
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
@@ -143,14 +177,16 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
             raise ArgumentError("schedule", schedule, f"one that supports the mask {site.band}: {reason}")
 
 
-def _likely(mask: Mask) -> Band:
-    """The band that the tile pairs seen under a mask that is data are likely to fill.
+def likely_band(site: Site) -> Band | None:
+    """The band that the tile pairs seen under a mask that is data are likely to fill; None where the mask is a band.
 
     A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is cut,
     as DDP cuts it.  A schedule for causal masks costs others nothing, while `ascending` takes nearly twice as long for
     a causal one, and its CTAs wait (docs/schedules.md).
     """
-    return Band(0) if mask.dense is not None and mask.band.is_full else mask.band
+    if not site.mask.operands:
+        return None
+    return Band(0) if site.mask.dense is not None and site.band.is_full else site.band
 
 
 @lru_cache(maxsize=256)
@@ -161,30 +197,25 @@ def _choose(
     names: tuple[str, ...],
     named: bool,
     likely: Band | None,
-) -> tuple[str, str, Candidate, float]:
-    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem.
+) -> Choice:
+    """The choice with the shortest critical path on the nominal problem.
 
     Args:
         names: the schedules to choose from; if `named`, the one that must be taken.
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
     """
-    best: tuple[str, str, Candidate, float] | None = None
+    best: Choice | None = None
     for kernel, candidate in candidates:
-        by_tables = likely is not None and family(kernel).walks_by_tables
-        walked = likely if likely is not None and by_tables else mask
         for name in names:
-            if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
+            if objection(name, kernel, candidate, mask, likely, named) is not None:
                 continue
-            if not named and (supports(name, walked) is not None or _only_if_named(name, walked)):
-                continue
-            if by_tables and define(name, mask).resident is not None:
-                continue  # restricted to what is seen, its CTAs could wait for one another
-            if best is not None and not named and _work(name, candidate, walked, arch) >= best[3]:
+            walked = walked_band(name, kernel, mask, likely)
+            if best is not None and not named and _work(name, candidate, walked, arch) >= best.length:
                 continue  # cannot be shorter
-            length = critical_path(name, candidate, walked if supports(name, walked) is None else mask, arch)
-            if best is None or length < best[3]:
-                best = name, kernel, candidate, length
+            length = critical_path(name, candidate, walked, arch)
+            if best is None or length < best.length:
+                best = Choice(name, kernel, candidate, length)
     if best is None:
         allowed = "one of a single pass: these head dims have no kernels of two passes"
         if likely is not None and names != ("two_pass",):
@@ -193,9 +224,36 @@ def _choose(
     return best
 
 
-def _only_if_named(name: str, mask: Band) -> bool:
-    """Schedules that need co-residency, and `bent_fold`, which the model prefers and a GPU does not (docs/notes.md)."""
-    return name == "bent_fold" or define(name, mask).resident is not None
+def walked_band(name: str, kernel: str, mask: Band, likely: Band | None) -> Band:
+    """The band for whose tile pairs a schedule is planned: `likely` for kernels that walk by tables, else `mask`."""
+    by_tables = likely is not None and family(kernel).walks_by_tables and supports(name, likely) is None
+    return likely if likely is not None and by_tables else mask
+
+
+def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: Band | None, named: bool) -> str | None:
+    """Why a schedule is not considered with tiles of a kernel, in words; None where it is.
+
+    Args:
+        mask, likely, named: as for `_choose`.
+    """
+    if (name == "two_pass") != (candidate.dq is not None):
+        return "the tiles are those of two passes" if candidate.dq is not None else "the tiles are those of one pass"
+    reason = supports(name, mask)
+    if reason is not None:
+        return reason
+    by_tables = likely is not None and family(kernel).walks_by_tables
+    walked = likely if likely is not None and by_tables else mask
+    if not named:
+        reason = supports(name, walked)
+        if reason is not None:
+            return reason
+        if define(name, walked).resident is not None:
+            return "its CTAs must all be resident at the same time; it runs only where it is named"
+        if name == "bent_fold":
+            return "it was slower than fold on the regular shapes that were measured; it runs only where it is named"
+    if by_tables and define(name, mask).resident is not None:
+        return "the mask is data: restricted to what is seen, its CTAs could wait for one another"
+    return None
 
 
 def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:

@@ -1,0 +1,156 @@
+"""Every candidate that was considered for a site, with its predicted time, and in words why it lost or cannot run.
+
+The planner chooses on a nominal problem, because bits must not depend on lengths or the batch size; predictions are for
+the site itself.  Where the two disagree the choice stays as it is, and the ranking says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from ..model.plan import Plan, Tiles
+from ..model.site import Site
+from ..schedule.schedules import NAMES
+from . import planner
+from .costs import Candidate
+from .families import BITS, FAMILIES, KernelFamily
+from .prediction import predicted_us
+
+
+@dataclass(frozen=True)
+class Candidacy:
+    """One candidate of a site: a schedule with the tiles of a kernel family, or a family that does not cover the site.
+
+    Args:
+        kernel: the name of the kernel family, as in `Plan.kernel`.
+        schedule: the name of the schedule; None where the family cannot run the site at all.
+        dkdv, dq: its tiles, as in `Plan`; None where the family cannot run the site at all.
+        predicted_us: predicted time of the backward of this site in microseconds; None where it is not known.
+        critical_path: its time on the planner's nominal problem, by which it is chosen, in units of one 128 x 128 tile
+            pair; None where it was not simulated.
+        chosen: whether the planner chooses it.
+        why: in words why it was chosen, why it lost, or why it cannot run.
+        plan: the plan that would run it; None where it cannot run.
+    """
+
+    kernel: str
+    schedule: str | None
+    dkdv: Tiles | None
+    dq: Tiles | None
+    predicted_us: float | None
+    critical_path: float | None
+    chosen: bool
+    why: str
+    plan: Plan | None
+
+
+def rank(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> tuple[Candidacy, ...]:
+    """Every candidate that is considered for a site: the shortest predicted time first, last what cannot run.
+
+    Candidates without a prediction are ordered by their critical paths, behind those with one.
+
+    Args:
+        arch, schedule, compiler: as for `planner.plan`.  At most one candidate is chosen; for a site that no kernel
+            covers none is.
+
+    Raises:
+        ArgumentError: an unknown architecture or schedule, or a schedule that cannot run at the site.
+    """
+    known = planner.tables_of(arch)
+    found = [_uncovered(f, site, known) for f in FAMILIES if _is_for(f, site) and not f.covers(site, known)]
+    if len(found) < sum(_is_for(f, site) for f in FAMILIES):
+        found += _covered(site, arch, planner.choose(site, arch, schedule), schedule, compiler)
+    return tuple(sorted(found, key=_order))
+
+
+def _order(candidacy: Candidacy) -> tuple[bool, float, float, bool]:
+    predicted, path = candidacy.predicted_us, candidacy.critical_path
+    return (
+        candidacy.plan is None,
+        math.inf if predicted is None else predicted,
+        math.inf if path is None else path,
+        not candidacy.chosen,
+    )
+
+
+def _is_for(f: KernelFamily, site: Site) -> bool:
+    return (f.name == "reference") == (site.device == "cpu")
+
+
+def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
+    bits = BITS.get(site.dtype)
+    if bits is None or not f.runs_on(arch, bits):
+        why = f"there are no such kernels for {arch} and {site.dtype}"
+    elif not f.covers_dims(site, arch):
+        why = f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {f.head_dims}"
+    else:
+        why = f"its kernels do not read {', '.join(sorted(site.call.data - f.reads))}"
+    return Candidacy(f.name, None, None, None, None, None, False, why, None)
+
+
+def _covered(site: Site, arch: str, best: planner.Choice, named: str | None, compiler: str) -> Iterator[Candidacy]:
+    likely = planner.likely_band(site)
+    for kernel, candidate in planner.candidates(site, arch):
+        for name in NAMES:
+            if (name == "two_pass") != (candidate.dq is not None):
+                continue
+            able = planner.objection(name, kernel, candidate, site.band, likely, named=True)
+            if able is not None:
+                yield Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, able, None)
+                continue
+            yield _able(site, arch, best, name, kernel, candidate, named, compiler)
+
+
+def _able(
+    site: Site,
+    arch: str,
+    best: planner.Choice,
+    name: str,
+    kernel: str,
+    candidate: Candidate,
+    named: str | None,
+    compiler: str,
+) -> Candidacy:
+    """The candidacy of what can run at a site."""
+    chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
+    walked = planner.walked_band(name, kernel, site.band, planner.likely_band(site))
+    length = planner.critical_path(name, candidate, walked, planner.tables_of(arch))
+    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length), compiler=compiler)
+    predicted = predicted_us(plan, site, arch)
+    if chosen:
+        why = "it was named" if named is not None else "its critical path is the shortest"
+    else:
+        why = _why_not(site, best, name, kernel, candidate, length, named)
+    return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan)
+
+
+def _why_not(
+    site: Site, best: planner.Choice, name: str, kernel: str, candidate: Candidate, length: float, named: str | None
+) -> str:
+    if named is not None and name != named:
+        return f"schedule={named!r} was named"
+    if name not in planner.schedules_for(site) and named is None:
+        return f"masks with segments are planned among {', '.join(planner.UPWARD)}"
+    objection = planner.objection(
+        name, kernel, candidate, site.band, planner.likely_band(site), named=named is not None
+    )
+    if objection is not None:
+        return objection
+    if length == best.length:
+        return f"its critical path is as long as that of {best.schedule}, which is considered first"
+    return f"its critical path is {length / best.length:.2f} times as long as that of {best.schedule}"
+
+
+def chosen_of(ranking: tuple[Candidacy, ...]) -> Candidacy:
+    """The candidate that the planner chooses.
+
+    Raises:
+        ArgumentError: none is chosen, because no kernel covers the site.
+    """
+    for candidacy in ranking:
+        if candidacy.chosen:
+            return candidacy
+    raise ArgumentError("ranking", "one without a choice", "that of a site that a kernel covers")
