@@ -12,6 +12,12 @@ from . import tables
 from .explanation import Explanation, SiteExplanation
 from .tables import Block, Facts, Heading, Table
 
+LEGEND = (
+    (">", "chosen"),
+    ("µs", "predicted time of the backward at these sizes"),
+    ("path", "critical path on the planner's nominal problem, in tile pairs: the shortest is chosen"),
+)
+
 Group = list[tuple[int, SiteExplanation]]
 """Sites, with their numbers, of which the same is to say but for their module."""
 
@@ -37,6 +43,9 @@ def blocks(explanation: Explanation) -> Iterator[Block]:
         yield Table(header, tuple(map(_row, groups)))
     for group in groups:
         yield from _group(group)
+    if any(site.candidates for site in explanation.sites):
+        yield Heading("")
+        yield Facts(LEGEND)
 
 
 def headline(explanation: Explanation) -> str:
@@ -126,18 +135,27 @@ def _group(group: Group) -> Iterator[Block]:
     yield Heading(f"site{'s' * (len(group) > 1)} {numbers(group)}: {site.record.name}")
     yield Facts(tuple(facts(group)))
     able, not_able = candidates(site)
-    if able:
-        header = (">µs", ">path", "kernel", "schedule", "tiles", "why")
-        rows = tuple(
-            (
-                microseconds(c.predicted_us),
-                "" if c.critical_path is None else f"{c.critical_path:.0f}",
-                c.kernel, c.schedule or "", tiles(c), c.why,
-            )
-            for c in able
-        )  # fmt: skip
-        yield Table(header, rows, frozenset(i for i, c in enumerate(able) if c.chosen))
+    families: dict[str, list[Candidacy]] = {}
+    for candidate in able:
+        families.setdefault(f"{candidate.kernel}, tiles {tiles(candidate)}", []).append(candidate)
+    yield from (_ranking(title, members) for title, members in families.items())
+    if not_able:
+        yield Heading("")
     yield Facts((("cannot run", not_able),))
+
+
+def _ranking(title: str, members: Sequence[Candidacy]) -> Table:
+    """The candidates of one kernel family and one choice of tiles."""
+    predicted = any(c.predicted_us is not None for c in members)
+    header = ("schedule", *([">µs"] if predicted else []), ">path", "why")
+    rows = tuple(
+        (
+            c.schedule or "", *([microseconds(c.predicted_us)] if predicted else []),
+            "" if c.critical_path is None else f"{c.critical_path:.0f}", c.why,
+        )
+        for c in members
+    )  # fmt: skip
+    return Table(header, rows, title, frozenset(number for number, c in enumerate(members) if c.chosen))
 
 
 def _runs(plan: Plan) -> str:

@@ -14,7 +14,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Heading:
-    """A line that stands out."""
+    """A line that stands out, with an empty one before it; only that one where there is no text."""
 
     text: str
 
@@ -38,12 +38,26 @@ class Table:
     Args:
         header: of the columns; one that begins with ``>`` is of numbers, flush right.
         rows: a text per column.
-        marked: the numbers of the rows that stand out.
+        title: a line above the header; "" for none.
+        marked: the numbers of the rows that stand out; None for a table that has no such rows.
     """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    marked: frozenset[int] = frozenset()
+    title: str = ""
+    marked: frozenset[int] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The header, with a column for marks if rows can have them."""
+        return self.header if self.marked is None else ("", *self.header)
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows, with their marks if they can have them."""
+        if self.marked is None:
+            return list(self.rows)
+        return [(">" if number in self.marked else "", *row) for number, row in enumerate(self.rows)]
 
 
 Block = Heading | Facts | Table
@@ -68,7 +82,7 @@ def plain(blocks: Sequence[Block], width: int = WIDTH) -> Iterator[str]:
     """The lines of the blocks, in plain characters."""
     for block in blocks:
         if isinstance(block, Heading):
-            yield from ("", *_wrapped(block.text, width))
+            yield from ("", *(_wrapped(block.text, width) if block.text else ()))
         elif isinstance(block, Facts):
             margin = 2 + max((len(label) for label, _ in block.known), default=0) + 2
             for label, words in block.known:
@@ -80,17 +94,18 @@ def plain(blocks: Sequence[Block], width: int = WIDTH) -> Iterator[str]:
 
 
 def _table(table: Table, width: int) -> Iterator[str]:
-    header = tuple(name.removeprefix(">") for name in table.header)
-    widths = _widths([header, *table.rows], width - 4 - 2 * (len(header) - 1))
-    right = [name.startswith(">") for name in table.header]
-    lines = [header, tuple("-" * n for n in widths), *table.rows]
-    for number, row in enumerate(lines, start=-2):
-        cells = [_wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
-        for place in range(max(map(len, cells))):
-            parts = [cell[place] if place < len(cell) else "" for cell in cells]
+    header = tuple(name.removeprefix(">") for name in table.columns)
+    right = [name.startswith(">") for name in table.columns]
+    widths = _widths([header, *table.cells], width - 2 - 2 * (len(header) - 1))
+    yield ""
+    if table.title:
+        yield f"  {table.title}"
+    for row in (header, tuple("-" * n for n in widths), *table.cells):
+        wrapped = [_wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
+        for place in range(max(map(len, wrapped))):
+            parts = [lines[place] if place < len(lines) else "" for lines in wrapped]
             parts = [p.rjust(n) if r else p.ljust(n) for p, n, r in zip(parts, widths, right, strict=True)]
-            mark = "> " if number in table.marked and place == 0 else "  "
-            yield ("  " + mark + "  ".join(parts)).rstrip()
+            yield "  " + "  ".join(parts).rstrip()
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
@@ -120,7 +135,8 @@ def _with_rich(blocks: Sequence[Block], file: TextIO, width: int, *, colours: bo
     for block in blocks:
         if isinstance(block, Heading):
             console.print()
-            console.print(Text(block.text, style="bold"))
+            if block.text:
+                console.print(Text(block.text, style="bold"))
         elif isinstance(block, Facts):
             grid = RichTable.grid(padding=(0, 2))
             grid.add_column(style="cyan", no_wrap=True)
@@ -129,13 +145,14 @@ def _with_rich(blocks: Sequence[Block], file: TextIO, width: int, *, colours: bo
                 grid.add_row(label, Text(words))
             console.print(Padding(grid, (0, 0, 0, 2)))
         else:
-            table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="cyan")
-            for name in block.header:
-                table.add_column(
-                    name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold"
-                )
-            for number, row in enumerate(block.rows):
-                cells = (Text(cell) for cell in row)
-                table.add_row(*cells, style="bold green" if number in block.marked else "")
+            table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="cyan")
+            for name in block.columns:
+                right = name.startswith(">")
+                table.add_column(name.removeprefix(">"), justify="right" if right else "left", overflow="fold")
+            for number, row in enumerate(block.cells):
+                table.add_row(*map(Text, row), style="bold green" if number in (block.marked or ()) else "")
+            console.print()
+            if block.title:
+                console.print(Padding(Text(block.title), (0, 0, 0, 2)))
             console.print(Padding(table, (0, 0, 0, 2)))
     return True
