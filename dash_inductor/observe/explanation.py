@@ -34,6 +34,7 @@ class SiteExplanation:
         record: the record of the site, as `dash_inductor.sites` has it.
         decision: what becomes of it on `arch`: a plan, or the reason why it is kept.
         arch: the architecture that is asked about, for example "sm_90"; "" where none is known.
+        site: the facts that candidates depend on, on that architecture; None where they could not be established.
         candidates: every candidate for it on `arch`, the shortest predicted time first, last what cannot run; empty
             where the facts that candidates depend on could not be established.
     """
@@ -41,6 +42,7 @@ class SiteExplanation:
     record: SiteRecord
     decision: Decision
     arch: str
+    site: Site | None
     candidates: tuple[Candidacy, ...]
 
     @property
@@ -150,12 +152,12 @@ def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:
         if site is not None and (record.reason is None or record.reason in OF_THE_PLANNER):
             decision = decide(site, arch, config.schedule, compiler=toolchain.settings())
     if site is None or not arch:
-        return SiteExplanation(record, decision, arch, ())
+        return SiteExplanation(record, decision, arch, site, ())
     named = config.schedule if isinstance(decision, Plan) and decision.schedule == config.schedule else None
     candidates = _ranked(site, arch, named, toolchain.settings())
     if isinstance(decision, Kept):
         candidates = tuple(replace(candidate, chosen=False) for candidate in candidates)
-    return SiteExplanation(record, decision, arch, candidates)
+    return SiteExplanation(record, decision, arch, site, candidates)
 
 
 @functools.lru_cache(maxsize=256)
