@@ -117,6 +117,11 @@ class Explanation:
         """For every one of `sites` its graph."""
         return tuple(graph for graph in self.graphs for _ in graph.sites)
 
+    @property
+    def all_replaced(self) -> bool:
+        """Whether there are attention backwards, and all of them are replaced."""
+        return bool(self.sites) and all(site.kept is None for site in self.sites)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers only, for JSON."""
         explained = iter(self.sites)

@@ -48,6 +48,7 @@ class GraphPage:
         for name, text in self.texts.items():
             files.write(self.folder / name, text)
         files.write(self.folder / "sites.json", json.dumps(self.explanation.to_dict(), indent=2) + "\n")
+        self._write_index()  # there is a page even if something below fails
         for number, site in enumerate(self.explanation.sites, start=1):
             self.extras[number] = self._drawings(number, site) + self._schedule(number, site) + self._kernels(site)
         self._write_index()
@@ -140,4 +141,5 @@ class GraphPage:
 
 
 def _figure(caption: str, file: str, svg: str) -> str:
+    svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "")  # a page needs no name of that kind
     return f'<figure><figcaption>{caption}: <a href="{file}">{file}</a></figcaption><div class="drawn">{svg}</div></figure>'

@@ -68,7 +68,7 @@ def _forward(site: Site, plan: Plan, arch: str) -> Iterator[Any]:
 
 
 def _described(of: str, kernel: Any, arch: str) -> BuiltKernel:
-    source = kernel.src.fn
-    texts = {"source": source.raw_src, **{name: kernel.asm[name] for name in TEXTS if name != "source"}}
+    source = kernel.src.fn.raw_src  # the lines of the function
+    texts = {"source": "".join(source), **{name: kernel.asm[name] for name in TEXTS if name != "source"}}
     resources = standalone.resources(kernel, arch)
     return BuiltKernel(kernel.metadata.name, of, resources, kernel.metadata.num_warps, texts)

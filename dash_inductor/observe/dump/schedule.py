@@ -22,4 +22,5 @@ def svg(site: Site, plan: Plan) -> str:
     q_len = min(site.q_len or costs.NOMINAL_LEN, TILES * max(tiles.block_q, tiles.block_kv))
     band = Band(site.band.lo, site.band.hi, site.band.anchor)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv, 1, HEADS, section=min(HEADS, plan.section))
-    return timeline.svg(simulate(tables(plan.schedule, problem), WORKERS, Costs(1.0, 0.3, 0.3, depth=2)))
+    adding = Costs() if plan.dq is not None else Costs(1.0, 0.3, 0.3, depth=2)
+    return timeline.svg(simulate(tables(plan.schedule, problem), WORKERS, adding))

@@ -114,7 +114,9 @@ def _label(node: Node) -> str:
     if node.op != "call_function":
         return str(node.target)
     name = op_name(node)
-    return name.removeprefix("aten::").removeprefix("prims::") if name else getattr(node.target, "__name__", node.name)
+    if not name:
+        return getattr(node.target, "__name__", node.name)
+    return name.removeprefix("aten::").removeprefix("prims::").removeprefix("_scaled_dot_product_")
 
 
 def _note(node: Node) -> str:
