@@ -16,7 +16,7 @@ import torch
 
 import _dash_inductor_state as _state
 
-from . import _cache_key, _embeddings, _switch, compat, probe
+from . import _arguments, _cache_key, _carried_records, _embeddings, _switch, compat, probe
 from .config import config
 from .errors import UnsupportedVersionError
 
@@ -69,6 +69,8 @@ def install() -> None:
     _embeddings.install(lambda: rewriter() is not None)
     _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
+    _arguments.install()
+    _carried_records.install(lambda: rewriter() is not None)
     if "dash_inductor.ops" in sys.modules:
         lower_operators()
 
