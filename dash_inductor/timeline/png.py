@@ -1,0 +1,107 @@
+"""A picture as PNG, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ..errors import MissingPackageError
+from . import style
+from .model import Picture, Timeline, ticks
+from .style import Colours
+
+_INCHES, _DPI = 12.0, 150
+
+
+def png(picture: Picture) -> bytes:
+    """The picture as a PNG file, on a light page.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+        ArgumentError: timelines in different units.
+    """
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackageError("matplotlib", "PNG pictures") from error
+    colours, timelines = Colours.of(picture), picture.timelines
+    heights = [min(len(t.lanes) * 0.3, 4.2) + 0.95 for t in timelines]
+    with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9, "hatch.linewidth": 0.9}):
+        figure = Figure((_INCHES, sum(heights) + 1.4), dpi=_DPI, facecolor=style.PAGE, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=heights)[:, 0]
+        figure.suptitle(f"{picture.title}\n", x=0.01, ha="left", fontsize=14, fontweight="bold", color=style.INK)
+        figure.text(0.01, 1 - 0.42 / figure.get_figheight(), picture.subtitle, color=style.FAINT, va="top")
+        for ax, timeline in zip(axes, timelines, strict=True):
+            _draw(ax, timeline, picture, colours)
+        _legend(figure, picture, colours)
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _draw(ax: Any, t: Timeline, picture: Picture, colours: Colours) -> None:
+    lanes, writer = len(t.lanes), t.writer and len(t.lanes) <= 32
+    bars: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
+    labels = lanes <= 16
+    inset = 0.06 if labels else 0.0
+    for drawn in style.rectangles(t, colours, 1600, writer):
+        top, height = drawn.lane + inset, 1 - 2 * inset
+        if writer:
+            top, height = (top + 0.6 * height, 0.4 * height) if drawn.track else (top, 0.6 * height)
+        bars.setdefault((drawn.kind, drawn.colour), []).append((drawn.begin, top, drawn.end - drawn.begin, height))
+        text = style.label(t, t.steps[drawn.step])
+        room = (drawn.end - drawn.begin) / picture.end * _INCHES * 72 if picture.end else 0.0
+        if labels and drawn.step >= 0 and drawn.kind == "compute" and room > 4 + 6 * len(text):
+            middle = (drawn.begin + drawn.end) / 2, top + height / 2
+            ax.text(*middle, text, ha="center", va="center", fontsize=8, color=style.INK)
+    for (kind, colour), boxes in bars.items():
+        _boxes(ax, kind, colours.hues[colour], boxes, edges=labels)
+    ax.axvline(t.end, color=style.INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    ax.set(xlim=(0, picture.end * 1.01 or 1), ylim=(lanes, 0), xticks=ticks(picture.end))
+    every = next(n for n in (1, 2, 4, 8, 16, 32, 1 << 30) if lanes / n <= 18)
+    ax.set_yticks([lane + 0.5 for lane in range(0, lanes, every)], [str(lane) for lane in range(0, lanes, every)])
+    ax.set_title(t.name, loc="left", fontweight="bold", fontsize=11, color=style.INK, pad=7)
+    ax.set_title(style.summary(t), loc="right", fontsize=9, color=style.FAINT, pad=7)
+    ax.set_xlabel(picture.unit.axis, loc="right", color=style.FAINT)
+    ax.grid(axis="x", color=style.GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.tick_params(length=0, colors=style.FAINT)
+    ax.spines[:].set_visible(False)
+
+
+def _boxes(ax: Any, kind: str, hue: style.Hue, boxes: list[tuple[float, float, float, float]], *, edges: bool) -> None:
+    """Add rectangles (x, y, width, height) of one kind and colour."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
+    look: dict[str, Any] = {"facecolors": hue.add if kind == "add" else hue.compute}
+    if kind == "wait":
+        look = {"facecolors": "none", "edgecolors": style.WAIT, "hatch": "/////", "linewidths": 0}
+    elif edges:
+        look |= {"edgecolors": style.PAGE, "linewidths": 0.8}
+    ax.add_collection(PolyCollection(corners, **look))
+
+
+def _legend(figure: Any, picture: Picture, colours: Colours) -> None:
+    from matplotlib.patches import Patch
+
+    kinds = {bar.kind for t in picture.timelines for bar in t.bars}
+    entries = [Patch(facecolor=colours.hues[0].compute, label=style.MEANING["compute"])]
+    if "wait" in kinds:
+        entries.append(
+            Patch(facecolor="none", edgecolor=style.WAIT, hatch="/////", linewidth=0, label=style.MEANING["wait"])
+        )
+    if "add" in kinds:
+        entries.append(Patch(facecolor=colours.hues[0].add, label=style.MEANING["add"]))
+    if colours.used > 1:
+        word, first = ("q", 0) if colours.q_tiles else ("kv", 0)
+        for i in range(colours.used):
+            at = i if colours.q_tiles else -(-i * colours.kv_tiles // len(colours.hues))
+            entries.append(Patch(facecolor=colours.hues[i].compute, label=f"{word} {at + first}"))
+    figure.legend(
+        handles=entries, loc="outside lower left", ncols=len(entries), frameon=False, fontsize=8.5, handlelength=1.4,
+        columnspacing=1.2, labelcolor=style.INK,
+    )  # fmt: skip
