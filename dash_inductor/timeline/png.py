@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import MissingPackageError
 from . import style
-from .model import Picture, Timeline, ticks
+from .model import Kind, Picture, Timeline, ticks
 from .style import Colours
 
 _INCHES, _DPI = 12.0, 150
+_TOP, _BOTTOM = 0.75, 0.35
+"""Inches above the panels and below them."""
+_WRITER_LANES = 32
+"""Lanes with which there is room for what writers do."""
 
 
 def png(picture: Picture) -> bytes:
@@ -27,24 +32,31 @@ def png(picture: Picture) -> bytes:
     except ImportError as error:
         raise MissingPackageError("matplotlib", "PNG pictures") from error
     colours, timelines = Colours.of(picture), picture.timelines
+    panels = [(t, t.writer and len(t.lanes) <= _WRITER_LANES) for t in timelines]
     heights = [min(len(t.lanes) * 0.3, 4.2) + 0.95 for t in timelines]
+    height = _TOP + sum(heights) + _BOTTOM
     with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9, "hatch.linewidth": 0.9}):
-        figure = Figure((_INCHES, sum(heights) + 1.4), dpi=_DPI, facecolor=style.PAGE, layout="constrained")
+        figure = Figure((_INCHES, height), dpi=_DPI, facecolor=style.PAGE)
         FigureCanvasAgg(figure)
+        inside = 0.015, _BOTTOM / height, 0.97, 1 - (_TOP + _BOTTOM) / height
+        figure.set_layout_engine("constrained", rect=inside, h_pad=0.08)
         axes = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=heights)[:, 0]
-        figure.suptitle(f"{picture.title}\n", x=0.01, ha="left", fontsize=14, fontweight="bold", color=style.INK)
-        figure.text(0.01, 1 - 0.42 / figure.get_figheight(), picture.subtitle, color=style.FAINT, va="top")
-        for ax, timeline in zip(axes, timelines, strict=True):
-            _draw(ax, timeline, picture, colours)
-        _legend(figure, picture, colours)
+        figure.text(0.015, 1 - 0.2 / height, picture.title, va="top", size=15, weight="bold", color=style.INK)
+        figure.text(0.015, 1 - 0.52 / height, picture.subtitle, va="top", size=10, color=style.FAINT)
+        for ax, (timeline, writer) in zip(axes, panels, strict=True):
+            _draw(ax, timeline, picture, colours, writer)
+        figure.legend(
+            handles=_legend(panels, colours), loc="lower left", bbox_to_anchor=(0.01, 0.05 / height), ncols=12,
+            frameon=False, fontsize=9, handlelength=1.5, columnspacing=1.3, labelcolor=style.INK,
+        )  # fmt: skip
         out = io.BytesIO()
         figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
-def _draw(ax: Any, t: Timeline, picture: Picture, colours: Colours) -> None:
-    lanes, writer = len(t.lanes), t.writer and len(t.lanes) <= 32
-    bars: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
+def _draw(ax: Any, t: Timeline, picture: Picture, colours: Colours, writer: bool) -> None:
+    lanes = len(t.lanes)
+    bars: dict[tuple[Kind, int], list[tuple[float, float, float, float]]] = {}
     labels = lanes <= 16
     inset = 0.06 if labels else 0.0
     for drawn in style.rectangles(t, colours, 1600, writer):
@@ -85,23 +97,18 @@ def _boxes(ax: Any, kind: str, hue: style.Hue, boxes: list[tuple[float, float, f
     ax.add_collection(PolyCollection(corners, **look))
 
 
-def _legend(figure: Any, picture: Picture, colours: Colours) -> None:
+def _legend(panels: Sequence[tuple[Timeline, bool]], colours: Colours) -> list[Any]:
     from matplotlib.patches import Patch
 
-    kinds = {bar.kind for t in picture.timelines for bar in t.bars}
-    entries = [Patch(facecolor=colours.hues[0].compute, label=style.MEANING["compute"])]
-    if "wait" in kinds:
-        entries.append(
-            Patch(facecolor="none", edgecolor=style.WAIT, hatch="/////", linewidth=0, label=style.MEANING["wait"])
-        )
-    if "add" in kinds:
-        entries.append(Patch(facecolor=colours.hues[0].add, label=style.MEANING["add"]))
-    if colours.used > 1:
-        word, first = ("q", 0) if colours.q_tiles else ("kv", 0)
-        for i in range(colours.used):
-            at = i if colours.q_tiles else -(-i * colours.kv_tiles // len(colours.hues))
-            entries.append(Patch(facecolor=colours.hues[i].compute, label=f"{word} {at + first}"))
-    figure.legend(
-        handles=entries, loc="outside lower left", ncols=len(entries), frameon=False, fontsize=8.5, handlelength=1.4,
-        columnspacing=1.2, labelcolor=style.INK,
-    )  # fmt: skip
+    hue = colours.hues[0]
+    looks: dict[Kind, dict[str, Any]] = {
+        "compute": {"facecolor": hue.compute},
+        "wait": {"facecolor": "none", "edgecolor": style.WAIT, "hatch": "/////", "linewidth": 0},
+        "add": {"facecolor": hue.add},
+    }
+    entries = [Patch(**looks[kind], label=text) for kind, text in style.shown(panels)]
+    for i in range(colours.used if colours.used > 1 else 0):
+        first = -(-i * colours.kv_tiles // len(colours.hues))
+        text = f"q tile {i}" if colours.q_tiles else f"kv {first}"
+        entries.append(Patch(facecolor=colours.hues[i].compute, label=text))
+    return entries

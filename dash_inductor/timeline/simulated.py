@@ -12,12 +12,11 @@ from ..model.site import Site
 from ..planning import costs as _costs
 from ..planning import planner
 from ..planning.families import family
-from ..planning.prediction import predicted_us
 from ..schedule.jobs import tables, walked_query_heads
 from ..schedule.simulator import Costs, Run, simulate
 from ..schedule.walk import ClosedForm, Problem
 from .data import Data, restricted
-from .model import MICROSECONDS, TIMES, Step, Timeline, Unit
+from .model import TIMES, Step, Timeline, Unit
 
 MODEL_UNIT = Unit("units", "time; computing a tile pair takes 1")
 """The unit where costs are relative to the computation of a tile pair."""
@@ -48,8 +47,7 @@ def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timelin
 def of_plan(site: Site, arch: str, plan: Plan, *, data: Data | None = None, workers: int | None = None) -> Timeline:
     """The simulated run of a plan at a site.
 
-    Times are microseconds where the planner predicts them for this plan, so that the run takes as long as predicted;
-    else they are in the unit of the planner's costs.
+    Times are in the unit of the planner's costs.
 
     Args:
         site: with static lengths and batch.
@@ -75,11 +73,7 @@ def of_plan(site: Site, arch: str, plan: Plan, *, data: Data | None = None, work
     for index, (nominal, prices) in enumerate(planner.passes(plan.schedule, candidate, site.band, known)):
         problem = _problem(site, plan, nominal, second=index == 1)
         passes.append(_pass(plan, problem, prices, site, data, count, second=index == 1))
-    whole = passes[0] if len(passes) == 1 else _one_after_the_other(*passes)
-    predicted = predicted_us(plan, site, arch)
-    if predicted is None or not whole.end:
-        return whole
-    return whole.in_unit(MICROSECONDS, predicted / whole.end)
+    return passes[0] if len(passes) == 1 else _one_after_the_other(*passes)
 
 
 def _problem(site: Site, plan: Plan, nominal: Problem, *, second: bool) -> Problem:
@@ -141,11 +135,8 @@ def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
 
 def query_heads(batch: int, heads: int) -> tuple[str, ...]:
     """Names of the query heads of all batch elements."""
-    return tuple(
-        f"head {head}" if batch == 1 else f"batch element {b}, head {head}"
-        for b in range(batch)
-        for head in range(heads)
-    )
+    names = [f"head {head}" for head in range(heads)]
+    return tuple(names if batch == 1 else (f"batch element {b}, {name}" for b in range(batch) for name in names))
 
 
 def of_run(

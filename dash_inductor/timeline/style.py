@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .model import Kind, Picture, Step, Timeline
@@ -106,6 +106,16 @@ def summary(timeline: Timeline) -> str:
         parts.append(f"adds {shares['add']:.0%}")
     parts.append(f"waits {shares['wait']:.0%}")
     return " · ".join([*parts, timeline.note] if timeline.note else parts)
+
+
+def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
+    """The kinds of bars that a picture shows, with what they mean.
+
+    Args:
+        panels: timelines, and whether what their writers do is drawn.
+    """
+    kinds = {bar.kind for t, writer in panels for bar in t.bars if writer or bar.track == 0}
+    return [(kind, meaning) for kind, meaning in MEANING.items() if kind in kinds]
 
 
 class Drawn(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from . import style
-from .model import Picture, Timeline, ticks
+from .model import Kind, Picture, Timeline, ticks
 from .style import Colours, Drawn
 
 WIDTH = 960
@@ -62,7 +62,7 @@ def svg(picture: Picture) -> str:
     colours = Colours.of(picture)
     legend_y = max((p.bottom for p in panels), default=_MARGIN + 40) + _AXIS + _GAP
     body = [part for panel in panels for part in _panel(panel, picture, colours)]
-    legend, height = _legend(picture, colours, legend_y)
+    legend, height = _legend(panels, colours, legend_y)
     return "\n".join(
         [
             f'<svg {_SPACE} viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}" role="img">',
@@ -159,11 +159,11 @@ def _bar(p: _Panel, drawn: Drawn, left: float) -> Iterator[str]:
         yield f'<text class="in" x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}">{text}</text>'
 
 
-def _legend(picture: Picture, colours: Colours, y: float) -> tuple[list[str], float]:
+def _legend(panels: Sequence[_Panel], colours: Colours, y: float) -> tuple[list[str], float]:
     """The legend from `y` down, and the height of the picture with it."""
     x, parts = float(_MARGIN), []
 
-    def entry(kinds: tuple[str, ...], text: str) -> None:
+    def entry(kinds: Sequence[str], text: str) -> None:
         nonlocal x, y
         swatch = 20 if len(kinds) == 1 else 14
         width = (swatch + 1) * len(kinds) + 6.3 * len(text) + 26
@@ -175,12 +175,12 @@ def _legend(picture: Picture, colours: Colours, y: float) -> tuple[list[str], fl
         parts.append(f'<text x="{x + (swatch + 1) * len(kinds) + 6:g}" y="{y:g}">{escape(text)}</text>')
         x += width
 
-    for kind, name in (("compute", "c0"), ("wait", "wait"), ("add", "a0")):
-        if any(bar.kind == kind for t in picture.timelines for bar in t.bars):
-            entry((name,), style.MEANING[kind])
+    classes: dict[Kind, str] = {"compute": "c0", "wait": "wait", "add": "a0"}
+    for kind, text in style.shown((p.timeline, p.writer) for p in panels):
+        entry((classes[kind],), text)
     if colours.used > 1:
-        entry(tuple(f"c{i}" for i in range(colours.used)), colours.meaning)
+        entry([f"c{i}" for i in range(colours.used)], colours.meaning)
     if colours.q_tiles:
-        several = any(len(t.heads) > 1 for t in picture.timelines)
+        several = any(len(p.timeline.heads) > 1 for p in panels)
         entry((), "a0: head a, q tile 0" if several else "0: q tile 0")
     return parts, y + _MARGIN
