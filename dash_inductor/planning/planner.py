@@ -258,20 +258,20 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
 
 def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
     """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `costs`)."""
-    kernels = _kernels(name, candidate, mask, arch)
-    return round(sum(_makespan(name, problem, prices, arch) for problem, prices in kernels), 6)
+    found = passes(name, candidate, mask, arch)
+    return round(sum(_makespan(name, problem, prices, arch) for problem, prices in found), 6)
 
 
 def _work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
     """A lower bound of `critical_path`: the work, spread evenly over the workers."""
     total = 0.0
-    for problem, prices in _kernels(name, candidate, mask, arch):
+    for problem, prices in passes(name, candidate, mask, arch):
         step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
         total += problem.batch * problem.heads * sum(_steps(name, problem)) * step
     return total / costs.WORKERS[arch]
 
 
-def _kernels(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
+def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
     """The kernels of a candidate on the nominal problem, with what a step costs in each."""
     if candidate.dq is None:
         return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
