@@ -79,7 +79,9 @@ class _Layout:
             for source in item.inputs:
                 if source in self.places:
                     everything += self._connect(source, name)
-        self.rows = [[p for p in everything if p.layer == layer] for layer in range(1 + max(layers.values(), default=0))]
+        self.rows = [
+            [p for p in everything if p.layer == layer] for layer in range(1 + max(layers.values(), default=0))
+        ]
         _order(self.rows)
         _spread(self.rows)
         left = min((p.x - p.width / 2 for p in everything), default=0.0)
@@ -178,7 +180,7 @@ def _node(layout: _Layout, item: Item, *, centre: bool, cut: bool) -> str:
         _shortened(item.note, 48)
     )
     return (
-        f'<g class={quoteattr(classes)} data-node={quoteattr(item.name)}><title>{escape(item.line)}</title>'
+        f"<g class={quoteattr(classes)} data-node={quoteattr(item.name)}><title>{escape(item.line)}</title>"
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{place.width:.1f}" height="{HEIGHT}"/>'
         f'<text x="{place.x:.1f}" y="{y + (17 if item.note else 24):.1f}" text-anchor="middle">'
         f"{escape(_shortened(item.label, WIDEST))}</text>" + (f"{note}</text>" if item.note else "") + "</g>"

@@ -71,7 +71,9 @@ class GraphPage:
             changed = '<p class="soft">The pass changed nothing.</p>'
         else:
             shown = "\n".join(self.texts["joint.diff"].splitlines()[:DIFF_LINES])
-            title = f"what the pass changed: {lines} lines" + (f", the first {DIFF_LINES}" if lines > DIFF_LINES else "")
+            title = f"what the pass changed: {lines} lines" + (
+                f", the first {DIFF_LINES}" if lines > DIFF_LINES else ""
+            )
             changed = html.details(title, html.diff(shown))
         code = "" if self.code else '<p class="soft">No code was generated yet, or it came from elsewhere.</p>'
         body = [
@@ -102,13 +104,12 @@ class GraphPage:
 
     def _schedule(self, number: int, site: SiteExplanation) -> str:
         """Draw the schedule that was chosen."""
-        if site.plan is None or site.record.site is None:
+        if site.plan is None or site.site is None:
             return ""
-        text = schedule.svg(site.record.site, site.plan)
+        text = schedule.svg(site.site, site.arch, site.plan)
         file = f"site_{number}_schedule.svg"
         files.write(self.folder / file, text)
-        title = f"schedule {site.plan.schedule}, {schedule.HEADS} heads on {schedule.WORKERS} workers"
-        return html.details(title, _figure("workers over time; a colour is a head", file, text))
+        return html.details(f"the schedule {site.plan.schedule}", _figure("workers over time", file, text))
 
     def _kernels(self, site: SiteExplanation) -> str:
         """Compile the kernels and write their texts; the error in words where that fails."""

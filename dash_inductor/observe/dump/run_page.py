@@ -36,4 +36,6 @@ def runs(folder: Path) -> str:
         (f'<a href="{run.name}/index.html">{escape(run.name)}</a>', str(len(list(run.glob("*/index.html")))))
         for run in found
     ]
-    return html.page(f"Compiled graphs: {len(rows)} run{'s' * (len(rows) != 1)}", [html.table(("run", ">graphs"), rows)])
+    return html.page(
+        f"Compiled graphs: {len(rows)} run{'s' * (len(rows) != 1)}", [html.table(("run", ">graphs"), rows)]
+    )

@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from ..._arguments import name_of
 from ...matching.attention_ops import op_name
 
 Kind = Literal["input", "attention", "ours", "other"]
@@ -25,7 +26,7 @@ class Item:
 
     Args:
         name: of the node.
-        label: the operator, or the name of an input.
+        label: the operator, or what the model calls an input.
         note: dtype and shape of the value, "" where it has none.
         line: the whole node, as a graph prints it.
         inputs: the names of the nodes that it reads.
@@ -49,7 +50,7 @@ class Snapshot:
 
     @staticmethod
     def of(graph: Graph) -> Snapshot:
-        """The graph as it is now; it may change afterwards."""
+        """The graph as it is now, while it is compiled; it may change afterwards."""
         return Snapshot({node.name: _item(node) for node in graph.nodes if node.op != "output" and not _is_part(node)})
 
     def of_site(self, name: str) -> list[str]:
@@ -111,6 +112,8 @@ def _kind(node: Node) -> Kind:
 
 
 def _label(node: Node) -> str:
+    if node.op == "placeholder":
+        return name_of(node)
     if node.op != "call_function":
         return str(node.target)
     name = op_name(node)

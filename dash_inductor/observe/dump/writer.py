@@ -8,19 +8,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch._guards import CompileContext
 
 from ...config import config
 from .. import records
-from ..records import GraphRecord
+from ..records import GraphRecord, SiteRecord
+from ..report import current_compile_id
 from . import files, graph_page, run_page
 from .snapshot import Snapshot
 
@@ -73,7 +73,7 @@ def generated_code(compiled: Any, kind: str) -> None:
     """
 
     def write() -> None:
-        page = _run().newest.get(_compile_id())
+        page = _run().newest.get(current_compile_id())
         code = getattr(compiled, "source_code", None)
         if page is not None and code:
             page.add_code(kind, code)
@@ -87,14 +87,9 @@ def run_folder() -> Path:
         return _run().folder
 
 
-def _write_graph(
-    graph: torch.fx.Graph, text: str, before: Snapshot, known: tuple[GraphRecord, ...]
-) -> None:
-    run, number = _run(), _compile_id()
-    old = {id(record) for record in known}
-    new = [record for record in records.graphs() if id(record) not in old]
-    sites = tuple(site for record in new for site in record.sites if site.name in before.items)
-    kind = new[-1].kind if new else ""
+def _write_graph(graph: torch.fx.Graph, text: str, before: Snapshot, known: tuple[GraphRecord, ...]) -> None:
+    run, number = _run(), current_compile_id()
+    kind, sites = _published(known, records.graphs())
     after = _readable(graph)
     changed = "".join(
         difflib.unified_diff(text.splitlines(True), after.splitlines(True), "joint_before.py", "joint_after.py")
@@ -114,17 +109,27 @@ def _write_graph(
     files.write(run.folder.parent / "index.html", run_page.runs(run.folder.parent))
 
 
+def _published(
+    before: Sequence[GraphRecord], after: Sequence[GraphRecord]
+) -> tuple[Literal["joint", "inference", ""], tuple[SiteRecord, ...]]:
+    """The kind of a graph and its sites, from the records of all graphs before and after the pass over it.
+
+    The record of a graph with nested ones grows from graph to graph.
+    """
+    old, new = (
+        [x for x in these if not any(x is y for y in others)] for these, others in ((before, after), (after, before))
+    )
+    grown = sum(len(record.sites) for record in old)
+    sites = tuple(site for record in new for site in record.sites)
+    return (new[-1].kind if new else ""), sites[grown:]
+
+
 def _readable(graph: torch.fx.Graph) -> str:
     module = graph.owning_module
     if isinstance(module, torch.fx.GraphModule):
         text: str = module.print_readable(print_output=False, include_stride=True, include_device=True)
         return text + "\n"
     return f"{graph}\n"
-
-
-def _compile_id() -> str:
-    number = CompileContext.current_compile_id()
-    return "" if number is None else str(number)
 
 
 def _run() -> _Run:
