@@ -142,7 +142,7 @@ class Explanation:
         return explanation_text.text(self)
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print to `file`, by default the standard output; in colours where that is a terminal and rich is installed."""
+        """Print to `file`, by default the standard output; in colours if that is a terminal and rich is installed."""
         from . import explanation_text
 
         explanation_text.show(self, file)

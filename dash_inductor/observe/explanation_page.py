@@ -48,9 +48,9 @@ def _card(group: words.Group, extra: str) -> str:
     name = words.module(group) or site.record.name
     anchors = "".join(f'<a id="site-{number}"></a>' for number, _ in group)
     names = ", ".join(member.record.name for _, member in group)
+    head = f"<h2>{words.numbers(group)}. {escape(name)}</h2><span class='tag {status}'>{status}</span>"
     parts = [
-        f'<div class=head>{anchors}<h2>{words.numbers(group)}. {escape(name)}</h2><span class="tag {status}">{status}</span>'
-        f'<span class="soft">{escape(names)}</span></div>',
+        f"<div class=head>{anchors}{head}<span class=soft>{escape(names)}</span></div>",
         html.facts((label, html.words(text)) for label, text in words.facts(group)),
         extra,
     ]

@@ -25,14 +25,16 @@ h1 { font-size: 25px; line-height: 1.25; margin: 4px 0 6px; letter-spacing: -.01
 h2 { font-size: 18px; margin: 0 } h3 { font-size: 14px; margin: 22px 0 8px }
 a { color: var(--link); text-decoration: none } a:hover { text-decoration: underline }
 .soft, .legend { color: var(--soft) } .legend { font-size: 13px } .trail { font-size: 13px; color: var(--soft) }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 18px 0 }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px;
+  margin: 18px 0 }
 .head { display: flex; gap: 12px; align-items: baseline; flex-wrap: wrap }
 .tag { border-radius: 99px; font-size: 12.5px; font-weight: 600; padding: 2px 10px; white-space: nowrap }
 .tag.replaced { color: var(--good); background: var(--good-back) }
 .tag.kept { color: var(--bad); background: var(--bad-back) }
 code, pre, td.mono { font: 12.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
 code { background: var(--code); border-radius: 4px; padding: 1px 4px; overflow-wrap: anywhere }
-pre { background: var(--code); border-radius: 8px; padding: 12px 14px; overflow: auto; max-height: 460px; margin: 8px 0 }
+pre { background: var(--code); border-radius: 8px; padding: 12px 14px; overflow: auto; max-height: 460px;
+  margin: 8px 0 }
 pre .add { color: var(--good) } pre .del { color: var(--bad) } pre .at { color: var(--soft) }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 5px 18px; margin: 12px 0 0 }
 dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
@@ -46,6 +48,7 @@ summary { cursor: pointer; color: var(--soft); margin-top: 14px } summary:hover 
 figure { margin: 10px 0 } figcaption { color: var(--soft); font-size: 13px; margin-bottom: 6px }
 .figures { display: flex; gap: 22px; flex-wrap: wrap; align-items: flex-start } .figures figure { min-width: 0 }
 .drawn { overflow: auto; max-height: 900px; border: 1px solid var(--line); border-radius: 8px; padding: 8px }
+.drawn svg { display: block; max-width: 100%; height: auto; margin: 0 auto }
 .links { display: flex; gap: 8px 18px; flex-wrap: wrap }
 """
 

@@ -72,7 +72,7 @@ def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
 
 
 def show(blocks: Sequence[Block], file: TextIO | None = None, width: int = WIDTH) -> None:
-    """Print the blocks; in colours where `file`, by default the standard output, is a terminal and rich is installed."""
+    """Print to `file`, by default the standard output; in colours if that is a terminal and rich is installed."""
     file = file or sys.stdout
     if not (file.isatty() and _with_rich(blocks, file, width, colours=True)):
         print(text(blocks, width), file=file)

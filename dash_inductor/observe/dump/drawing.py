@@ -6,6 +6,7 @@ within a layer by the mean place of the neighbours, then places along the layer 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
@@ -92,7 +93,7 @@ class _Layout:
         first, last = self.places[source], self.places[target]
         bends = [_Place(layer, 8.0) for layer in range(first.layer + 1, last.layer)]
         chain = [first, *bends, last]
-        for upper, lower in zip(chain, chain[1:], strict=False):
+        for upper, lower in itertools.pairwise(chain):
             upper.below.append(lower)
             lower.above.append(upper)
         self.bends[source, target] = bends
@@ -195,8 +196,9 @@ def _edge(layout: _Layout, source: str, target: str) -> str:
         points += [(bend.x, _y(bend.layer)), (bend.x, _y(bend.layer) + HEIGHT)]
     points.append((last.x, _y(last.layer) - 5))
     path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         middle = (y0 + y1) / 2
         path += f" C{x0:.1f},{middle:.1f} {x1:.1f},{middle:.1f} {x1:.1f},{y1:.1f}"
     x, y = points[-1][0], points[-1][1] + 5
-    return f'<path d="{path}"/><path class="head" d="M{x - 4:.1f},{y - 7:.1f} L{x + 4:.1f},{y - 7:.1f} L{x:.1f},{y:.1f} Z"/>'
+    head = f"M{x - 4:.1f},{y - 7:.1f} L{x + 4:.1f},{y - 7:.1f} L{x:.1f},{y:.1f} Z"
+    return f'<path d="{path}"/><path class="head" d="{head}"/>'

@@ -143,4 +143,5 @@ class GraphPage:
 
 def _figure(caption: str, file: str, svg: str) -> str:
     svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "")  # a page needs no name of that kind
-    return f'<figure><figcaption>{caption}: <a href="{file}">{file}</a></figcaption><div class="drawn">{svg}</div></figure>'
+    named = f'<figcaption>{caption}: <a href="{file}">{file}</a></figcaption>'
+    return f'<figure>{named}<div class="drawn">{svg}</div></figure>'
