@@ -50,7 +50,7 @@ def _card(group: words.Group, extra: str) -> str:
     names = ", ".join(member.record.name for _, member in group)
     head = f"<h2>{words.numbers(group)}. {escape(name)}</h2><span class='tag {status}'>{status}</span>"
     parts = [
-        f"<div class=head>{anchors}{head}<span class=soft>{escape(names)}</span></div>",
+        f"{anchors}<div class=head>{head}<span class=soft>{escape(names)}</span></div>",
         html.facts((label, html.words(text)) for label, text in words.facts(group)),
         extra,
     ]
