@@ -114,7 +114,7 @@ class Timeline:
                 yield Bar(i, int(self.writer), "add", step.write, step.written)
                 free, last = max(free, step.written), step
 
-    @property
+    @cached_property
     def shares(self) -> dict[Kind, float]:
         """The share of the time of all lanes, from 0 to 1, that each kind of bar of the lane's own track takes.
 
