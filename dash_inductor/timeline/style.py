@@ -44,6 +44,7 @@ INK, INK_DARK = "#1f2328", "#e6edf3"
 FAINT, FAINT_DARK = "#6a737d", "#9aa4af"
 GRID, GRID_DARK = "#e3e6ea", "#2d333b"
 PAGE, PAGE_DARK = "#ffffff", "#0f1318"
+ACCENT, ACCENT_DARK = "#2f6db3", "#7db3ee"
 WAIT, WAIT_DARK = "#9aa1a9", "#6b7480"
 
 MEANING: dict[Kind, str] = {
