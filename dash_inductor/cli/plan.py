@@ -12,8 +12,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..model.plan import Kept, Plan
-from ..planning import planner
-from ..planning.prediction import predicted_us
+from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
 from ..schedule.schedules import NAMES
 from ..timeline import files, planned
@@ -76,7 +75,7 @@ def _document(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], 
     return {
         "site": {**dataclasses.asdict(asked.site), "call": str(asked.site.call)},
         "arch": asked.arch,
-        "plan": None if kept else {**_plain(found), "predicted_us": predicted_us(found, asked.site, asked.arch)},
+        "plan": None if kept else _plain(found),
         "kept": {"reason": found.reason.value, "detail": found.detail} if kept else None,
         "candidates": [_plain(candidacy) for candidacy in ranking],
         "timelines": [] if kept else [str(path) for path in written],
@@ -95,7 +94,12 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
     if isinstance(found, Kept):
         facts.append(("kept", f"{found.reason.explanation} {found.detail}"))
     else:
-        predicted = predicted_us(found, asked.site, asked.arch)
+        times = {
+            "backward": prediction.predicted_us(found, asked.site, asked.arch),
+            "forward": prediction.predicted_forward_us(found, asked.site, asked.arch),
+        }
+        known = [f"{name} {time:,.0f} µs" for name, time in times.items() if time is not None]
+        unknown = prediction.unknown(found, asked.site, asked.arch)
         tiles = f"tiles {found.dkdv}" + (f" and {found.dq} for dq" if found.dq else "")
         facts += [
             (
@@ -103,7 +107,7 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
                 f"{found.kernel} kernels, schedule {found.schedule}, {tiles}, {found.section} heads a section",
             ),
             ("forward", f"{found.forward} kernels, tiles {found.forward_tiles}"),
-            ("predicted", "unknown: these kernels are not calibrated" if predicted is None else f"{predicted:,.0f} µs"),
+            ("predicted", "; ".join(known + ([f"backward unknown: {unknown}"] if unknown else []))),
             ("numerics", f"{found.numerics_key}, and the compiler's settings"),
             ("plan", str(found)),
         ]
@@ -112,7 +116,7 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
         print("\n".join(f"{name if i == 0 else '':<10} {line}" for i, line in enumerate(lines)))
     print()
     _table([planned.row(candidacy) for candidacy in ranking])
-    print("\n* chosen; predicted: the backward of this site\n")
+    print(f"\n* chosen; predicted: the backward of this site on an {prediction.GPU}")
     for path in written if isinstance(found, Plan) else ():
         print(f"drawn: {path}")
 

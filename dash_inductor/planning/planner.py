@@ -13,7 +13,6 @@ Lengths decide one thing, `section`, the launch grouping, which never changes bi
 
 from __future__ import annotations
 
-import heapq
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,14 +22,12 @@ from ..model.mask import MAX_LENGTH, Band
 from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
-from ..schedule.jobs import tables
-from ..schedule.schedules import NAMES, check_name, define, supports
-from ..schedule.simulator import Costs, simulate
-from ..schedule.walk import ClosedForm, Problem
+from ..schedule.names import CO_RESIDENT, NAMES, check_name, supports
 from . import costs, forwards
 from .costs import Candidate
 from .families import BITS, FAMILIES, family, head_dims_in_words
 from .forwards import Forward
+from .nominal import critical_path, launched_together, must_be_simulated, work
 
 UPWARD = ("ascending", "spt", "two_pass")
 """What masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes up: down, all kv
@@ -205,23 +202,28 @@ def _choose(
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
     """
-    best: Choice | None = None
-    for kernel, candidate in candidates:
-        for name in names:
-            if objection(name, kernel, candidate, mask, likely, named) is not None:
-                continue
-            walked = walked_band(name, kernel, mask, likely)
-            if best is not None and not named and _work(name, candidate, walked, arch) >= best.length:
-                continue  # cannot be shorter
-            length = critical_path(name, candidate, walked, arch)
-            if best is None or length < best.length:
-                best = Choice(name, kernel, candidate, length)
+    options = [
+        (index, name, kernel, candidate, walked_band(name, kernel, mask, likely))
+        for index, (kernel, candidate, name) in enumerate(
+            (kernel, candidate, name) for kernel, candidate in candidates for name in names
+        )
+        if objection(name, kernel, candidate, mask, likely, named) is None
+    ]
+    # What must be simulated comes last: nearly always its work alone is longer than the others' critical paths.
+    options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
+    best: tuple[float, int, Choice] | None = None
+    for index, name, kernel, candidate, walked in options:
+        if best is not None and (work(name, candidate, walked, arch), index) > best[:2]:
+            continue
+        length = critical_path(name, candidate, walked, arch)
+        if best is None or (length, index) < best[:2]:
+            best = length, index, Choice(name, kernel, candidate, length)
     if best is None:
         allowed = "one of a single pass: these head dims have no kernels of two passes"
         if likely is not None and names != ("two_pass",):
             allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
         raise ArgumentError("schedule", names[0], allowed)
-    return best
+    return best[2]
 
 
 def walked_band(name: str, kernel: str, mask: Band, likely: Band | None) -> Band:
@@ -247,82 +249,13 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
         reason = supports(name, walked)
         if reason is not None:
             return reason
-        if define(name, walked).resident is not None:
+        if name in CO_RESIDENT:
             return "its CTAs must all be resident at the same time; it runs only where it is named"
         if name == "bent_fold":
             return "it was slower than fold on the regular shapes that were measured; it runs only where it is named"
-    if by_tables and define(name, mask).resident is not None:
+    if by_tables and name in CO_RESIDENT:
         return "the mask is data: restricted to what is seen, its CTAs could wait for one another"
     return None
-
-
-def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `costs`)."""
-    found = passes(name, candidate, mask, arch)
-    return round(sum(_makespan(name, problem, prices, arch) for problem, prices in found), 6)
-
-
-def _work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """A lower bound of `critical_path`: the work, spread evenly over the workers."""
-    total = 0.0
-    for problem, prices in passes(name, candidate, mask, arch):
-        step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
-        total += problem.batch * problem.heads * sum(_steps(name, problem)) * step
-    return total / costs.WORKERS[arch]
-
-
-def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
-    """The kernels of a candidate on the nominal problem, with what a step costs in each."""
-    if candidate.dq is None:
-        return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
-    # The dq kernel is the same loop seen from the other side: q tiles own, kv tiles stream by.
-    lo, hi = (None if x is None else -x for x in (mask.hi, mask.lo))
-    swapped = Tiles(candidate.dq.block_kv, candidate.dq.block_q, candidate.dq.num_warps, candidate.dq.num_stages)
-    return [
-        _kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=4),
-        _kernel(name, candidate, swapped, Band(lo, hi), arch, matmuls=3),
-    ]
-
-
-def _kernel(
-    name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
-) -> tuple[Problem, Costs]:
-    length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
-    section = _launched_together(name, band, arch, -(-length // tiles.block_kv))
-    problem = Problem(
-        band, length, length, tiles.block_q, tiles.block_kv, costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, section=section
-    )
-    compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
-    reduce = candidate.reduce * tiles.block_q / 128
-    return problem, Costs(compute, reduce, candidate.handover, depth=candidate.depth)
-
-
-def _steps(name: str, problem: Problem) -> list[int]:
-    """Tile pairs per kv tile."""
-    walk = ClosedForm(name, problem)
-    return [walk.visits(0, kv) for kv in range(problem.n_kv)]
-
-
-def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
-    """Simulated time of one kernel; without waits (two passes, or one worker) that is plain list scheduling."""
-    walk = ClosedForm(name, problem)
-    if walk.shared_accumulator and costs.WORKERS[arch] > 1:
-        return simulate(tables(name, problem), max(costs.WORKERS[arch], walk.resident), prices).makespan
-    steps = _steps(name, problem)
-    free = [0.0] * costs.WORKERS[arch]
-    for _ in range(problem.batch * problem.heads):
-        for count in steps:
-            heapq.heapreplace(free, free[0] + count * (prices.compute + prices.reduce))
-    return max(free)
-
-
-def _launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
-    """Heads per section: where nobody waits, a few balance the tail of a mask; else about two waves of CTAs."""
-    if name in ("shift", "symmetric_shift"):
-        return 1
-    if name == "two_pass":
-        return 1 if mask.is_full else 4
-    return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
 
 
 def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
@@ -330,7 +263,7 @@ def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate
     if family(kernel).cta_per_query_head:
         longest = max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len)
         return _fits_l2(site, longest if site.mask.segments is None else -(-longest // SEGMENTS))
-    return _launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
+    return launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
 
 
 def _fits_l2(site: Site, length: int) -> int:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from ..errors import ArgumentError
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
-from ..schedule.schedules import NAMES
-from . import planner
+from ..schedule.names import NAMES
+from . import nominal, planner
 from .costs import Candidate
 from .families import BITS, FAMILIES, KernelFamily
-from .prediction import predicted_us
+from .prediction import predicted_us, unknown
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ class Candidacy:
         dkdv, dq: its tiles, as in `Plan`; None where the family cannot run the site at all.
         predicted_us: predicted time of the backward of this site in microseconds; None where it is not known.
         critical_path: its time on the planner's nominal problem, by which it is chosen, in units of one 128 x 128 tile
-            pair; None where it was not simulated.
+            pair; None where the planner need not know it.
         chosen: whether the planner chooses it.
         why: in words why it was chosen, why it lost, or why it cannot run.
-        plan: the plan that would run it; None where it cannot run.
+        plan: the plan that would run it; None where it cannot run.  Its own `critical_path` is 0 where that was not
+            simulated.
+        note: why there is no prediction, in words; empty where there is one, and where it cannot run.
     """
 
     kernel: str
@@ -45,6 +47,7 @@ class Candidacy:
     chosen: bool
     why: str
     plan: Plan | None
+    note: str = ""
 
 
 def rank(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> tuple[Candidacy, ...]:
@@ -117,31 +120,34 @@ def _able(
     """The candidacy of what can run at a site."""
     chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
     walked = planner.walked_band(name, kernel, site.band, planner.likely_band(site))
-    length = planner.critical_path(name, candidate, walked, planner.tables_of(arch))
-    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length), compiler=compiler)
+    facts = name, candidate, walked, planner.tables_of(arch)
+    length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
+    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=compiler)
     predicted = predicted_us(plan, site, arch)
     if chosen:
         why = "it was named" if named is not None else "its critical path is the shortest"
     else:
-        why = _why_not(site, best, name, kernel, candidate, length, named)
-    return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan)
+        why = _objection(site, name, kernel, candidate, named) or _longer(best, length, nominal.work(*facts))
+    note = unknown(plan, site, arch) or ""
+    return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan, note)
 
 
-def _why_not(
-    site: Site, best: planner.Choice, name: str, kernel: str, candidate: Candidate, length: float, named: str | None
-) -> str:
+def _objection(site: Site, name: str, kernel: str, candidate: Candidate, named: str | None) -> str | None:
+    """Why the planner did not even compare it, None where it did."""
     if named is not None and name != named:
         return f"schedule={named!r} was named"
-    if name not in planner.schedules_for(site) and named is None:
+    if named is None and name not in planner.schedules_for(site):
         return f"masks with segments are planned among {', '.join(planner.UPWARD)}"
-    objection = planner.objection(
-        name, kernel, candidate, site.band, planner.likely_band(site), named=named is not None
-    )
-    if objection is not None:
-        return objection
+    likely = planner.likely_band(site)
+    return planner.objection(name, kernel, candidate, site.band, likely, named=named is not None)
+
+
+def _longer(best: planner.Choice, length: float | None, work: float) -> str:
+    if length is None:
+        return f"its work alone is {work / best.length:.2f} times the critical path of {best.schedule}"
     if length == best.length:
         return f"its critical path is as long as that of {best.schedule}, which is considered first"
-    return f"its critical path is {length / best.length:.2f} times as long as that of {best.schedule}"
+    return f"its critical path is {length / best.length:.2f} times that of {best.schedule}"
 
 
 def chosen_of(ranking: tuple[Candidacy, ...]) -> Candidacy:

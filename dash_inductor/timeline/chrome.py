@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .model import MICROSECONDS, Picture, Timeline
-from .style import MEANING, summary
+from .style import summary
 
 
 def chrome(picture: Picture) -> dict[str, Any]:
@@ -39,18 +39,11 @@ def _events(process: int, t: Timeline) -> Iterator[dict[str, Any]]:
             "ph": "X",
             "pid": process,
             "tid": step.lane * tracks + bar.track,
-            "name": f"{bar.kind}: kv {step.kv}, q {step.q}" if bar.kind != "wait" else "wait",
+            "name": f"{bar.kind} kv {step.kv} q {step.q}",
             "cat": bar.kind,
-            "ts": bar.begin,
-            "dur": bar.end - bar.begin,
-            "args": {
-                "what": MEANING[bar.kind],
-                "head": t.heads[step.head],
-                "kv tile": step.kv,
-                "q tile": step.q,
-                "rank": step.rank,
-                "CTA": step.ticket,
-            },
+            "ts": round(bar.begin, 4),
+            "dur": round(bar.end - bar.begin, 4),
+            "args": {"head": t.heads[step.head], "rank": step.rank, "CTA": step.ticket},
         }
 
 

@@ -18,7 +18,7 @@ SUFFIXES: dict[str, Callable[[Picture], bytes]] = {
     ".html": lambda picture: html(picture).encode(),
     ".png": png,
     ".svg": lambda picture: svg(picture).encode(),
-    ".json": lambda picture: json.dumps(chrome(picture)).encode(),
+    ".json": lambda picture: json.dumps(chrome(picture), separators=(",", ":")).encode(),
     ".txt": lambda picture: "\n".join(text(timeline) for timeline in picture.timelines).encode(),
 }
 """How a picture becomes a file: an interactive page, two images, a trace for Perfetto and chrome://tracing, text."""

@@ -95,7 +95,10 @@ class Timeline:
 
     @cached_property
     def bars(self) -> tuple[Bar, ...]:
-        """Everything that is drawn, lane by lane and in order of time; what takes no time is left out."""
+        """Everything that is drawn, lane by lane and in order of time; what takes no time is left out.
+
+        Bars of a track do not overlap: of two additions at a time, the second is drawn when the first has ended.
+        """
         return tuple(bar for bar in self._all_bars() if bar.end > bar.begin)
 
     def _all_bars(self) -> Iterator[Bar]:
@@ -111,10 +114,10 @@ class Timeline:
                     yield Bar(i, 0, "wait", last.computed, step.start)
                 yield Bar(i, 0, "compute", step.start, step.computed)
                 yield Bar(i, int(self.writer), "wait", max(step.computed, free), step.write)
-                yield Bar(i, int(self.writer), "add", step.write, step.written)
+                yield Bar(i, int(self.writer), "add", max(step.write, free), step.written)
                 free, last = max(free, step.written), step
 
-    @property
+    @cached_property
     def shares(self) -> dict[Kind, float]:
         """The share of the time of all lanes, from 0 to 1, that each kind of bar of the lane's own track takes.
 

@@ -31,8 +31,9 @@ def picture(
 ) -> Picture:
     """Timelines of the candidates of a site that can run, best first, behind the recorded run if there is one.
 
-    Times are microseconds, and every run takes as long as predicted, if there is a prediction for each; beside a
-    recorded run, one factor for all makes the chosen one take as long as that.  Else they are in the planner's unit.
+    Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
+    those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
+    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.
 
     Args:
         site: with static lengths and batch.
@@ -52,17 +53,19 @@ def picture(
     chosen = chosen_of(tuple(ranking))
     drawn = [c for c in able if (c.schedule in schedules if schedules else c.kernel == chosen.kernel)]
     runs = [_run(site, arch, c, chosen, data, workers) for c in drawn]
-    times = [c.predicted_us for c in drawn]
+    real = None
     if recorded is not None:
         assert site.batch is not None
         real = measured.read(recorded, query_heads(site.batch, site.q_heads))
-        whole = next((run.end for run in runs if run.badge), runs[0].end)
-        runs = [real, *(run.in_unit(MICROSECONDS, real.end / whole) for run in runs)]
-    elif all(times):
-        runs = [run.in_unit(MICROSECONDS, (time or 0.0) / run.end) for run, time in zip(runs, times, strict=True)]
+    own = _run(site, arch, chosen, chosen, data, workers) if chosen not in drawn else runs[drawn.index(chosen)]
+    takes = chosen.predicted_us or (real.end if real is not None else None)
+    if takes is not None:
+        scale = takes / own.end
+        runs = [_scaled(run, c.predicted_us, scale, own.name) for run, c in zip(runs, drawn, strict=True)]
+    runs = runs if real is None else [real, *runs]
     count = workers or costs.WORKERS[planner.tables_of(arch)]
-    beside = "" if recorded is None else "; the first run was recorded, and the others are scaled to it"
-    subtitle = f"Simulated for {arch} with {count} workers{beside}. Plan: {chosen.plan}"
+    beside = "" if recorded is None else "; the first run was recorded on a GPU"
+    subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
     rows = tuple(row(candidacy) for candidacy in ranking)
     return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs), HEAD, rows)
 
@@ -75,6 +78,18 @@ def _run(
     run = of_plan(site, arch, candidacy.plan, data=data, workers=workers)
     name = run.name if candidacy.kernel == chosen.kernel else f"{run.name}, {candidacy.kernel}"
     return replace(run, name=name, badge="chosen" if candidacy.chosen else "")
+
+
+def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -> Timeline:
+    """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
+    if predicted is not None:
+        return run.in_unit(MICROSECONDS, predicted / run.end)
+    note = (
+        run.note
+        if run.badge
+        else "; ".join(filter(None, (run.note, f"not calibrated, drawn to the scale of {chosen}")))
+    )
+    return replace(run.in_unit(MICROSECONDS, scale), note="; ".join(filter(None, notes)))
 
 
 def row(candidacy: Candidacy) -> tuple[str, ...]:
@@ -90,7 +105,7 @@ def in_words(site: Site) -> str:
     heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
-    facts = [f"{heads} of {lengths}", dims, str(site.mask), site.dtype]
-    facts += ["bias"] if site.call.bias is not None else []
+    terms = {"keys": "valid keys", "segments": "documents", "dense": "a dense mask", "bias": "a bias"}
+    facts = [f"{heads} of {lengths}", dims, str(site.band), *(terms[name] for name in terms if name in site.call.data)]
     facts += [f"dropout {site.dropout.p:g}"] if site.dropout is not None else []
-    return ", ".join(facts)
+    return ", ".join([*facts, site.dtype])

@@ -75,7 +75,14 @@ def _draw(ax: Any, t: Timeline, picture: Picture, colours: Colours, writer: bool
     ax.set(xlim=(0, picture.end * 1.01 or 1), ylim=(lanes, 0), xticks=ticks(picture.end))
     every = next(n for n in (1, 2, 4, 8, 16, 32, 1 << 30) if lanes / n <= 18)
     ax.set_yticks([lane + 0.5 for lane in range(0, lanes, every)], [str(lane) for lane in range(0, lanes, every)])
-    ax.set_title(t.name, loc="left", fontweight="bold", fontsize=11, color=style.INK, pad=7)
+    ax.set_title(
+        f"{t.name}  ·  {t.badge}" if t.badge else t.name,
+        loc="left",
+        fontweight="bold",
+        fontsize=11,
+        color=style.INK,
+        pad=7,
+    )
     ax.set_title(style.summary(t), loc="right", fontsize=9, color=style.FAINT, pad=7)
     ax.set_xlabel(picture.unit.axis, loc="right", color=style.FAINT)
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)

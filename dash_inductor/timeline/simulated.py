@@ -10,8 +10,9 @@ from ..errors import ArgumentError
 from ..model.plan import Plan
 from ..model.site import Site
 from ..planning import costs as _costs
-from ..planning import planner
-from ..planning.families import family
+from ..planning import nominal, planner, prediction
+from ..planning.calibration import CALIBRATIONS
+from ..planning.families import HOPPER, family, hopper_dims
 from ..schedule.jobs import tables, walked_query_heads
 from ..schedule.simulator import Costs, Run, simulate
 from ..schedule.walk import ClosedForm, Problem
@@ -70,21 +71,30 @@ def of_plan(site: Site, arch: str, plan: Plan, *, data: Data | None = None, work
         c for kernel, c in planner.candidates(site, arch) if (kernel, c.dkdv, c.dq) == (plan.kernel, plan.dkdv, plan.dq)
     )
     passes: list[Timeline] = []
-    for index, (nominal, prices) in enumerate(planner.passes(plan.schedule, candidate, site.band, known)):
-        problem = _problem(site, plan, nominal, second=index == 1)
-        passes.append(_pass(plan, problem, prices, site, data, count, second=index == 1))
+    for index, (example, prices) in enumerate(nominal.passes(plan.schedule, candidate, site.band, known)):
+        problem = _problem(site, plan, example, second=index == 1)
+        passes.append(_pass(plan, problem, _with_ends(prices, site, arch, plan), site, data, count, second=index == 1))
     return passes[0] if len(passes) == 1 else _one_after_the_other(*passes)
 
 
-def _problem(site: Site, plan: Plan, nominal: Problem, *, second: bool) -> Problem:
-    """The problem of a site with the tiles of `nominal`; the second pass has queries and keys the other way round."""
+def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan) -> Costs:
+    """The costs with what a CTA takes beside its steps, where that has been measured."""
+    dims = hopper_dims(site.head_dim, site.value_dim)
+    rates = CALIBRATIONS[prediction.GPU].backward.get(dims) if dims is not None else None
+    if arch != "sm_90" or plan.kernel != HOPPER.name or rates is None:
+        return prices
+    return replace(prices, epilogue=prices.compute * rates.cta / rates.step)
+
+
+def _problem(site: Site, plan: Plan, example: Problem, *, second: bool) -> Problem:
+    """The problem of a site with the tiles of `example`; the second pass has queries and keys the other way round."""
     assert site.batch is not None
     assert site.q_len is not None
     assert site.kv_len is not None
     per_query_head = family(plan.kernel).cta_per_query_head
     heads = site.q_heads if per_query_head else site.kv_heads
     found = replace(
-        nominal,
+        example,
         band=site.band,
         q_len=site.q_len,
         kv_len=site.kv_len,

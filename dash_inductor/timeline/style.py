@@ -44,6 +44,7 @@ INK, INK_DARK = "#1f2328", "#e6edf3"
 FAINT, FAINT_DARK = "#6a737d", "#9aa4af"
 GRID, GRID_DARK = "#e3e6ea", "#2d333b"
 PAGE, PAGE_DARK = "#ffffff", "#0f1318"
+ACCENT, ACCENT_DARK = "#2f6db3", "#7db3ee"
 WAIT, WAIT_DARK = "#9aa1a9", "#6b7480"
 
 MEANING: dict[Kind, str] = {
@@ -151,8 +152,10 @@ def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool)
     share: dict[tuple[int, int], list[dict[tuple[Kind, int], float]]] = {}
     for bar in bars:
         step = steps[bar.step]
-        row = share.setdefault((step.lane, bar.track), [{} for _ in range(columns)])
-        what = bar.kind, colours(step)
+        key, what = (step.lane, bar.track), (bar.kind, colours(step))
+        if key not in share:
+            share[key] = [{} for _ in range(columns)]
+        row = share[key]
         for column in range(int(bar.begin / width), min(columns, int(bar.end / width) + 1)):
             time = min(bar.end, (column + 1) * width) - max(bar.begin, column * width)
             row[column][what] = row[column].get(what, 0.0) + time

@@ -21,6 +21,7 @@ _HATCH = (
 _CSS = """
 text { font: 12px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: INK; }
 .title { font-size: 18px; font-weight: 650; } .name { font-size: 14px; font-weight: 650; }
+.badge { font-size: 12px; font-weight: 400; fill: ACCENT; }
 .faint, .tick { fill: FAINT; } .tick { font-size: 11px; } .in { font-size: 11px; text-anchor: middle; }
 .page { fill: PAGE; stroke: GRID; } .grid { stroke: GRID; } .lane { fill: GRID; opacity: 0.35; }
 .end { stroke: INK; stroke-dasharray: 3 3; } .wait { fill: url(#hatch); } .hatch { stroke: WAIT; }
@@ -80,7 +81,7 @@ def svg(picture: Picture) -> str:
 
 
 def _css(colours: Colours) -> str:
-    names = ("INK", "FAINT", "GRID", "PAGE", "WAIT")
+    names = ("INK", "FAINT", "GRID", "PAGE", "WAIT", "ACCENT")
     light, dark = _CSS, _CSS
     for name in names:
         light = light.replace(name, getattr(style, name))
@@ -110,7 +111,8 @@ def _layout(picture: Picture) -> list[_Panel]:
 
 def _panel(p: _Panel, picture: Picture, colours: Colours) -> Iterator[str]:
     t, left, right = p.timeline, p.x + _LEFT, p.x + p.width - 8
-    yield f'<text class="name" x="{p.x:g}" y="{p.y + 16:g}">{escape(t.name)}</text>'
+    badge = f'<tspan class="badge" dx="8">{escape(t.badge)}</tspan>' if t.badge else ""
+    yield f'<text class="name" x="{p.x:g}" y="{p.y + 16:g}">{escape(t.name)}{badge}</text>'
     yield f'<text class="faint" x="{p.x:g}" y="{p.y + 33:g}">{escape(style.summary(t))}</text>'
     every = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 30) if n * p.lane >= 13)
     for lane in range(len(t.lanes)):
