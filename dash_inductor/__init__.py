@@ -9,6 +9,7 @@ needs no import of this package; importing it does the same where torch does not
     enable(), disable(), is_enabled(), disabled()   on and off, for graphs compiled from then on
     config                                          the settings, see `dash_inductor.config`
     sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
+    explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
 
 This file must not import torch: it may run while torch itself is being imported.
 """
@@ -24,10 +25,13 @@ from ._switch import disable, disabled, enable, is_enabled
 
 if TYPE_CHECKING:
     from .config import config
+    from .observe.explain import explain
     from .observe.records import clear_sites, graphs, sites
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "clear_sites", "config", "disable", "disabled", "enable", "graphs", "is_enabled", "sites"]
+__all__ = [
+    "__version__", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs", "is_enabled", "sites",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
@@ -35,6 +39,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(".config", __name__)  # the module stands for the object in it
     if name in ("sites", "graphs", "clear_sites"):
         return getattr(importlib.import_module(".observe.records", __name__), name)
+    if name == "explain":
+        return importlib.import_module(".observe.explain", __name__).explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

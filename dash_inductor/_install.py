@@ -38,7 +38,12 @@ class JointPass:
             return 0
         from .lowering import compile_kernels
 
-        return int(rewrite.rewrite_graph(graph, compile_kernels))
+        if not config.dump:
+            return int(rewrite.rewrite_graph(graph, compile_kernels))
+        from .observe.dump import writer
+
+        with writer.joint_graph(graph):
+            return int(rewrite.rewrite_graph(graph, compile_kernels))
 
 
 @functools.cache
@@ -60,6 +65,7 @@ def install() -> None:
     compat.joint_passes().append(JointPass())
     _record_what_no_pass_sees()
     _choose_no_pointwise_kernel_by_timing()
+    _dump_what_is_compiled()
     _embeddings.install(lambda: rewriter() is not None)
     _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
@@ -115,6 +121,33 @@ def _choose_no_pointwise_kernel_by_timing() -> None:
             return generate(*args, **kwargs)
 
     compile_fx.fx_codegen_and_compile = generate_without_a_clock
+
+
+def _dump_what_is_compiled() -> None:
+    """While ``config.dump`` is set, take no graph from a cache, and dump the code that Inductor generates."""
+    from torch._inductor import compile_fx
+    from torch._inductor import config as inductor_config
+
+    compile_graph, generate = compile_fx.compile_fx, compile_fx.fx_codegen_and_compile  # looked up by these names
+
+    @functools.wraps(compile_graph)
+    def compile_anew(*args: Any, **kwargs: Any) -> Any:
+        if not config.dump or rewriter() is None:
+            return compile_graph(*args, **kwargs)
+        with inductor_config.patch({"force_disable_caches": True}):
+            return compile_graph(*args, **kwargs)
+
+    @functools.wraps(generate)
+    def generate_and_dump(*args: Any, **kwargs: Any) -> Any:
+        compiled = generate(*args, **kwargs)
+        if config.dump and rewriter() is not None:
+            from .observe.dump import writer
+
+            inference = "inference" if kwargs.get("is_inference") else "forward"
+            writer.generated_code(compiled, "backward" if kwargs.get("is_backward") else inference)
+        return compiled
+
+    compile_fx.compile_fx, compile_fx.fx_codegen_and_compile = compile_anew, generate_and_dump
 
 
 @functools.cache

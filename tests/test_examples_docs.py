@@ -84,8 +84,8 @@ def test_settings_are_those_of_the_code(page: str) -> None:
 
 
 def test_troubleshooting_has_advice_for_every_reason() -> None:
-    advised = [cells[0].strip("`") for cells in rows(text_of("docs/troubleshooting.md"), "## A site is kept")[2:]]
-    assert advised == [reason.value for reason in Reason]
+    listed = rows(text_of("docs/troubleshooting.md"), "## A site is kept")[2:]
+    assert listed == [[f"`{reason.value}`", reason.advice] for reason in Reason]
 
 
 @pytest.mark.parametrize(

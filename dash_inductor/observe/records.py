@@ -6,7 +6,9 @@ import dataclasses
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -244,23 +246,41 @@ class GraphRecord:
 
 
 _graphs: list[GraphRecord] = []
+_aside: ContextVar[list[GraphRecord] | None] = ContextVar("dash_inductor_records", default=None)
 _lock = threading.Lock()  # graphs may be compiled on several threads
 
 
 def add(graph: GraphRecord) -> None:
     """Append the record of a graph."""
     with _lock:
-        _graphs.append(graph)
+        _here().append(graph)
 
 
 def replace_graph(old: GraphRecord, new: GraphRecord) -> None:
     """Put `new` in the place of `old`, the same object that was added; at the end where it was cleared."""
     with _lock:
-        for place, graph in enumerate(_graphs):
+        graphs = _here()
+        for place, graph in enumerate(graphs):
             if graph is old:
-                _graphs[place] = new
+                graphs[place] = new
                 return
-        _graphs.append(new)
+        graphs.append(new)
+
+
+@contextmanager
+def aside() -> Iterator[list[GraphRecord]]:
+    """The records of graphs that are compiled in the block, in this thread; the program's own records do not grow."""
+    found: list[GraphRecord] = []
+    token = _aside.set(found)
+    try:
+        yield found
+    finally:
+        _aside.reset(token)
+
+
+def _here() -> list[GraphRecord]:
+    found = _aside.get()
+    return _graphs if found is None else found
 
 
 def graphs() -> tuple[GraphRecord, ...]:

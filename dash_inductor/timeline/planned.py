@@ -1,0 +1,111 @@
+"""The picture of a site's candidates, and of a run that was recorded there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ..model.site import Site
+from ..planning import costs, planner
+from ..planning.ranking import Candidacy, chosen_of
+from . import measured
+from .data import Data
+from .model import MICROSECONDS, Picture, Timeline
+from .simulated import of_plan, query_heads
+
+HEAD = ("", "schedule", "kernel", "tiles", "predicted", "why")
+"""What the columns of `rows` are."""
+
+
+def picture(
+    site: Site,
+    arch: str,
+    ranking: Sequence[Candidacy],
+    *,
+    schedules: Collection[str] = (),
+    data: Data | None = None,
+    workers: int | None = None,
+    recorded: Path | None = None,
+) -> Picture:
+    """Timelines of the candidates of a site that can run, best first, behind the recorded run if there is one.
+
+    Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
+    those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
+    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.
+
+    Args:
+        site: with static lengths and batch.
+        ranking: what `ranking.rank` returned for it.
+        schedules: which to draw, of all kernel families; by default all of the chosen family.
+        data, workers: as for `simulated.of_plan`.
+        recorded: a file as `measured.read` reads it.
+
+    Raises:
+        ArgumentError: a schedule that cannot run at the site, no candidate that can, or what `of_plan` and
+            `measured.read` raise.
+    """
+    able = [c for c in ranking if c.plan is not None]
+    for name in schedules:
+        if name not in {c.schedule for c in able}:
+            raise ArgumentError("schedules", name, sorted({str(c.schedule) for c in able}))
+    chosen = chosen_of(tuple(ranking))
+    drawn = [c for c in able if (c.schedule in schedules if schedules else c.kernel == chosen.kernel)]
+    runs = [_run(site, arch, c, chosen, data, workers) for c in drawn]
+    real = None
+    if recorded is not None:
+        assert site.batch is not None
+        real = measured.read(recorded, query_heads(site.batch, site.q_heads))
+    own = _run(site, arch, chosen, chosen, data, workers) if chosen not in drawn else runs[drawn.index(chosen)]
+    takes = chosen.predicted_us or (real.end if real is not None else None)
+    if takes is not None:
+        scale = takes / own.end
+        runs = [_scaled(run, c.predicted_us, scale, own.name) for run, c in zip(runs, drawn, strict=True)]
+    runs = runs if real is None else [real, *runs]
+    count = workers or costs.WORKERS[planner.tables_of(arch)]
+    beside = "" if recorded is None else "; the first run was recorded on a GPU"
+    subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
+    rows = tuple(row(candidacy) for candidacy in ranking)
+    return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs), HEAD, rows)
+
+
+def _run(
+    site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Data | None, workers: int | None
+) -> Timeline:
+    """The simulated run of a candidate; its kernel family is named where that is not the chosen one."""
+    assert candidacy.plan is not None
+    run = of_plan(site, arch, candidacy.plan, data=data, workers=workers)
+    name = run.name if candidacy.kernel == chosen.kernel else f"{run.name}, {candidacy.kernel}"
+    return replace(run, name=name, badge="chosen" if candidacy.chosen else "")
+
+
+def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -> Timeline:
+    """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
+    if predicted is not None:
+        return run.in_unit(MICROSECONDS, predicted / run.end)
+    note = (
+        run.note
+        if run.badge
+        else "; ".join(filter(None, (run.note, f"not calibrated, drawn to the scale of {chosen}")))
+    )
+    return replace(run.in_unit(MICROSECONDS, scale), note="; ".join(filter(None, notes)))
+
+
+def row(candidacy: Candidacy) -> tuple[str, ...]:
+    """The cells of a candidate in a table, see `HEAD`; a star is for the chosen one."""
+    c = candidacy
+    tiles = " + ".join(f"{t.block_q}x{t.block_kv}" for t in (c.dkdv, c.dq) if t is not None)
+    predicted = "" if c.plan is None else "unknown" if c.predicted_us is None else f"{c.predicted_us:,.0f} µs"
+    return "*" if c.chosen else "", c.schedule or "", c.kernel, tiles, predicted, c.why
+
+
+def in_words(site: Site) -> str:
+    """The facts of a site as a phrase, for example "2 x 16 heads of 4096 tokens, head dim 128, causal, bfloat16"."""
+    heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
+    lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
+    dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
+    terms = {"keys": "valid keys", "segments": "documents", "dense": "a dense mask", "bias": "a bias"}
+    facts = [f"{heads} of {lengths}", dims, str(site.band), *(terms[name] for name in terms if name in site.call.data)]
+    facts += [f"dropout {site.dropout.p:g}"] if site.dropout is not None else []
+    return ", ".join([*facts, site.dtype])
