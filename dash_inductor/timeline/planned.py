@@ -84,11 +84,7 @@ def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -
     """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
     if predicted is not None:
         return run.in_unit(MICROSECONDS, predicted / run.end)
-    note = (
-        run.note
-        if run.badge
-        else "; ".join(filter(None, (run.note, f"not calibrated, drawn to the scale of {chosen}")))
-    )
+    notes = (run.note, "" if run.badge else f"not calibrated, drawn to the scale of {chosen}")
     return replace(run.in_unit(MICROSECONDS, scale), note="; ".join(filter(None, notes)))
 
 
