@@ -38,7 +38,7 @@ def picture(
     Args:
         site: with static lengths and batch.
         ranking: what `ranking.rank` returned for it.
-        schedules: which to draw, of all kernel families; by default all of the chosen family.
+        schedules: which to draw, of the chosen kernel family where that has them; by default all of that family.
         data, workers: as for `simulated.of_plan`.
         recorded: a file as `measured.read` reads it.
 
@@ -51,7 +51,13 @@ def picture(
         if name not in {c.schedule for c in able}:
             raise ArgumentError("schedules", name, sorted({str(c.schedule) for c in able}))
     chosen = chosen_of(tuple(ranking))
-    drawn = [c for c in able if (c.schedule in schedules if schedules else c.kernel == chosen.kernel)]
+    own_schedules = {c.schedule for c in able if c.kernel == chosen.kernel}
+    drawn = [
+        c
+        for c in able
+        if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
+        and (c.schedule in schedules if schedules else c.kernel == chosen.kernel)
+    ]
     runs = [_run(site, arch, c, chosen, data, workers) for c in drawn]
     real = None
     if recorded is not None:
@@ -60,12 +66,14 @@ def picture(
     own = _run(site, arch, chosen, chosen, data, workers) if chosen not in drawn else runs[drawn.index(chosen)]
     takes = chosen.predicted_us or (real.end if real is not None else None)
     if takes is not None:
-        scale = takes / own.end
+        scale = takes / own.end if own.end else 1.0
         runs = [_scaled(run, c.predicted_us, scale, own.name) for run, c in zip(runs, drawn, strict=True)]
     runs = runs if real is None else [real, *runs]
     count = workers or costs.WORKERS[planner.tables_of(arch)]
     beside = "" if recorded is None else "; the first run was recorded on a GPU"
     subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
+    if site.mask.operands and data is None:
+        subtitle += ". Drawn as if the mask's tensors hid nothing"
     rows = tuple(row(candidacy) for candidacy in ranking)
     return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs), HEAD, rows)
 
@@ -82,13 +90,9 @@ def _run(
 
 def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -> Timeline:
     """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
-    if predicted is not None:
+    if predicted is not None and run.end:
         return run.in_unit(MICROSECONDS, predicted / run.end)
-    note = (
-        run.note
-        if run.badge
-        else "; ".join(filter(None, (run.note, f"not calibrated, drawn to the scale of {chosen}")))
-    )
+    notes = (run.note, "" if run.badge else f"not calibrated, drawn to the scale of {chosen}")
     return replace(run.in_unit(MICROSECONDS, scale), note="; ".join(filter(None, notes)))
 
 
