@@ -18,6 +18,7 @@ import _dash_inductor_state as _state
 
 from . import _cache_key, _embeddings, _switch, compat, probe
 from .config import config
+from .divergence import active as recording
 from .errors import UnsupportedVersionError
 
 log = logging.getLogger("dash_inductor")
@@ -38,7 +39,12 @@ class JointPass:
             return 0
         from .lowering import compile_kernels
 
-        return int(rewrite.rewrite_graph(graph, compile_kernels))
+        changed = rewrite.rewrite_graph(graph, compile_kernels)
+        if recording.recorder is not None:
+            from .divergence.in_graphs import insert
+
+            changed = insert(graph) or changed
+        return int(changed)
 
 
 @functools.cache

@@ -1,0 +1,140 @@
+"""Ranks that DDP keeps equal: are they?
+
+All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes of each parameter.  Every rank
+then compares all of them, on the thread that writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from . import hashing
+from .file import Appender, ReplicasDiffer
+from .rows import Ready, to_host
+from .writer import Job
+
+log = logging.getLogger("dash_inductor")
+
+
+class Replicas:
+    """What the ranks of each process group must agree on in the present step.
+
+    Args:
+        found: "warn" logs the first difference, "raise" raises `ReplicasDiffer`.
+    """
+
+    def __init__(self, found: Literal["warn", "raise"]) -> None:
+        self._raises, self._told = found == "raise", False
+        self._groups = WeakTensorKeyDictionary()  # process groups by parameter
+        self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
+
+    def add(self, model: DistributedDataParallel) -> None:
+        """The parameters of this model are equal on all ranks of its process group."""
+        for name, parameter in model.module.named_parameters():
+            if name not in model.parameters_to_ignore:
+                self._groups[parameter] = model.process_group
+
+    def split(self, parameters: Sequence[tuple[str, Tensor]]) -> dict[dist.ProcessGroup, list[str]]:
+        """The names of those parameters that ranks must agree on, by process group."""
+        groups: dict[dist.ProcessGroup, list[str]] = {}
+        for name, parameter in parameters:
+            group = self._groups.get(parameter)
+            if group is not None and dist.get_world_size(group) > 1:
+                groups.setdefault(group, []).append(name)
+        return groups
+
+    def take(
+        self, group: dist.ProcessGroup, phase: str, names: list[str], copies: Sequence[tuple[list[str], Tensor]]
+    ) -> None:
+        """Lanes of some of these tensors; the others count as zeros, so that all ranks send as many."""
+        for seen, lanes in copies:
+            if len(seen) < len(names):
+                places = {name: place for place, name in enumerate(names)}
+                given = lanes
+                lanes = given.new_zeros(len(names), hashing.LANES)
+                lanes[torch.tensor([places[name] for name in seen], device=given.device)] = given
+            self._taken.setdefault(group, []).append((phase, names, lanes))
+
+    def compare(self, step: int) -> Iterator[Job]:
+        """Exchange what was taken; yields what is left to do for the thread that writes."""
+        taken, self._taken = self._taken, {}
+        for group, parts in taken.items():
+            mine = torch.cat([lanes for *_, lanes in parts])
+            everyone = mine.new_empty(dist.get_world_size(group), *mine.shape)
+            dist.all_gather_into_tensor(everyone.flatten(0, 1), mine, group)
+            labels = [(phase, name) for phase, names, _ in parts for name in names]
+            yield self._job(step, dist.get_process_group_ranks(group), labels, to_host(everyone.flatten(1)))
+
+    def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:
+        def job(file: Appender) -> None:
+            finding = find(ranks, labels, ready())
+            if finding is None:
+                return
+            file.json({"type": "finding", "step": step, **finding})
+            if self._told:
+                return
+            self._told = True
+            text = f"step {step}: {sentence(finding)}"
+            if self._raises:
+                raise ReplicasDiffer(text)
+            if dist.get_rank() == min(ranks):
+                log.warning("%s", text)
+
+        return job
+
+
+def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[int]]) -> dict[str, Any] | None:
+    """The first tensor in which ranks differ, None if all agree.
+
+    Args:
+        ranks: global ranks.
+        labels: phase and name of every tensor.
+        rows: the lanes of all tensors, one row for each rank.
+
+    Returns:
+        phase, tensor; groups: ranks that agree, the largest group first; minority: the ranks outside of the largest
+        group, empty if there are two of that size; differing: how many tensors differ.
+    """
+    lanes = hashing.LANES
+    differing = [
+        number
+        for number in range(len(labels))
+        if any(row[number * lanes : (number + 1) * lanes] != rows[0][number * lanes : (number + 1) * lanes] for row in rows)
+    ]
+    if not differing:
+        return None
+    first = differing[0]
+    by_value: dict[tuple[int, ...], list[int]] = {}
+    for rank, row in zip(ranks, rows, strict=True):
+        by_value.setdefault(tuple(row[first * lanes : (first + 1) * lanes]), []).append(rank)
+    groups = sorted(by_value.values(), key=lambda group: (-len(group), group))
+    tie = len(groups[0]) == len(groups[1])
+    return {
+        "phase": labels[first][0],
+        "tensor": labels[first][1],
+        "groups": groups,
+        "minority": [] if tie else sorted(rank for group in groups[1:] for rank in group),
+        "differing": len(differing),
+    }
+
+
+def sentence(finding: dict[str, Any]) -> str:
+    """A finding in words."""
+    what = f"{finding['phase']} {finding['tensor']}"
+    more = f" (and {finding['differing'] - 1} more tensors)" if finding["differing"] > 1 else ""
+    if finding["minority"]:
+        return f"{_ranks(finding['minority'])} differs from {_ranks(finding['groups'][0])} in {what}{more}"
+    between = " and ".join(_ranks(group) for group in finding["groups"])
+    return f"{between} differ from each other in {what}{more}; no majority says which is right"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
