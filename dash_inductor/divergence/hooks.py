@@ -1,7 +1,8 @@
 """What eager PyTorch shows: modules, their results, gradients and optimizers, through hooks that change nothing.
 
 Inside compiled code the hooks vanish: Dynamo traces them, and `is_compiling` is a constant there, so that no graph
-breaks and no graph changes.
+breaks and no graph changes.  Outside, Dynamo must not compile them: `torch._disable_dynamo` says so without importing
+Dynamo, which it must not do while torch itself is being imported (`start`).
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Hooks:
             return
         self._inputs(module, args, kwargs)
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _enter(self, module: nn.Module) -> None:
         calls = self._calls
         if not hasattr(calls, "running"):
@@ -106,7 +107,7 @@ class Hooks:
             self.add(module)
         calls.running.append((module, self._recorder.place()))
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _leave(self, module: nn.Module, result: Any) -> None:
         running = self._calls.running
         while running[-1][0] is not module:  # what has raised an exception is not running any more
@@ -126,7 +127,7 @@ class Hooks:
         if tensor.requires_grad and tensor.grad_fn is not None:
             tensor.register_hook(lambda gradient: self._observe(phases.ACTIVATION_GRADIENT, label, gradient))
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """What a module was given; the place is from before it ran."""
         left, place = self._calls.left
@@ -136,11 +137,11 @@ class Hooks:
             self._observe(phases.INPUT, label, tensor, place)
             place += 1
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._recorder.before_optimizer(optimizer)
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._recorder.after_optimizer(optimizer)
 

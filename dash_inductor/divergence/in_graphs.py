@@ -98,19 +98,14 @@ def insert(graph: Graph) -> bool:
         if not parts:
             continue
         _, _, module = model_line([node]).rpartition(" in ")
-        site = f"{module} ({node.args[9]})" if module else str(node.args[9])
-        names = [f"{site} {_GRADIENTS[index]}" for index in sorted(parts)]
+        names = [f"{module or node.args[9]} {_GRADIENTS[index]}" for index in sorted(parts)]
         tensors = [parts[index] for index in sorted(parts)]
         behind = emitter.behind(max(tensors))
-        scratch = emitter.call(
-            torch.ops.aten.new_zeros.default,
-            (tensors[0], [hashing.LANES]),
-            {"dtype": torch.int64},
-            before=behind,
-            like=node,
-        )
+        device = tensors[0].meta["val"].device
+        like = {"dtype": torch.int64, "device": device, "pin_memory": False}
+        scratch = emitter.call(torch.ops.aten.full.default, ([hashing.LANES], 0), like, before=behind, like=node)
         emitter.call(observe, (tensors, names, scratch), before=behind, like=node)
-        prepare(tensors[0].meta["val"].device)
+        prepare(device)
         seen = True
     return seen
 

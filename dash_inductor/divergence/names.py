@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -19,8 +20,10 @@ def inner(module: nn.Module) -> nn.Module | None:
     if isinstance(module, (DataParallel, DistributedDataParallel)):
         found: nn.Module = module.module
         return found
-    if isinstance(module, torch._dynamo.OptimizedModule):
-        return module._orig_mod
+    compiled: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this question
+    if compiled is not None and isinstance(module, compiled.OptimizedModule):
+        original: nn.Module = module._orig_mod
+        return original
     return None
 
 
