@@ -183,7 +183,9 @@ class _Walk:
                                     [known for of, known in result.findings if of == label]]  # fmt: skip
                 result.reasons += [f"{label} has no fingerprint of {n}: it is {why}" for n, why in run.unseen.items()]
                 if result.first is None and run.torn is not None:
-                    result.reasons.append(f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}")
+                    result.reasons.append(
+                        f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"
+                    )
                 elif result.first is None and not run.ended:
                     result.reasons.append(f"{label} was cut off: rank {rank} has not ended its recording")
         result.facts = [(name, *values) for name, values in facts.items()]
@@ -267,6 +269,8 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any,
 
 
 def _listed(numbers: list[int]) -> str:
-    return f"0 to {numbers[-1]}" if numbers == list(range(len(numbers))) and len(numbers) > 1 else ", ".join(
-        map(str, numbers)
+    return (
+        f"0 to {numbers[-1]}"
+        if numbers == list(range(len(numbers))) and len(numbers) > 1
+        else ", ".join(map(str, numbers))
     )

@@ -32,10 +32,6 @@ class RecordingError(DashError, RuntimeError):
     """A recording cannot be written or read."""
 
 
-class ReplicasDiffer(DashError, RuntimeError):
-    """Ranks that must have equal gradients and parameters have different ones."""
-
-
 class Name(NamedTuple):
     """What a fingerprint is of.
 

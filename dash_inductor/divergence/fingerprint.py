@@ -71,7 +71,7 @@ def add_lanes(tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int]) -
         rows: a row for each tensor.
     """
     with torch.no_grad():
-        plain = [_plain(tensor) for tensor in tensors]
+        plain = [plain_view(tensor) for tensor in tensors]
         if results.is_cuda:
             with torch.cuda.device(results.device):
                 _add_on_gpu([tensor for tensor in plain if tensor.numel()], results,
@@ -81,9 +81,9 @@ def add_lanes(tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int]) -
             results[row] += hashing.lanes_of(tensor.view(torch.uint8))
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The elements in the order of their indices, one dimension; a view where the strides are those already."""
-    return tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+def plain_view(tensor: Tensor) -> Tensor:
+    """The elements one after the other, in the order of their indices; a copy where they do not lie so."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def _add_on_gpu(tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int]) -> None:

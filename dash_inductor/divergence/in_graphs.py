@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from . import active, hashing, phases
-from .fingerprint import add_one, description
+from .fingerprint import add_one, description, plain_view
 from .rows import CAPACITY, to_host
 from .steps import FromGraphs
 
@@ -57,7 +57,7 @@ class Journal:
         if key not in self._names:
             self._names.append(key)
         if tensor.numel():
-            add_one(tensor.detach().reshape(-1), scratch)
+            add_one(plain_view(tensor), scratch)
         append[(1,)](self._entries, scratch, self._names.index(key), CAPACITY)
 
     def take(self) -> FromGraphs | None:

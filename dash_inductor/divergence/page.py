@@ -7,7 +7,7 @@ from html import escape
 
 from .compare import Comparison, Difference
 from .replicas import sentence
-from .report import headline, shown
+from .report import headline, others, shown
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #fff; --ink: #1b1f27; --soft: #667085; --line: #dfe3ea;
@@ -45,8 +45,8 @@ def html(result: Comparison) -> str:
         parts.append(_section("What this means", f"<p>{escape(result.conclusion)}</p>"))
     if result.others:
         rows = [(other.rank, other.phase, _mono(other.tensor)) for other in result.others]
-        title = f"{result.others_count} more tensors that differ in this step"
-        parts.append(_section(title, _table(("rank", "what", "tensor"), rows)))
+        rows += [("", "...", "")] * (result.others_count > len(result.others))
+        parts.append(_section(f"{others(result)} in this step", _table(("rank", "what", "tensor"), rows)))
     if result.findings:
         found = (f"{run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings)
         parts.append(_section("What the runs themselves have found", _list(found)))

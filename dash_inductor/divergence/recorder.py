@@ -68,8 +68,8 @@ def record(
         activations: record inputs and results of modules, and gradients of results.
         local_gradients: record gradients before they are reduced; by default where DDP reduces them.
         replicas: what happens if ranks that DDP keeps equal are not, in a gradient or a parameter of a recorded step:
-            "warn" logs it, "raise" raises `ReplicasDiffer` in every rank at one of the next steps or at the end; both
-            write it to the file.  With "off" they are not compared.
+            "warn" logs it, "raise" raises `ReplicasDiffer` in every rank before the optimizer's next recorded step, or
+            at the end; both write it to the file.  With "off" they are not compared.
 
     Raises:
         ArgumentError: a bad argument.
@@ -147,6 +147,8 @@ class Recorder:
             self._flush()
             if self._writer is not None:
                 self._writer.close()
+                if self._replicas is not None:
+                    self._replicas.check(self._writer)
 
     def step(self) -> None:
         """End a step, in programs whose parameters no optimizer of PyTorch changes."""
@@ -173,10 +175,12 @@ class Recorder:
                 self._advance()
             if not self.recording():
                 return
+            if self._replicas is not None:
+                self._replicas.check(self._open())
             parameters = self.names.of_parameters(optimizer)
             if id(optimizer) not in self._initial:
                 self._initial.add(id(optimizer))
-                self.observe(phases.INITIAL, parameters)
+                self.observe(phases.INITIAL, parameters, place=0)
             gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
             self._observe_replicated(phases.GRADIENT, parameters, gradients)
 
@@ -190,10 +194,10 @@ class Recorder:
                 return
             parameters = self.names.of_parameters(optimizer)
             self._observe_replicated(phases.PARAMETER, parameters, parameters)
+            self._flush()
             if self._replicas is not None:
                 for job in self._replicas.compare(self.step_number):
                     self._open().put(job)
-            self._flush()
 
     def replicate(self, model: DistributedDataParallel) -> None:
         """Compare the parameters of this model over its ranks."""
@@ -228,9 +232,7 @@ class Recorder:
                     if copies is not None and lanes is not None:
                         copies.append(([name for name, _ in part], lanes))
 
-    def observe_in_step(
-        self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None
-    ) -> None:
+    def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
         """`observe`, as something that happens during a step, if it is recorded."""
         with self._lock:
             self.begin()

@@ -7,6 +7,7 @@ then compares all of them, on the thread that writes.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,25 +17,31 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..errors import DashError
 from . import hashing
-from .file import Appender, ReplicasDiffer
+from .file import Appender
 from .rows import Ready, to_host
-from .writer import Job
+from .writer import Job, Writer
 
 log = logging.getLogger("dash_inductor")
+
+
+class ReplicasDiffer(DashError, RuntimeError):
+    """Ranks that must have equal gradients and parameters have different ones."""
 
 
 class Replicas:
     """What the ranks of each process group must agree on in the present step.
 
     Args:
-        found: "warn" logs the first difference, "raise" raises `ReplicasDiffer`.
+        found: "warn" logs the first difference, "raise" lets `check` raise it.
     """
 
     def __init__(self, found: Literal["warn", "raise"]) -> None:
-        self._raises, self._told = found == "raise", False
+        self._raises, self._told = found == "raise", ""
         self._groups = WeakTensorKeyDictionary()  # process groups by parameter
         self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
+        self._compared: list[threading.Event] = []  # set as soon as a job is done
 
     def add(self, model: DistributedDataParallel) -> None:
         """The parameters of this model are equal on all ranks of its process group."""
@@ -68,25 +75,48 @@ class Replicas:
         taken, self._taken = self._taken, {}
         for group, parts in taken.items():
             mine = torch.cat([lanes for *_, lanes in parts])
-            everyone = mine.new_empty(dist.get_world_size(group), *mine.shape)
-            dist.all_gather_into_tensor(everyone.flatten(0, 1), mine, group)
+            everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(everyone, mine, group)
             labels = [(phase, name) for phase, names, _ in parts for name in names]
-            yield self._job(step, dist.get_process_group_ranks(group), labels, to_host(everyone.flatten(1)))
+            yield self._job(
+                step, dist.get_process_group_ranks(group), labels, to_host(torch.stack(everyone).flatten(1))
+            )
+
+    def check(self, writer: Writer) -> None:
+        """With "raise", wait until all that was exchanged has been compared.
+
+        All ranks have compared the same and call this at the same places, so that all of them raise or none.
+
+        Raises:
+            ReplicasDiffer: ranks differed, once.
+            Exception: what has ended the thread that writes.
+        """
+        if not self._raises:
+            return
+        while self._compared:
+            if self._compared[0].wait(timeout=1):
+                self._compared.pop(0)
+            else:
+                writer.check()
+        text, self._told = self._told, ""
+        if text:
+            self._raises = False
+            raise ReplicasDiffer(text)
 
     def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:
+        compared = threading.Event()
+        if self._raises:
+            self._compared.append(compared)
+
         def job(file: Appender) -> None:
             finding = find(ranks, labels, ready())
-            if finding is None:
-                return
-            file.json({"type": "finding", "step": step, **finding})
-            if self._told:
-                return
-            self._told = True
-            text = f"step {step}: {sentence(finding)}"
-            if self._raises:
-                raise ReplicasDiffer(text)
-            if dist.get_rank() == min(ranks):
-                log.warning("%s", text)
+            if finding is not None:
+                file.json({"type": "finding", "step": step, **finding})
+                if not self._told:
+                    self._told = f"step {step}: {sentence(finding)}"
+                    if not self._raises and dist.get_rank() == min(ranks):
+                        log.warning("%s", self._told)
+            compared.set()
 
         return job
 
@@ -103,18 +133,15 @@ def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[in
         phase, tensor; groups: ranks that agree, the largest group first; minority: the ranks outside of the largest
         group, empty if there are two of that size; differing: how many tensors differ.
     """
-    lanes = hashing.LANES
-    differing = [
-        number
-        for number in range(len(labels))
-        if any(row[number * lanes : (number + 1) * lanes] != rows[0][number * lanes : (number + 1) * lanes] for row in rows)
-    ]
-    if not differing:
+    if all(row == rows[0] for row in rows):
         return None
+    lanes = hashing.LANES
+    by_tensor = [[tuple(row[start : start + lanes]) for row in rows] for start in range(0, len(rows[0]), lanes)]
+    differing = [number for number, values in enumerate(by_tensor) if len(set(values)) > 1]
     first = differing[0]
     by_value: dict[tuple[int, ...], list[int]] = {}
-    for rank, row in zip(ranks, rows, strict=True):
-        by_value.setdefault(tuple(row[first * lanes : (first + 1) * lanes]), []).append(rank)
+    for rank, value in zip(ranks, by_tensor[first], strict=True):
+        by_value.setdefault(value, []).append(rank)
     groups = sorted(by_value.values(), key=lambda group: (-len(group), group))
     tie = len(groups[0]) == len(groups[1])
     return {
@@ -129,9 +156,11 @@ def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[in
 def sentence(finding: dict[str, Any]) -> str:
     """A finding in words."""
     what = f"{finding['phase']} {finding['tensor']}"
-    more = f" (and {finding['differing'] - 1} more tensors)" if finding["differing"] > 1 else ""
+    others = finding["differing"] - 1
+    more = f" (and {others} more tensor{'s' * (others > 1)})" if others else ""
     if finding["minority"]:
-        return f"{_ranks(finding['minority'])} differs from {_ranks(finding['groups'][0])} in {what}{more}"
+        differ = "differs" if len(finding["minority"]) == 1 else "differ"
+        return f"{_ranks(finding['minority'])} {differ} from {_ranks(finding['groups'][0])} in {what}{more}"
     between = " and ".join(_ranks(group) for group in finding["groups"])
     return f"{between} differ from each other in {what}{more}; no majority says which is right"
 

@@ -37,8 +37,9 @@ def text(result: Comparison) -> str:
     if result.conclusion:
         lines += ["", *_wrapped(result.conclusion)]
     if result.others:
-        lines += ["", f"{result.others_count} more tensors differ in this step, the first of them being", ""]
+        lines += ["", f"{others(result)} in this step, in order:", ""]
         lines += [f"  rank {other.rank}: {other.phase} {other.tensor}" for other in result.others]
+        lines += ["  ..."] * (result.others_count > len(result.others))
     if result.findings:
         lines += ["", "The runs themselves found that", ""]
         lines += [f"  {run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings]
@@ -52,6 +53,11 @@ def text(result: Comparison) -> str:
     elif result.steps:
         lines += ["", "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."]
     return "\n".join(lines)
+
+
+def others(result: Comparison) -> str:
+    """How many tensors differ beside the first."""
+    return "1 more tensor differs" if result.others_count == 1 else f"{result.others_count} more tensors differ"
 
 
 def shown(value: Any) -> str:

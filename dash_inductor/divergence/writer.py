@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .file import Appender, ReplicasDiffer
+from .file import Appender
 
 Job = Callable[[Appender], None]
 
@@ -38,7 +38,7 @@ class Writer:
         """Do a job later.
 
         Raises:
-            Exception: what an earlier job raised, once.  Unless it is `ReplicasDiffer`, nothing is written after it.
+            Exception: what an earlier job raised, once; nothing is written any more after it.
         """
         self.check()
         self._jobs.put(job)
@@ -66,8 +66,6 @@ class Writer:
                 continue  # whoever puts jobs must not wait for room
             try:
                 job(self._appender)
-            except ReplicasDiffer as error:
-                self._error = error
             except Exception as error:
                 self._error, failed = error, True
         if not failed:
