@@ -236,8 +236,8 @@ def _conclusion(first: Difference, found: list[Difference], steps: list[_Step]) 
     recorded = all(any(entry.name[:2] == local for entry in step.a or ()) for step in steps)
     if recorded:
         return (
-            "Before gradients are exchanged, every rank's gradient of this tensor is equal in both runs. The difference "
-            "arises in the exchange, or in what the program does to gradients behind it."
+            "Before gradients are exchanged, every rank's gradient of this tensor is equal in both runs. The "
+            "difference arises in the exchange, or in what the program does to gradients behind it."
         )
     return "The difference arises in the backward, or in what the program does to gradients behind it."
 
@@ -247,12 +247,13 @@ _SENTENCES = {
     "random numbers.",
     phases.INPUT: "The runs are given different data.",
     phases.ACTIVATION: "What the model was given is equal, so that the difference arises in the forward.",
-    phases.ACTIVATION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference arises "
-    "in the backward.",
-    phases.ATTENTION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference arises "
-    "in the backward, in this attention or in what runs before it.",
+    phases.ACTIVATION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference "
+    "arises in the backward.",
+    phases.ATTENTION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference "
+    "arises in the backward, in this attention or in what runs before it.",
     phases.LOCAL_GRADIENT: "The difference arises in the backward of this rank, or in what is added to the gradient.",
-    phases.PARAMETER: "Its gradient is equal, so that the difference arises in the optimizer: its state or its settings.",
+    phases.PARAMETER: "Its gradient is equal, so that the difference arises in the optimizer: in its state or its "
+    "settings.",
 }
 _SENTENCES_BEFORE_EXCHANGE = [phase for phase, stage in phases.STAGES.items() if stage <= 1]
 

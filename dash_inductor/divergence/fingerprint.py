@@ -19,6 +19,8 @@ from . import hashing
 DIGEST = 16
 """Bytes of a fingerprint."""
 
+_FEW = 4  # tensors that get a launch each; for more, one launch reads a table, which has to be allocated
+
 
 def fingerprint(tensor: Tensor) -> str:
     """The fingerprint of a dense tensor, 32 hexadecimal digits.  Waits for the device.
@@ -92,8 +94,9 @@ def _add_on_gpu(tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int])
         by_unit.setdefault(unit_of(tensor), []).append(number)
     for unit, numbers in by_unit.items():
         group = [tensors[number] for number in numbers]
-        if len(group) == 1:
-            add_one(group[0], results[rows[numbers[0]]])
+        if len(group) <= _FEW:
+            for number in numbers:
+                add_one(tensors[number], results[rows[number]])
         else:
             _add_many(group, results, tuple(rows[number] for number in numbers), unit)
 

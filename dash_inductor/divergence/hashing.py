@@ -13,11 +13,11 @@ seed.  This is NH, the hash of UMAC (Black, Halevi, Krawczyk, Krovetz and Rogawa
   one that a GPU adds up with atomic operations.
 * Every word has keys of its own, so that the hash knows positions: moving or swapping values changes it.
 * Collisions: take two different tensors of the same dtype and shape, chosen without regard to the keys, and let word
-  `i` be one in which they differ.  Let `low` be the half that differs, and let all other words and the key `k` be given.
-  If the halves `high` agree, the lanes are equal only if ``d * ((high_i + K) mod 2^32) = c  (mod 2^64)`` with a given
-  `c` and a difference `d` of two different numbers below 2^32.  The difference of two solutions would be below 2^32
-  too, so that its product with `d` is not 0 modulo 2^64: at most one of the 2^32 values of `K` is a solution.  If the
-  halves `high` differ too, this still holds (Theorem 4.2 of the paper, which also covers the case that only `high`
+  `i` be one in which they differ.  Let `low` be the half that differs, and let all other words and the key `k` be
+  given.  If the halves `high` agree, the lanes are equal only if ``d * ((high_i + K) mod 2^32) = c  (mod 2^64)`` with a
+  given `c` and a difference `d` of two different numbers below 2^32.  The difference of two solutions would be below
+  2^32 too, so that its product with `d` is not 0 modulo 2^64: at most one of the 2^32 values of `K` is a solution.  If
+  the halves `high` differ too, this still holds (Theorem 4.2 of the paper, which also covers the case that only `high`
   differs).  So a lane is equal with a probability of at most 2^-32, and both lanes, whose keys are independent, with
   one of at most 2^-64.  That is the worst case; for values that look random it is 2^-128.  A run of a million steps
   with a thousand tensors makes 10^9 comparisons: the chance that any of them misses a difference is below 10^-10.

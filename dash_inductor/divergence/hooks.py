@@ -61,9 +61,11 @@ class Hooks:
         self._handles.clear()
 
     def add(self, model: nn.Module) -> None:
-        """Name the modules and parameters of a model, and watch what has to be watched on them."""
+        """Name the modules and parameters of a model that is about to run, and watch what has to be watched on them."""
         names = self._recorder.names
         names.add(model)
+        for device in {parameter.device for parameter in model.parameters()}:
+            self._recorder.prepare(device)
         self._handles.append(model.register_forward_hook(self._after_root, with_kwargs=True))
         wrapper: nn.Module | None = model
         while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):

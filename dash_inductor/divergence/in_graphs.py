@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import active, hashing, phases
 from .fingerprint import add_one, description, plain_view
@@ -42,8 +43,21 @@ class Journal:
     """What CUDA graphs have hashed on one device since `take`, in the order of their launches."""
 
     def __init__(self, device: torch.device) -> None:
-        self._entries = torch.zeros(1, 1 + 3 * CAPACITY, dtype=torch.int64, device=device)
         self._names: list[tuple[str, str]] = []
+        with _disable_current_modes(), torch.cuda.device(device):  # a graph that is being compiled has fake tensors
+            self._entries = torch.zeros(1, 1 + 3 * CAPACITY, dtype=torch.int64, device=device)
+            self._load_kernels()
+
+    def _load_kernels(self) -> None:
+        """Launch every kernel once, because none can be loaded while a CUDA graph is captured."""
+        from .gpu_kernels import append
+
+        scratch = torch.zeros(hashing.LANES, dtype=torch.int64, device=self._entries.device)
+        bytes_ = torch.zeros(2 * hashing.WORD, dtype=torch.uint8, device=self._entries.device)
+        for unit in (1, 2, 4, 8):
+            add_one(bytes_[unit : unit + hashing.WORD], scratch)
+        append[(1,)](self._entries, scratch, 0, 0)
+        self.clear()
 
     def append(self, name: str, tensor: Tensor, scratch: Tensor) -> None:
         """Hash a tensor and append its lanes, by launches that a CUDA graph can hold.
@@ -77,7 +91,7 @@ def journals() -> Sequence[Journal]:
 
 
 def prepare(device: torch.device) -> None:
-    """Make the journal of a device, which cannot be made while a CUDA graph is captured."""
+    """Make the journal of a device: not while a CUDA graph is captured, nor in the memory of its warm-up."""
     if device.type == "cuda" and device not in _journals:
         _journals[device] = Journal(device)
 
@@ -105,7 +119,7 @@ def insert(graph: Graph) -> bool:
         like = {"dtype": torch.int64, "device": device, "pin_memory": False}
         scratch = emitter.call(torch.ops.aten.full.default, ([hashing.LANES], 0), like, before=behind, like=node)
         emitter.call(observe, (tensors, names, scratch), before=behind, like=node)
-        prepare(device)
+        active.recorder.prepare(device)
         seen = True
     return seen
 
@@ -122,7 +136,6 @@ def _observe(tensors: list[Tensor], names: list[str], scratch: Tensor) -> None:
                 _journals[device].append(name, tensor, scratch)
         return
     if active.recorder is not None:
-        prepare(device)
         active.recorder.observe_in_step(phases.ATTENTION_GRADIENT, list(zip(names, tensors, strict=True)))
 
 

@@ -21,7 +21,8 @@ header { border-left: 6px solid var(--verdict); padding: 2px 0 2px 16px; margin-
 .verdict { color: var(--verdict); font-weight: 600; text-transform: uppercase; font-size: 12px; letter-spacing: .08em; }
 h1 { font-size: 22px; line-height: 1.3; margin: 2px 0 0; overflow-wrap: anywhere; }
 h2 { font-size: 15px; margin: 0 0 12px; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 16px 0; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px;
+  margin: 16px 0; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 12px; }
 th, td { padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
@@ -29,7 +30,8 @@ tr:last-child td { border-bottom: 0; }
 code, .mono { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .differs { background: color-mix(in srgb, var(--bad) 14%, transparent); }
 .soft { color: var(--soft); } p { margin: 8px 0; } ul { margin: 0; padding-left: 20px; }
-.steps { display: flex; height: 14px; border-radius: 7px; overflow: hidden; background: var(--code); margin: 4px 0 6px; }
+.steps { display: flex; height: 14px; border-radius: 7px; overflow: hidden; background: var(--code);
+  margin: 4px 0 6px; }
 .steps span { background: var(--good); } .steps i { background: var(--bad); min-width: 6px; flex: 0 0 6px; }
 .scroll { overflow-x: auto; }
 """

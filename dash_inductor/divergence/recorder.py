@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ArgumentError, DashError
 from . import active, environment, in_graphs, phases
@@ -83,7 +84,7 @@ def record(
     recorder = Recorder(Path(folder), every, optimizers, replicas)
     recorder.hooks = Hooks(recorder, activations, local_gradients)
     if model is not None:
-        recorder.hooks.add(model)
+        recorder.names.add(model)
     return recorder
 
 
@@ -199,6 +200,14 @@ class Recorder:
                 for job in self._replicas.compare(self.step_number):
                     self._open().put(job)
 
+    def prepare(self, device: torch.device) -> None:
+        """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
+        with self._lock:
+            in_graphs.prepare(device)
+            if device not in self._rows:
+                with _disable_current_modes():
+                    self._rows[device] = Rows(device)
+
     def replicate(self, model: DistributedDataParallel) -> None:
         """Compare the parameters of this model over its ranks."""
         if self._replicas is not None:
@@ -246,9 +255,8 @@ class Recorder:
     def _observe(
         self, phase: str, device: torch.device, tensors: list[tuple[str, Tensor]], place: int | None, copy: bool
     ) -> Tensor | None:
-        rows = self._rows.get(device)
-        if rows is None:
-            rows = self._rows[device] = Rows(device)
+        self.prepare(device)
+        rows = self._rows[device]
         if len(tensors) > rows.room():
             self._flush()
         added = rows.add([tensor for _, tensor in tensors])

@@ -24,7 +24,7 @@ STEP, RANK, TENSOR = 3, 1, "2.weight"
 """Where the faults are."""
 
 FAULTS = ("none", "again", "before", "after", "raised")
-"""Without a fault, twice; a bit flipped before gradients are reduced, and after; the latter with ``replicas="raise"``."""
+"""Without a fault, twice; a bit flipped before gradients are reduced, and after; again after, with replicas="raise"."""
 
 
 def flip_bit(tensor: Tensor, element: int, bit: int) -> None:
@@ -47,7 +47,7 @@ def train(device: str, rank: int, fault: str) -> None:
 
     target = dict(model.named_parameters())[TENSOR]
     target.register_hook(spoil)
-    for step in range(1, STEPS + 1):  # noqa: B007  # read by `spoil`
+    for step in range(1, STEPS + 1):  # read by `spoil`
         inputs = torch.randn(3, 8, generator=torch.Generator().manual_seed(step * 100 + rank)).to(device)
         parallel(inputs).square().mean().backward()
         if (step, rank) == (STEP, RANK) and fault in ("after", "raised"):
