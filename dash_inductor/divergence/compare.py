@@ -161,9 +161,9 @@ class _Walk:
             elif (entry.name, entry.fingerprint) == (other.name, other.fingerprint):
                 before = str(entry.name)
             else:
-                texts = (f"{each.name.description} {each.fingerprint.hex()}" for each in (entry, other))
-                found = Difference(step.number, step.rank, *entry.name[:2], *texts, before)
-                yield (phases.STAGES[entry.name.phase], place, step.rank), found
+                phase, tensor = entry.name[:2]
+                found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
+                yield (phases.STAGES[phase], place, step.rank), found
 
     def _diverged(self, steps: list[_Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]

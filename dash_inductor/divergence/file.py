@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, DashError
-from .fingerprint import DIGEST
+from .sizes import DIGEST
 
 MAGIC = b"dash_inductor recording 1\n"
 _HEAD, _STEP, _ENTRY = struct.Struct("<II"), struct.Struct("<II"), struct.Struct(f"<I{DIGEST}s")
@@ -47,8 +47,13 @@ class Name(NamedTuple):
 
 
 class Entry(NamedTuple):
+    """A fingerprint and what it is of."""
+
     name: Name
     fingerprint: bytes
+
+    def __str__(self) -> str:
+        return f"{self.name.description} {self.fingerprint.hex()}"
 
 
 def path_of(folder: Path, rank: int) -> Path:
@@ -153,7 +158,7 @@ class Recording:
             if not MAGIC.startswith(magic):
                 raise RecordingError(f"{self.path} is no recording of this version of dash_inductor")
             while True:
-                start = file.tell()
+                start = file.tell() if len(magic) == len(MAGIC) else 0
                 head = file.read(_HEAD.size)
                 if not head and len(magic) == len(MAGIC):
                     return

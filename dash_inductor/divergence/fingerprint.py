@@ -15,9 +15,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import hashing
-
-DIGEST = 16
-"""Bytes of a fingerprint."""
+from .sizes import DIGEST
 
 _FEW = 4  # tensors that get a launch each; for more, one launch reads a table, which has to be allocated
 
@@ -46,6 +44,8 @@ def why_unseen(tensor: Tensor) -> str:
         return f"a {type(tensor).__name__}"
     if tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}"
+    if tensor.is_nested:
+        return "a nested tensor"
     if tensor.is_quantized:
         return "a quantized tensor"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):

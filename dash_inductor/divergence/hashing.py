@@ -32,12 +32,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .sizes import LANES
+
 SEEDS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # the first digits of pi
 STEP = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of splitmix64: what is added for every number, and the two factors that mix."""
 
-LANES = len(SEEDS)
 WORD = 8
 """Bytes."""
 

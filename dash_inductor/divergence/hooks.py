@@ -1,7 +1,7 @@
 """What eager PyTorch shows: modules, their results, gradients and optimizers, through hooks that change nothing.
 
 Inside compiled code the hooks vanish: Dynamo traces them, and `is_compiling` is a constant there, so that no graph
-breaks and no graph changes.  Outside, Dynamo must not compile them: `torch._disable_dynamo` says so without importing
+breaks and no graph changes.  Outside, Dynamo must not compile them: `_disable_dynamo` says so without importing
 Dynamo, which it must not do while torch itself is being imported (`start`).
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -99,7 +100,7 @@ class Hooks:
             return
         self._inputs(module, args, kwargs)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def _enter(self, module: nn.Module) -> None:
         calls = self._calls
         if not hasattr(calls, "running"):
@@ -109,7 +110,7 @@ class Hooks:
             self.add(module)
         calls.running.append((module, self._recorder.place()))
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def _leave(self, module: nn.Module, result: Any) -> None:
         running = self._calls.running
         while running[-1][0] is not module:  # what has raised an exception is not running any more
@@ -129,7 +130,7 @@ class Hooks:
         if tensor.requires_grad and tensor.grad_fn is not None:
             tensor.register_hook(lambda gradient: self._observe(phases.ACTIVATION_GRADIENT, label, gradient))
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """What a module was given; the place is from before it ran."""
         left, place = self._calls.left
@@ -139,11 +140,11 @@ class Hooks:
             self._observe(phases.INPUT, label, tensor, place)
             place += 1
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._recorder.before_optimizer(optimizer)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._recorder.after_optimizer(optimizer)
 

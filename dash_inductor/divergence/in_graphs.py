@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import active, hashing, phases
 from .fingerprint import add_one, description, plain_view
 from .rows import CAPACITY, to_host
+from .sizes import LANES
 from .steps import FromGraphs
 
 _lib = torch.library.Library("dash", "FRAGMENT")
@@ -52,7 +53,7 @@ class Journal:
         """Launch every kernel once, because none can be loaded while a CUDA graph is captured."""
         from .gpu_kernels import append
 
-        scratch = torch.zeros(hashing.LANES, dtype=torch.int64, device=self._entries.device)
+        scratch = torch.zeros(LANES, dtype=torch.int64, device=self._entries.device)
         bytes_ = torch.zeros(2 * hashing.WORD, dtype=torch.uint8, device=self._entries.device)
         for unit in (1, 2, 4, 8):
             add_one(bytes_[unit : unit + hashing.WORD], scratch)
@@ -117,7 +118,7 @@ def insert(graph: Graph) -> bool:
         behind = emitter.behind(max(tensors))
         device = tensors[0].meta["val"].device
         like = {"dtype": torch.int64, "device": device, "pin_memory": False}
-        scratch = emitter.call(torch.ops.aten.full.default, ([hashing.LANES], 0), like, before=behind, like=node)
+        scratch = emitter.call(torch.ops.aten.full.default, ([LANES], 0), like, before=behind, like=node)
         emitter.call(observe, (tensors, names, scratch), before=behind, like=node)
         active.recorder.prepare(device)
         seen = True

@@ -92,9 +92,10 @@ class Names:
         ]
 
     def _look_for(self, unknown: set[int]) -> None:
-        modules: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        things: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        modules: list[nn.Module] = [thing for thing in things if "_modules" in vars(thing)]  # __init__ has run
         inside = {id(child) for module in modules for child in module.modules() if child is not module}
-        found = []
+        found: list[tuple[int, str, int, nn.Module]] = []
         for module in modules:
             count = sum(id(parameter) in unknown for parameter in module.parameters())
             if count and id(module) not in inside:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from .agreement import sentence
 from .compare import Comparison, Difference
-from .replicas import sentence
 from .report import headline, others, shown
 
 _STYLE = """
@@ -32,7 +32,7 @@ code, .mono { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, mono
 .soft { color: var(--soft); } p { margin: 8px 0; } ul { margin: 0; padding-left: 20px; }
 .steps { display: flex; height: 14px; border-radius: 7px; overflow: hidden; background: var(--code);
   margin: 4px 0 6px; }
-.steps span { background: var(--good); } .steps i { background: var(--bad); min-width: 6px; flex: 0 0 6px; }
+.steps span { background: var(--good); } .steps i { background: var(--bad); min-width: 6px; flex: 1 1 0; }
 .scroll { overflow-x: auto; }
 """
 _COLOURS = {"equal": "--good", "diverged": "--bad", "not comparable": "--unsure"}
@@ -46,7 +46,7 @@ def html(result: Comparison) -> str:
     elif result.conclusion:
         parts.append(_section("What this means", f"<p>{escape(result.conclusion)}</p>"))
     if result.others:
-        rows = [(other.rank, other.phase, _mono(other.tensor)) for other in result.others]
+        rows = [(str(other.rank), other.phase, _mono(other.tensor)) for other in result.others]
         rows += [("", "...", "")] * (result.others_count > len(result.others))
         parts.append(_section(f"{others(result)} in this step", _table(("rank", "what", "tensor"), rows)))
     if result.findings:
@@ -55,8 +55,8 @@ def html(result: Comparison) -> str:
     if result.reasons:
         parts.append(_section("What must be said of the recordings", _list(result.reasons)))
     if result.facts:
-        rows = [(_mono(name), _mono(shown(a)), _mono(shown(b))) for name, a, b in result.facts]
-        parts.append(_section("Facts that differ", _table(("fact", "a", "b"), rows)))
+        facts = [(_mono(name), _mono(shown(a)), _mono(shown(b))) for name, a, b in result.facts]
+        parts.append(_section("Facts that differ", _table(("fact", "a", "b"), facts)))
     elif result.steps:
         same = "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."
         parts.append(_section("Facts that differ", f"<p>{same}</p>"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import DashError
-from . import hashing
+from .agreement import find, sentence
 from .file import Appender
 from .rows import Ready, to_host
+from .sizes import LANES
 from .writer import Job, Writer
 
 log = logging.getLogger("dash_inductor")
@@ -66,7 +67,7 @@ class Replicas:
             if len(seen) < len(names):
                 places = {name: place for place, name in enumerate(names)}
                 given = lanes
-                lanes = given.new_zeros(len(names), hashing.LANES)
+                lanes = given.new_zeros(len(names), LANES)
                 lanes[torch.tensor([places[name] for name in seen], device=given.device)] = given
             self._taken.setdefault(group, []).append((phase, names, lanes))
 
@@ -119,51 +120,3 @@ class Replicas:
             compared.set()
 
         return job
-
-
-def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[int]]) -> dict[str, Any] | None:
-    """The first tensor in which ranks differ, None if all agree.
-
-    Args:
-        ranks: global ranks.
-        labels: phase and name of every tensor.
-        rows: the lanes of all tensors, one row for each rank.
-
-    Returns:
-        phase, tensor; groups: ranks that agree, the largest group first; minority: the ranks outside of the largest
-        group, empty if there are two of that size; differing: how many tensors differ.
-    """
-    if all(row == rows[0] for row in rows):
-        return None
-    lanes = hashing.LANES
-    by_tensor = [[tuple(row[start : start + lanes]) for row in rows] for start in range(0, len(rows[0]), lanes)]
-    differing = [number for number, values in enumerate(by_tensor) if len(set(values)) > 1]
-    first = differing[0]
-    by_value: dict[tuple[int, ...], list[int]] = {}
-    for rank, value in zip(ranks, by_tensor[first], strict=True):
-        by_value.setdefault(value, []).append(rank)
-    groups = sorted(by_value.values(), key=lambda group: (-len(group), group))
-    tie = len(groups[0]) == len(groups[1])
-    return {
-        "phase": labels[first][0],
-        "tensor": labels[first][1],
-        "groups": groups,
-        "minority": [] if tie else sorted(rank for group in groups[1:] for rank in group),
-        "differing": len(differing),
-    }
-
-
-def sentence(finding: dict[str, Any]) -> str:
-    """A finding in words."""
-    what = f"{finding['phase']} {finding['tensor']}"
-    others = finding["differing"] - 1
-    more = f" (and {others} more tensor{'s' * (others > 1)})" if others else ""
-    if finding["minority"]:
-        differ = "differs" if len(finding["minority"]) == 1 else "differ"
-        return f"{_ranks(finding['minority'])} {differ} from {_ranks(finding['groups'][0])} in {what}{more}"
-    between = " and ".join(_ranks(group) for group in finding["groups"])
-    return f"{between} differ from each other in {what}{more}; no majority says which is right"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

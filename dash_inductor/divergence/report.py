@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from .agreement import sentence
 from .compare import Comparison
-from .replicas import sentence
 
 WIDTH = 100
 

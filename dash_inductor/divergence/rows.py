@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import hashing
 from .fingerprint import add_lanes
+from .sizes import LANES
 
 CAPACITY = 4096
 """Fingerprints that are kept on a device until they are copied to the host."""
@@ -21,7 +21,7 @@ class Rows:
     """The lanes of one device, in the order of `add`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._results = torch.zeros(CAPACITY, hashing.LANES, dtype=torch.int64, device=device)
+        self._results = torch.zeros(CAPACITY, LANES, dtype=torch.int64, device=device)
         self._used = 0
 
     def room(self) -> int:

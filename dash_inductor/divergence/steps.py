@@ -44,7 +44,10 @@ class StepWriter:
     ) -> None:
         """Wait for the rows of a step and write it, or a part of it."""
         rows = {device: wait() for device, wait in ready.items()}
-        entries = [(name, digest(*rows[device][row], name.description)) for name, device, row in observed]
+        entries = []
+        for name, device, row in observed:
+            low, high = rows[device][row]
+            entries.append((name, digest(low, high, name.description)))
         # A graph tells nothing of what is between its parts: gradients of attention come before those of parameters.
         place = next((n for n, (name, _) in enumerate(entries) if name.phase in _AFTER_GRAPHS), len(entries))
         if step != self._step:
