@@ -10,6 +10,7 @@ needs no import of this package; importing it does the same where torch does not
     config                                          the settings, see `dash_inductor.config`
     sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
     explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
+    record(folder)                                  fingerprints of a training run, for `dash-inductor compare`
 
 This file must not import torch: it may run while torch itself is being imported.
 """
@@ -25,22 +26,31 @@ from ._switch import disable, disabled, enable, is_enabled
 
 if TYPE_CHECKING:
     from .config import config
+    from .divergence.recorder import record
     from .observe.explain import explain
     from .observe.records import clear_sites, graphs, sites
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs", "is_enabled", "sites",
+    "__version__", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs", "is_enabled",
+    "record", "sites",
 ]  # fmt: skip
+
+_HOMES = {
+    "clear_sites": ".observe.records",
+    "explain": ".observe.explain",
+    "graphs": ".observe.records",
+    "record": ".divergence.recorder",
+    "sites": ".observe.records",
+}
+"""The modules of the names that are imported when they are first asked for, because they import torch."""
 
 
 def __getattr__(name: str) -> object:
     if name == "config":
         return importlib.import_module(".config", __name__)  # the module stands for the object in it
-    if name in ("sites", "graphs", "clear_sites"):
-        return getattr(importlib.import_module(".observe.records", __name__), name)
-    if name == "explain":
-        return importlib.import_module(".observe.explain", __name__).explain
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

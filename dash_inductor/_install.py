@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import _dash_inductor_state as _state
 
 from . import _arguments, _cache_key, _carried_records, _embeddings, _switch, compat, probe
 from .config import config
+from .divergence import active as recording
 from .errors import UnsupportedVersionError
 
 log = logging.getLogger("dash_inductor")
@@ -38,12 +40,22 @@ class JointPass:
             return 0
         from .lowering import compile_kernels
 
-        if not config.dump:
-            return int(rewrite.rewrite_graph(graph, compile_kernels))
-        from .observe.dump import writer
+        with _dumped(graph):
+            changed = rewrite.rewrite_graph(graph, compile_kernels)
+            if recording.recorder is not None:
+                from .divergence.in_graphs import insert
 
-        with writer.joint_graph(graph):
-            return int(rewrite.rewrite_graph(graph, compile_kernels))
+                changed = insert(graph) or changed
+        return int(changed)
+
+
+def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
+    """Writes the graph before and after, if a folder is set for it."""
+    if not config.dump:
+        return nullcontext()
+    from .observe.dump import writer
+
+    return writer.joint_graph(graph)
 
 
 @functools.cache
