@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def every_graph_compiled() -> Iterator[None]:
-    """Take no graph from FxGraphCache or AOTAutogradCache inside the block; what compilers made of source text stays."""
+    """Take no graph from a cache inside the block; what compilers have made of source text is still found."""
     import torch._functorch.config as functorch
     from torch._inductor import config as inductor
 
