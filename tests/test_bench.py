@@ -116,7 +116,11 @@ ROWS = [
 def test_table_chart_and_legend_fit_100_columns() -> None:
     text = "\n\n".join([results.format_table(ROWS), results.LEGEND, results.format_chart(ROWS)])
     assert max(map(len, text.splitlines())) <= 100
-    assert_expected_inline(text, """""")
+    assert_expected_inline(
+        text,
+        """\
+""",
+    )
     assert [row.failed for row in ROWS] == [False, True]
 
 

@@ -88,7 +88,8 @@ LEGEND = "\n".join(
     [
         *(f"{variant.name + ':':15}{variant.means}" for variant in VARIANTS),
         "ms:            median of calls that take turns, ± half the distance between the quartiles",
-        f"x default:     how many times as fast as the default {DASH.name} is; x determ.: as deterministic PyTorch",
+        f"x default:     how many times as fast as the default {DASH.name} is",
+        f"x determ.:     how many times as fast as deterministic PyTorch {DASH.name} is",
         f"same bits:     for each of the three, whether {REPEATS} more calls gave the bits of the first",
     ]
 )
