@@ -20,7 +20,7 @@ from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
-from . import data, dropout, place_arguments
+from . import data, dropout, place_arguments, stamps
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
@@ -96,6 +96,7 @@ class Specialisation:
         has_dense: the mask has a dense mask.
         has_dropout: probabilities are dropped.
         placed: the mask is one of rows, see `places`.
+        stamped: the main kernel writes down when it does what, see `stamps`; its results are the same.
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -111,6 +112,7 @@ class Specialisation:
     has_dense: bool = False
     has_dropout: bool = False
     placed: bool = False
+    stamped: bool = False
 
     def __post_init__(self) -> None:
         ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
@@ -199,8 +201,10 @@ class Kernels:
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, "PLACED": p.row_block,
+            "STAMPED": p.stamped,
             **self._absent(data.MAIN), **({} if p.has_dropout else dict.fromkeys(dropout.ARGUMENTS)),
             **({} if p.placed else dict.fromkeys(of_places)),
+            **({} if p.stamped else dict.fromkeys(stamps.ARGUMENTS)),
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
@@ -211,6 +215,7 @@ class Kernels:
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES, **of_places,
+            **stamps.TYPES,
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
