@@ -1,4 +1,4 @@
-"""The Hopper kernel with stamps: simulated roles write the right times and change nothing, and the kernels still fit."""
+"""The Hopper kernel with stamps: simulated roles write the right times and change nothing else; the kernels fit."""
 
 from __future__ import annotations
 
