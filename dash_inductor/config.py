@@ -66,6 +66,7 @@ SETTINGS: Mapping[str, Setting] = {
         _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "bent_fold", "two_pass"),
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
+    "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
 
 
@@ -83,6 +84,8 @@ class Config:
             them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
+        profile: the Hopper backward writes down when it computes and adds what, see `observe.profile`.  It is read at
+            every call, too, and changes no bit (DASH_INDUCTOR_PROFILE).
 
     Args:
         environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.
@@ -92,6 +95,7 @@ class Config:
     cpu: Cpu
     schedule: Schedule
     forward: Forward
+    profile: bool
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         for name, setting in SETTINGS.items():

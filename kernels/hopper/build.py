@@ -124,6 +124,7 @@ class Specialisation:
     @staticmethod
     def of(
         mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, has_dropout: bool = False,
+        stamped: bool = False,
     ) -> Specialisation:  # fmt: skip
         """What the kernels of a plan are compiled for.
 
@@ -131,6 +132,7 @@ class Specialisation:
             dims: the head dims of q and k, and of v.
             group: query heads per kv head.
             has_dropout: probabilities are dropped.
+            stamped: the main kernel writes down when it does what.
 
         Raises:
             ArgumentError: a dtype of another width, or tiles that the kernel does not have.
@@ -141,11 +143,13 @@ class Specialisation:
         bounds = mask.band.lo is not None, mask.band.hi is not None
         kinds = data.kinds(mask)
         placed = mask.placed is not None
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout, placed)
+        return Specialisation(
+            dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout, placed, stamped
+        )
 
     @staticmethod
-    def of_site(site: Site, plan: Plan) -> Specialisation:
-        """What the kernels of a site's plan are compiled for.
+    def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
+        """What the kernels of a site's plan are compiled for, which write down when they do what if they are `stamped`.
 
         Raises:
             ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
@@ -156,7 +160,7 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = site.head_dim, site.value_dim
         drops = site.call.dropout is not None
-        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len, drops)
+        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len, drops, stamped)
 
     @property
     def has_data(self) -> bool:
