@@ -11,6 +11,8 @@ needs no import of this package; importing it does the same where torch does not
     sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
     explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
     record(folder)                                  fingerprints of a training run, for `dash-inductor compare`
+    profile_runs(), write_profiles(),               when kernels computed and added what, see `config.profile`
+    clear_profile_runs()
 
 This file must not import torch: it may run while torch itself is being imported.
 """
@@ -28,20 +30,24 @@ if TYPE_CHECKING:
     from .config import config
     from .divergence.recorder import record
     from .observe.explain import explain
+    from .observe.profile import clear_profile_runs, profile_runs, write_profiles
     from .observe.records import clear_sites, graphs, sites
 
 __version__ = "0.1.0"
 __all__ = [
-    "__version__", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs", "is_enabled",
-    "record", "sites",
+    "__version__", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs",
+    "is_enabled", "profile_runs", "record", "sites", "write_profiles",
 ]  # fmt: skip
 
 _HOMES = {
+    "clear_profile_runs": ".observe.profile",
     "clear_sites": ".observe.records",
     "explain": ".observe.explain",
     "graphs": ".observe.records",
+    "profile_runs": ".observe.profile",
     "record": ".divergence.recorder",
     "sites": ".observe.records",
+    "write_profiles": ".observe.profile",
 }
 """The modules of the names that are imported when they are first asked for, because they import torch."""
 

@@ -74,6 +74,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
+    "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
 
 
@@ -93,6 +94,8 @@ class Config:
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
         dump: a folder that gets pages about every graph that is compiled, see `observe.dump`; "" for none.  While it is
             set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
+        profile: the Hopper backward writes down when it computes and adds what, see `observe.profile`.  It is read at
+            every call, too, and changes no bit (DASH_INDUCTOR_PROFILE).
 
     Args:
         environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.
@@ -103,6 +106,7 @@ class Config:
     schedule: Schedule
     forward: Forward
     dump: str
+    profile: bool
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         for name, setting in SETTINGS.items():

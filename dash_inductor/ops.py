@@ -192,7 +192,7 @@ def _backward(
 
     parsed = _parsed(call, extras, results=3)
     tensors = grad_out, query, key, value, out, logsumexp
-    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan))
+    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan), site)
     dq_order, dk_order, dv_order = parsed.orders
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 

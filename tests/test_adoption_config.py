@@ -19,12 +19,14 @@ SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt
 def test_defaults() -> None:
     fresh = Config({})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (False, "off", "auto", "auto")
+    assert fresh.profile is False
 
 
 def test_environment() -> None:
     environ = {"DASH_INDUCTOR_STRICT": "1", "DASH_INDUCTOR_CPU": "reference", "DASH_INDUCTOR_SCHEDULE": "shift"}
-    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep"})
+    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep", "DASH_INDUCTOR_PROFILE": "yes"})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (True, "reference", "shift", "keep")
+    assert fresh.profile is True
     assert Config({"DASH_INDUCTOR_CPU": ""}).cpu == "off"  # empty is not set
 
 
@@ -89,9 +91,9 @@ def test_schedules_are_those_that_exist() -> None:
 
 
 def test_unknown_setting() -> None:
-    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward'"):
+    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward', 'profile'"):
         config.strcit = True  # type: ignore[attr-defined]  # the point of the test
-    with pytest.raises(AttributeError, match="the settings are strict, cpu, schedule, forward"):
+    with pytest.raises(AttributeError, match="the settings are strict, cpu, schedule, forward, profile"):
         _ = config.strcit  # type: ignore[attr-defined]  # the point of the test
 
 
@@ -128,5 +130,5 @@ def test_attribute_of_the_package() -> None:
         assert config.cpu == "reference"
     with pytest.raises(DashError):
         dash_inductor.config.cpu = "fast"  # type: ignore[assignment]  # the point of the test
-    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto')"
+    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto', profile=False)"
     assert repr(dash_inductor.config) == expected
