@@ -92,3 +92,27 @@ def test_requests_to_other_hosts_are_found(page: str, asks: bool, tmp_path: Path
             SITE["on_post_build"](config)
     else:
         SITE["on_post_build"](config)
+
+
+def misread(markdown: str) -> list[str]:
+    """Lines that GitHub reads as parts of lists and Python-Markdown, which makes the site, does not."""
+    lines = re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL).splitlines()
+    item = re.compile(r"(?:[-*+]|\d{1,2}\.) ")
+    found = []
+    for above, line in zip(["", *lines], lines, strict=False):
+        late = not above and re.match(r" {1,3}\S", line)  # a paragraph of an item needs four blanks
+        glued = item.match(line) and above and not item.match(above) and not above.startswith((" ", "#"))
+        if late or glued:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=lambda page: page.name)
+def test_lists_are_lists_on_the_site_too(page: Path) -> None:
+    assert not misread(page.read_text(encoding="utf-8"))
+
+
+def test_misread_lists_are_found() -> None:
+    assert misread("1. a\n\n   b\n") == ["   b"]
+    assert misread("text:\n- a\n- b\n") == ["- a"]
+    assert not misread("text:\n\n- a\n  a\n- b\n\n1. c\n\n    d\n")
