@@ -14,6 +14,10 @@ endif
 # A GPU machine may have its own torch and no registry: there the python at hand and the editable install are enough.
 GPU_PYTHON := $(or $(PYTHON),python3)
 
+# The documentation is built from sources and docstrings, without torch.
+DOCS_PYTHON := $(or $(PYTHON),.venv-docs/bin/python)
+DOCS_READY := $(if $(PYTHON),,.venv-docs/.ready)
+
 ifdef PYTHON
 READY :=
 else
@@ -21,7 +25,7 @@ PYTHON := $(CURDIR)/$(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 
-.PHONY: setup demo test test-torch test-models test-gpu lint format bench
+.PHONY: setup demo test test-torch test-models test-gpu lint format bench docs
 
 setup: $(READY)
 
@@ -67,3 +71,11 @@ format: $(READY)
 
 bench: $(READY)
 	$(PYTHON) -m benchmarks.import_time
+
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs build --strict --quiet
+
+.venv-docs/.ready: requirements-docs.txt
+	$(or $(BASE_PYTHON),python3) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q -r requirements-docs.txt
+	touch $@

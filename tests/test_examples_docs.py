@@ -122,7 +122,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_index_names_every_page() -> None:
-    linked = set(re.findall(r"\]\((\w+\.md)\)", text_of("docs/index.md")))
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", text_of("docs/index.md")))
     assert linked == {page.name for page in PAGES[1:]} - {"index.md"}
 
 
