@@ -148,11 +148,16 @@ def tables_of(arch: str) -> str:
     return costs.SAME_AS.get(arch, arch)
 
 
-def _check(site: Site, arch: str, schedule: str | None) -> None:
+def check_kind(site: Site, arch: str) -> None:
+    """Raise ArgumentError unless the dtype of a site is known and the architecture is one of its device."""
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in BITS:
         raise ArgumentError("dtype", site.dtype, BITS)
+
+
+def _check(site: Site, arch: str, schedule: str | None) -> None:
+    check_kind(site, arch)
     for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
