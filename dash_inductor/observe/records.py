@@ -65,7 +65,8 @@ class Tensors:
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Tensors:
         """Inverse of `as_dict`."""
-        return Tensors(*(tuple(given[name]) for name in ("query", "key", "value")), given["dtype"], given["device"])
+        query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
+        return Tensors(query, key, value, given["dtype"], given["device"])
 
 
 @dataclass(frozen=True)
