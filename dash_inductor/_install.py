@@ -132,10 +132,11 @@ def _dump_what_is_compiled() -> None:
 
     @functools.wraps(compile_graph)
     def compile_anew(*args: Any, **kwargs: Any) -> Any:
-        if not config.dump or rewriter() is None:
-            return compile_graph(*args, **kwargs)
-        with inductor_config.patch({"force_disable_caches": True}):
-            return compile_graph(*args, **kwargs)
+        if config.dump and not inductor_config.force_disable_caches and rewriter() is not None:
+            # it applies them again around the backward, which may be compiled much later
+            patches = {**(kwargs.get("config_patches") or {}), "force_disable_caches": True}
+            return compile_graph(*args, **{**kwargs, "config_patches": patches})
+        return compile_graph(*args, **kwargs)
 
     @functools.wraps(generate)
     def generate_and_dump(*args: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import pgo
-from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -105,7 +105,7 @@ def _settings(arch: str | None) -> Iterator[None]:
     ours = config.patch(strict=False, dump="", cpu="reference" if arch not in (None, "cpu") else config.cpu)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
-        _switch.override(True), dynamo, functorch_config.patch(enable_autograd_cache=False), ours,
+        _switch.override(True), dynamo, ours,
         torch.random.fork_rng(gpus), torch.enable_grad(),
     ):  # fmt: skip
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
@@ -121,7 +121,7 @@ def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
     outputs = [_Result.of(node) for node in pytree.arg_tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    with suppress(_Seen):
+    with suppress(_Seen), inductor_config.patch(force_disable_caches=True):
         compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
 
