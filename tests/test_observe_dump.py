@@ -129,9 +129,12 @@ def test_compiles_do_not_overwrite_one_another(folder: Path) -> None:
 
 def test_processes_do_not_overwrite_one_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
-    runs = [writer._run_of(str(folder), process).folder for process in (1, 2)]
-    writer._run_of.cache_clear()  # as in other processes, on other hosts that share the folder and the number
-    runs += [writer._run_of(str(folder), process).folder for process in (1, 2)]
+    runs = []
+    for process in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        runs.append(writer._run().folder)
+        writer._runs.clear()  # as in a process on another host that shares the folder
+        runs.append(writer._run().folder)
     assert len(set(runs)) == 4
     assert all(run.name.startswith("rank3_") and run.is_dir() for run in runs)
 
