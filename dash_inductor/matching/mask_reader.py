@@ -75,7 +75,7 @@ class MaskReader:
 
     def _logged(self, node: Node, position: Position, value: Value, how: str) -> Value:
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("mask: %s%s = %s, read %s", node.format_node(), list(position), value, how)
+            log.debug("mask: %s%s is %s, %s read %s", node.name, list(position), value, node.target, how)
         return value
 
     def _by_rule(self, node: Node, position: Position) -> Value:

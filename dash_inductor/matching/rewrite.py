@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -187,10 +187,24 @@ class _Reading:
             self.match = analyse(self.node, self.facts)
             self.forward = find_forward(self.match.backend, self.match.args)
             self.detail = self.match.detail
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
         except NotReadable as error:
             self.keep(error.kept.reason, error.kept.detail)
         except Exception as error:
             self.fail(error)
+
+    def _steps(self, match: Match) -> Iterator[str]:
+        """How the site was matched, for the log."""
+        yield f"backward of {match.backend.forward}, whose forward is {self.forward or 'in no graph that is seen here'}"
+        operands = match.operands
+        yield f"query {operands.query}, key {operands.key}, value {operands.value}"
+        if operands.repeats is not None:
+            yield "key and value are read from {} and {}, without their repeats".format(
+                *(repeat.base for repeat in operands.repeats)
+            )
+        yield f"mask {self.facts.mask}: {self.facts.recognised or 'told by the operator'}"
+        yield f"planned for {self.facts.arch}: {match.plan}"
 
     def compile(self, compile_kernels: CompileKernels) -> None:
         if self.match is None:
