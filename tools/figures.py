@@ -27,8 +27,8 @@ def large() -> Picture:
     problem = Problem(CAUSAL, 4096, 4096, 64, 128, heads=8, section=4)
     prices = Costs(1.0, 0.3, 0.3, epilogue=3.0, depth=2)
     runs = tuple(timeline(name, problem, 132, prices) for name in ("fold", "spt", "descending", "ascending"))
-    subtitle = "8 heads of 4096 tokens, tiles of 64 queries and 128 keys, 132 workers with writers of their own."
-    return Picture("Causal mask, a size of practice", subtitle, runs)
+    subtitle = "8 heads of 4096 tokens, tiles of 64 queries and 128 keys, 132 workers with writers of their own"
+    return Picture("Causal mask, at a realistic size", subtitle, runs)
 
 
 def figures() -> dict[str, str]:

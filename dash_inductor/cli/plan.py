@@ -71,14 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _document(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:
-    kept = isinstance(found, Kept)
+    kept = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Kept) else None
     return {
         "site": {**dataclasses.asdict(asked.site), "call": str(asked.site.call)},
         "arch": asked.arch,
-        "plan": None if kept else _plain(found),
-        "kept": {"reason": found.reason.value, "detail": found.detail} if kept else None,
+        "plan": _plain(found) if isinstance(found, Plan) else None,
+        "kept": kept,
         "candidates": [_plain(candidacy) for candidacy in ranking],
-        "timelines": [] if kept else [str(path) for path in written],
+        "timelines": [str(path) for path in written] if kept is None else [],
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import ArgumentError
 from ..model.call import Bias, Call
 from ..model.dropout import Dropout
-from ..model.mask import Band, Dense, Keys, Mask, Operand, Segments
+from ..model.mask import Anchor, Band, Dense, Keys, Mask, Operand, Segments
 from ..model.site import Site
 from ..planning import costs
 from ..planning.families import BITS
@@ -121,7 +121,7 @@ def _mask(text: str) -> tuple[Mask, Data | None, int]:
 
 def _band(term: str, text: str) -> Band:
     word = term.removesuffix(":bottom_right")
-    anchor = "top_left" if word == term else "bottom_right"
+    anchor: Anchor = "top_left" if word == term else "bottom_right"
     window = _WINDOW.fullmatch(word)
     if window is not None:
         lo, hi = (None if bound == "none" else int(bound) for bound in window.groups())

@@ -25,7 +25,7 @@ _FIELDS = ("sm", "cta", "head", "kv", "q", "start", "wait", "added", "end")
 
 
 def read(path: Path, heads: Sequence[str] = ()) -> Timeline:
-    """The timeline of a recorded run, in microseconds; its lanes are SMs.
+    """The timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first CTAs.
 
     Args:
         heads: names of the query heads of all batch elements; by default numbers.
@@ -55,8 +55,9 @@ def _check(path: Path, index: int, span: object) -> None:
 def of_spans(
     spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: dict[str, Any] | None = None
 ) -> Timeline:
-    """The timeline of the spans of a recorded run."""
-    lanes = {sm: lane for lane, sm in enumerate(sorted({span["sm"] for span in spans}))}
+    """The timeline of the spans of a recorded run; lanes are in the order of the first CTAs of their SMs."""
+    first = {span["sm"]: span["cta"] for span in sorted(spans, key=lambda s: -s["cta"])}
+    lanes = {sm: lane for lane, sm in enumerate(sorted(first, key=lambda sm: first[sm]))}
     count = 1 + max((span["head"] for span in spans), default=-1)
     if heads and count > len(heads):
         raise ArgumentError("measured", f"a run of {count} heads", f"one of {len(heads)} heads, as the shape has them")

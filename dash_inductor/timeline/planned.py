@@ -33,12 +33,13 @@ def picture(
 
     Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
     those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
-    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.
+    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.  Predictions are for the
+    GPU's own number of workers.
 
     Args:
         site: with static lengths and batch.
         ranking: what `ranking.rank` returned for it.
-        schedules: which to draw, of all kernel families; by default all of the chosen family.
+        schedules: which to draw, of the chosen kernel family where that has them; by default all of that family.
         data, workers: as for `simulated.of_plan`.
         recorded: a file as `measured.read` reads it.
 
@@ -51,21 +52,30 @@ def picture(
         if name not in {c.schedule for c in able}:
             raise ArgumentError("schedules", name, sorted({str(c.schedule) for c in able}))
     chosen = chosen_of(tuple(ranking))
-    drawn = [c for c in able if (c.schedule in schedules if schedules else c.kernel == chosen.kernel)]
+    own_schedules = {c.schedule for c in able if c.kernel == chosen.kernel}
+    drawn = [
+        c
+        for c in able
+        if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
+        and (c.schedule in schedules if schedules else c.kernel == chosen.kernel)
+    ]
     runs = [_run(site, arch, c, chosen, data, workers) for c in drawn]
     real = None
     if recorded is not None:
         assert site.batch is not None
         real = measured.read(recorded, query_heads(site.batch, site.q_heads))
     own = _run(site, arch, chosen, chosen, data, workers) if chosen not in drawn else runs[drawn.index(chosen)]
-    takes = chosen.predicted_us or (real.end if real is not None else None)
+    predicted = {c: c.predicted_us if workers is None else None for c in (*drawn, chosen)}
+    takes = predicted[chosen] or (real.end if real is not None else None)
     if takes is not None:
-        scale = takes / own.end
-        runs = [_scaled(run, c.predicted_us, scale, own.name) for run, c in zip(runs, drawn, strict=True)]
+        scale = takes / own.end if own.end else 1.0
+        runs = [_scaled(run, predicted[c], scale, own.name) for run, c in zip(runs, drawn, strict=True)]
     runs = runs if real is None else [real, *runs]
     count = workers or costs.WORKERS[planner.tables_of(arch)]
     beside = "" if recorded is None else "; the first run was recorded on a GPU"
     subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
+    if site.mask.operands and data is None:
+        subtitle += ". Drawn as if the mask's tensors hid nothing"
     rows = tuple(row(candidacy) for candidacy in ranking)
     return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs), HEAD, rows)
 
@@ -82,13 +92,9 @@ def _run(
 
 def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -> Timeline:
     """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
-    if predicted is not None:
+    if predicted is not None and run.end:
         return run.in_unit(MICROSECONDS, predicted / run.end)
-    note = (
-        run.note
-        if run.badge
-        else "; ".join(filter(None, (run.note, f"not calibrated, drawn to the scale of {chosen}")))
-    )
+    notes = (run.note, "" if run.badge else f"not calibrated, drawn to the scale of {chosen}")
     return replace(run.in_unit(MICROSECONDS, scale), note="; ".join(filter(None, notes)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .model import Timeline
+from .style import summary
 
 _HEADS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -23,8 +24,6 @@ def text(timeline: Timeline, width: int = 90) -> str:
         if bar.track == 0:
             for x in range(round(bar.begin * scale), min(width, round(bar.end * scale))):
                 rows[step.lane][x] = mark
-    lines = [
-        f"{timeline.name}: {timeline.end:.6g} {timeline.unit.symbol}" + (f"; {timeline.note}" if timeline.note else "")
-    ]
+    lines = [f"{timeline.name}: {summary(timeline)}"]
     lines += [f"{lane:4d}  {''.join(row)}".rstrip() for lane, row in enumerate(rows)]
     return "\n".join(lines) + "\n"
