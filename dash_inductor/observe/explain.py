@@ -100,8 +100,8 @@ def _settings(arch: str | None) -> Iterator[None]:
     before = copy.deepcopy(sizes_seen)
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    many = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
-    dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **many)
+    limits: dict[str, Any] = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
+    dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **limits)
     ours = config.patch(strict=False, dump="", cpu="reference" if arch not in (None, "cpu") else config.cpu)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
