@@ -14,8 +14,6 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import pgo
 from torch._inductor import compile_fx
-from torch._inductor import config as inductor_config
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -119,9 +117,9 @@ def _settings(arch: str | None) -> Iterator[None]:
 
 def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
-    outputs = [_Result.of(node) for node in pytree.arg_tree_leaves(graph.graph.output_node().args[0])]
+    outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    with suppress(_Seen), inductor_config.patch(force_disable_caches=True):
+    with suppress(_Seen), torch.compiler.config.patch(force_disable_caches=True):
         compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
 
@@ -148,7 +146,7 @@ class _Result:
             return value.node.hint
         if not isinstance(value, Tensor):
             return value
-        if type(value) is not FakeTensor:
+        if hasattr(value, "__tensor_flatten__"):
             raise DashError(f"graphs that return {type(value).__name__} cannot be left out")
         sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in value.shape]
         zeros = torch.zeros(sizes, dtype=value.dtype, device=value.device)
