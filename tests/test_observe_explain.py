@@ -187,7 +187,12 @@ def test_switched_off_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
         dash_inductor.explain(causal)
 
 
-def test_the_program_is_as_before() -> None:
+def argument(module: Model, x: Tensor) -> Tensor:
+    return module(x)
+
+
+@pytest.mark.parametrize("way", ["module", "method", "closure", "argument"])
+def test_the_program_is_as_before(way: str) -> None:
     """Run for real, the same call changes each of these."""
 
     def state(module: Model) -> tuple[Any, ...]:
@@ -199,9 +204,10 @@ def test_the_program_is_as_before() -> None:
         values = all(torch.equal(x, y) for x, y in zip(a[0], b[0], strict=True))
         return [values, a[1] == b[1], torch.equal(a[2], b[2]), *(x == y for x, y in zip(a[3:], b[3:], strict=True))]
 
-    module = model()
+    module = model(layers=1)
+    functions = {"module": module, "method": module.forward, "closure": lambda x: module(x), "argument": argument}
     buffer, before = module.steps, state(module)
-    dash_inductor.explain(module, inputs())
+    dash_inductor.explain(functions[way], *([module] if way == "argument" else []), inputs())
     assert all(same(state(module), before))
     assert module.steps is buffer
     assert all(parameter.grad is None for parameter in module.parameters())

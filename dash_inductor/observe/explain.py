@@ -156,8 +156,7 @@ class _Result:
 @contextmanager
 def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
     """Put back what Python code assigns to attributes, parameters and buffers of the modules of a call."""
-    cells = inspect.getclosurevars(fn).nonlocals.values() if inspect.isfunction(fn) else ()
-    seen = [fn, getattr(fn, "__self__", None), *cells, *args, *kwargs.values()]
+    seen = [fn, getattr(fn, "__self__", None), *_variables(fn), *args, *kwargs.values()]
     modules = {part for root in seen if isinstance(root, torch.nn.Module) for part in root.modules()}
     held = [vars(part) for part in modules]
     held += [values[name] for values in held[:] for name in ("_parameters", "_buffers", "_modules")]
@@ -168,3 +167,14 @@ def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) 
         for values, old in before:
             values.clear()
             values.update(old)
+
+
+def _variables(fn: object) -> list[object]:
+    """The values of variables of outer functions and of the module that a function names itself."""
+    if not inspect.isfunction(fn):
+        return []
+    found = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
+    for cell in fn.__closure__ or ():
+        with suppress(ValueError):  # a variable without a value yet
+            found.append(cell.cell_contents)
+    return found
