@@ -138,16 +138,16 @@ def _choose_no_pointwise_kernel_by_timing() -> None:
 def _dump_what_is_compiled() -> None:
     """While ``config.dump`` is set, take no graph from a cache, and dump the code that Inductor generates."""
     from torch._inductor import compile_fx
-    from torch._inductor import config as inductor_config
 
     compile_graph, generate = compile_fx.compile_fx, compile_fx.fx_codegen_and_compile  # looked up by these names
 
     @functools.wraps(compile_graph)
     def compile_anew(*args: Any, **kwargs: Any) -> Any:
-        if not config.dump or rewriter() is None:
-            return compile_graph(*args, **kwargs)
-        with inductor_config.patch({"force_disable_caches": True}):
-            return compile_graph(*args, **kwargs)
+        if config.dump and not torch.compiler.config.force_disable_caches and rewriter() is not None:
+            # it applies them again around the backward, which may be compiled much later
+            patches = {**(kwargs.get("config_patches") or {}), "force_disable_caches": True}
+            return compile_graph(*args, **{**kwargs, "config_patches": patches})
+        return compile_graph(*args, **kwargs)
 
     @functools.wraps(generate)
     def generate_and_dump(*args: Any, **kwargs: Any) -> Any:

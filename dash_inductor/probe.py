@@ -61,6 +61,8 @@ TORCH = (
     ("torch._guards", "CompileContext.current_trace_id TracingContext.try_get", "records"),
     ("torch._dynamo.exc", "ShortenTraceback.remove_dynamo_frames", "errors of kept sites"),
     ("torch._dynamo.config", "verbose", "errors of kept sites"),
+    ("torch._dynamo.config", "recompile_limit accumulated_recompile_limit", "explanations"),
+    ("torch._dynamo.pgo", "get_code_state", "explanations"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
     ("torch._functorch.config", "activation_memory_budget", "seeds of dropout"),
     ("torch.nn.attention.varlen", "varlen_attn", "packed operators, which it defines"),

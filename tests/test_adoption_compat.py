@@ -104,6 +104,7 @@ def test_a_missing_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 UNPROBED = {
     "torch._inductor.config.patch": "Inductor itself cannot do without it",
+    "torch._dynamo.config.patch": "PyTorch itself cannot do without it",
     "triton.backends.nvidia.driver": "with Triton 3.6 alone",
     "triton.backends.nvidia.driver.make_tensordesc_arg": "with Triton 3.6 alone",
     "triton.__version__": "asked for by `triton_version`",

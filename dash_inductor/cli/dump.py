@@ -28,13 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     with writer.dumping(str(Path(arguments.output).resolve()), arguments.arch):
         explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
-        page = writer.run_folder() / "index.html"
-    found = page.is_file()
+        page = writer.index()
     if arguments.json:
-        graphs = [str(path) for path in sorted(page.parent.glob("*/index.html"))]
-        print(json.dumps({"index": str(page) if found else None, "graphs": graphs, **explanation.to_dict()}, indent=2))
+        print(json.dumps({"index": str(page) if page else None, **explanation.to_dict()}, indent=2))
     else:
-        print("\n".join([*explanation.notes, f"{page}" if found else "no graph was dumped"]))
-    if found and arguments.open:
+        print("\n".join([*explanation.notes, str(page) if page else "no graph was dumped"]))
+    if page is not None and arguments.open:
         webbrowser.open(page.as_uri())
-    return 0 if found and ended and explanation.sites else 1
+    return 0 if page is not None and ended and explanation.sites else 1

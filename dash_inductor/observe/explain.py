@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import pgo
-from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -100,12 +98,12 @@ def _settings(arch: str | None) -> Iterator[None]:
     before = copy.deepcopy(sizes_seen)
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    many = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
-    dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **many)
+    limits: dict[str, Any] = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
+    dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **limits)
     ours = config.patch(strict=False, dump="", cpu="reference" if arch not in (None, "cpu") else config.cpu)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
-        _switch.override(True), dynamo, functorch_config.patch(enable_autograd_cache=False), ours,
+        _switch.override(True), dynamo, ours,
         torch.random.fork_rng(gpus), torch.enable_grad(),
     ):  # fmt: skip
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
@@ -119,9 +117,9 @@ def _settings(arch: str | None) -> Iterator[None]:
 
 def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
-    outputs = [_Result.of(node) for node in pytree.arg_tree_leaves(graph.graph.output_node().args[0])]
+    outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    with suppress(_Seen):
+    with suppress(_Seen), torch.compiler.config.patch(force_disable_caches=True):
         compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
 
@@ -148,7 +146,7 @@ class _Result:
             return value.node.hint
         if not isinstance(value, Tensor):
             return value
-        if type(value) is not FakeTensor:
+        if hasattr(value, "__tensor_flatten__"):
             raise DashError(f"graphs that return {type(value).__name__} cannot be left out")
         sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in value.shape]
         zeros = torch.zeros(sizes, dtype=value.dtype, device=value.device)
@@ -158,8 +156,7 @@ class _Result:
 @contextmanager
 def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
     """Put back what Python code assigns to attributes, parameters and buffers of the modules of a call."""
-    cells = inspect.getclosurevars(fn).nonlocals.values() if inspect.isfunction(fn) else ()
-    seen = [fn, getattr(fn, "__self__", None), *cells, *args, *kwargs.values()]
+    seen = [fn, getattr(fn, "__self__", None), *_variables(fn), *args, *kwargs.values()]
     modules = {part for root in seen if isinstance(root, torch.nn.Module) for part in root.modules()}
     held = [vars(part) for part in modules]
     held += [values[name] for values in held[:] for name in ("_parameters", "_buffers", "_modules")]
@@ -170,3 +167,14 @@ def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) 
         for values, old in before:
             values.clear()
             values.update(old)
+
+
+def _variables(fn: object) -> list[object]:
+    """The values of variables of outer functions and of the module that a function names itself."""
+    if not inspect.isfunction(fn):
+        return []
+    found = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
+    for cell in fn.__closure__ or ():
+        with suppress(ValueError):  # a variable without a value yet
+            found.append(cell.cell_contents)
+    return found

@@ -33,7 +33,8 @@ def picture(
 
     Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
     those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
-    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.
+    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.  Predictions are for the
+    GPU's own number of workers.
 
     Args:
         site: with static lengths and batch.
@@ -64,10 +65,11 @@ def picture(
         assert site.batch is not None
         real = measured.read(recorded, query_heads(site.batch, site.q_heads))
     own = _run(site, arch, chosen, chosen, data, workers) if chosen not in drawn else runs[drawn.index(chosen)]
-    takes = chosen.predicted_us or (real.end if real is not None else None)
+    predicted = {c: c.predicted_us if workers is None else None for c in (*drawn, chosen)}
+    takes = predicted[chosen] or (real.end if real is not None else None)
     if takes is not None:
         scale = takes / own.end if own.end else 1.0
-        runs = [_scaled(run, c.predicted_us, scale, own.name) for run, c in zip(runs, drawn, strict=True)]
+        runs = [_scaled(run, predicted[c], scale, own.name) for run, c in zip(runs, drawn, strict=True)]
     runs = runs if real is None else [real, *runs]
     count = workers or costs.WORKERS[planner.tables_of(arch)]
     beside = "" if recorded is None else "; the first run was recorded on a GPU"

@@ -67,8 +67,11 @@ def _draw(ax: Any, t: Timeline, picture: Picture, colours: Colours, writer: bool
         text = style.label(t, t.steps[drawn.step])
         room = (drawn.end - drawn.begin) / picture.end * _INCHES * 72 if picture.end else 0.0
         if labels and drawn.step >= 0 and drawn.kind == "compute" and room > 4 + 6 * len(text):
-            middle = (drawn.begin + drawn.end) / 2, top + height / 2
-            ax.text(*middle, text, ha="center", va="center", fontsize=8, color=style.INK)
+            middle, ink = (
+                ((drawn.begin + drawn.end) / 2, top + height / 2),
+                style.ink_on(colours.hues[drawn.colour].compute),
+            )
+            ax.text(*middle, text, ha="center", va="center", fontsize=8, color=ink)
     for (kind, colour), boxes in bars.items():
         _boxes(ax, kind, colours.hues[colour], boxes, edges=labels)
     ax.axvline(t.end, color=style.INK, linewidth=0.8, linestyle=(0, (3, 3)))

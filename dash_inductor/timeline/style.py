@@ -47,6 +47,13 @@ PAGE, PAGE_DARK = "#ffffff", "#0f1318"
 ACCENT, ACCENT_DARK = "#2f6db3", "#7db3ee"
 WAIT, WAIT_DARK = "#9aa1a9", "#6b7480"
 
+
+def ink_on(colour: str) -> str:
+    """The colour of text on a bar of this colour."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
+
+
 MEANING: dict[Kind, str] = {
     "compute": "computes a tile pair",
     "wait": "waits for its turn",

@@ -13,6 +13,8 @@ from .style import Colours, Drawn
 WIDTH = 960
 _MARGIN, _LEFT, _HEAD, _AXIS, _GAP = 24, 34, 44, 40, 22
 """Pixels around the picture, for the names of lanes, above the lanes of a panel, below them, and between panels."""
+_LABELLED = 18
+"""Height of lanes with numbers in their bars."""
 _SPACE = 'xmlns="http://www.w3.org/2000/svg"'
 _HATCH = (
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -87,9 +89,14 @@ def _css(colours: Colours) -> str:
         light = light.replace(name, getattr(style, name))
         dark = dark.replace(name, getattr(style, f"{name}_DARK"))
     for i, hue in enumerate(colours.hues):
-        light += f".c{i} {{ fill: {hue.compute}; }} .a{i} {{ fill: {hue.add}; }}\n"
-        dark += f".c{i} {{ fill: {hue.compute_dark}; }} .a{i} {{ fill: {hue.add_dark}; }}\n"
+        light += _fills(i, hue.compute, hue.add)
+        dark += _fills(i, hue.compute_dark, hue.add_dark)
     return f"{light}@media (prefers-color-scheme: dark) {{{dark}}}\n"
+
+
+def _fills(i: int, compute: str, add: str) -> str:
+    """Of bars and of the text in them."""
+    return f".c{i} {{ fill: {compute}; }} .a{i} {{ fill: {add}; }} .t{i} {{ fill: {style.ink_on(compute)}; }}\n"
 
 
 def _layout(picture: Picture) -> list[_Panel]:
@@ -157,8 +164,8 @@ def _bar(p: _Panel, drawn: Drawn, left: float) -> Iterator[str]:
     rounded = ' rx="2"' if width > 8 else ""
     yield f'<rect class="{name}" {size}{rounded}><title>{escape(where)}\n{what}</title></rect>'
     text = style.label(t, step)
-    if drawn.kind == "compute" and width > 5 + 7 * len(text) and height >= 12:
-        yield f'<text class="in" x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}">{text}</text>'
+    if drawn.kind == "compute" and width > 5 + 7 * len(text) and height >= 11 and p.lane >= _LABELLED:
+        yield f'<text class="in t{drawn.colour}" x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}">{text}</text>'
 
 
 def _legend(panels: Sequence[_Panel], colours: Colours, y: float) -> tuple[list[str], float]:
@@ -182,7 +189,7 @@ def _legend(panels: Sequence[_Panel], colours: Colours, y: float) -> tuple[list[
         entry((classes[kind],), text)
     if colours.used > 1:
         entry([f"c{i}" for i in range(colours.used)], colours.meaning)
-    if colours.q_tiles:
+    if any(p.lane >= _LABELLED and len(p.timeline.bars) <= style.MOST_BARS for p in panels):
         several = any(len(p.timeline.heads) > 1 for p in panels)
         entry((), "a0: head a, q tile 0" if several else "0: q tile 0")
     return parts, y + _MARGIN

@@ -7,7 +7,7 @@ within a layer by the mean place of the neighbours, then places along the layer 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
 
@@ -106,7 +106,7 @@ class _Layout:
         return width, 2 * MARGIN + len(self.rows) * (HEIGHT + GAP_Y) - GAP_Y
 
 
-def _layers(items: Mapping[str, Item]) -> dict[str, int]:
+def _layers(items: dict[str, Item]) -> dict[str, int]:
     """Below everything that it reads; what reads nothing that is shown stands right above what reads it first."""
     layers: dict[str, int] = {}
     for name, item in items.items():  # a graph's order is topological

@@ -72,10 +72,10 @@ class Snapshot:
                 continue
             kept[name] = None
             item = self.items[name]
+            if down:  # few, so they come first
+                queue.extend((reader, 0, down - 1) for reader in readers.get(name, ()))
             if up:
                 queue.extend((source, up - 1, 0) for source in item.inputs)
-            if down:
-                queue.extend((reader, 0, down - 1) for reader in readers.get(name, ()))
         return Snapshot({name: item for name, item in self.items.items() if name in kept})
 
 

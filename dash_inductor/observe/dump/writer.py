@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import logging
 import os
 import threading
@@ -81,10 +80,10 @@ def generated_code(compiled: Any, kind: str) -> None:
     _safely(write)
 
 
-def run_folder() -> Path:
-    """The folder of this process in `config.dump`, made now if it does not exist."""
-    with _lock:
-        return _run().folder
+def index() -> Path | None:
+    """The page of this process in `config.dump`; None if no graph was dumped there."""
+    run = _runs.get((config.dump, os.getpid()))
+    return run.folder / "index.html" if run is not None and run.pages else None
 
 
 def _write_graph(graph: torch.fx.Graph, text: str, before: Snapshot, known: tuple[GraphRecord, ...]) -> None:
@@ -132,15 +131,17 @@ def _readable(graph: torch.fx.Graph) -> str:
     return f"{graph}\n"
 
 
+_runs: dict[tuple[str, int], _Run] = {}
+"""By folder and process: a fork has a run of its own."""
+
+
 def _run() -> _Run:
-    return _run_of(config.dump, os.getpid())
-
-
-@functools.cache
-def _run_of(folder: str, process: int) -> _Run:
-    rank = f"rank{os.environ['RANK']}_" if "RANK" in os.environ else ""
-    name = f"{rank}{time.strftime('%Y%m%d-%H%M%S')}_process{process}"
-    return _Run(files.new_folder(Path(folder), name))
+    key = folder, process = config.dump, os.getpid()
+    if key not in _runs:
+        rank = f"rank{os.environ['RANK']}_" if "RANK" in os.environ else ""
+        name = f"{rank}{time.strftime('%Y%m%d-%H%M%S')}_process{process}"
+        _runs[key] = _Run(files.new_folder(Path(folder), name))
+    return _runs[key]
 
 
 def _safely(action: Callable[[], Any]) -> Any:
