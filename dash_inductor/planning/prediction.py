@@ -9,6 +9,7 @@ down wait is part of their constant.  Everything else has no prediction: the cha
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -19,8 +20,9 @@ from ..model.plan import Plan
 from ..model.site import Site
 from ..schedule.problem import Problem
 from . import costs
-from .calibration import ALONE, CALIBRATIONS, Backward, Calibration, Forward
+from .calibration import ALONE, CALIBRATIONS, DATA, Backward, Calibration, Forward
 from .families import HOPPER, hopper_dims
+from .planner import likely_band
 
 GPU = "H200"
 """The GPU for which predictions are made unless another one is named."""
@@ -32,7 +34,8 @@ CTAS = 32768
 def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | None:
     """Predicted time of the backward that `plan` runs at `site`, in microseconds, from saved tensors to gradients.
 
-    Dynamic lengths and batches count as the planner's nominal ones.
+    Dynamic lengths and batches count as the planner's nominal ones.  Valid keys and a dense mask are supposed to hide
+    nothing, but for a dense mask that comes without a band, which is supposed to be causal.
 
     Args:
         arch: as for `planner.plan`.
@@ -52,8 +55,14 @@ def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | N
 def predicted_forward_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | None:
     """`predicted_us` for the forward."""
     dims = hopper_dims(site.head_dim, site.value_dim)
-    rates = None if dims is None else _calibration(gpu).forward.get(dims)
-    if arch != "sm_90" or plan.forward != HOPPER.name or rates is None or site.call.data or not _is_calibrated(site):
+    rates = None if dims is None else _calibration(gpu).forward.get((*dims, is_window(site)))
+    if (
+        arch != "sm_90"
+        or plan.forward != HOPPER.name
+        or rates is None
+        or site.call.data
+        or not _is_calibrated(site.band)
+    ):
         return None
     return forward_us(plan, site, rates)
 
@@ -67,15 +76,19 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> str | None:
         return f"the {plan.kernel} kernels are not calibrated"
     if dims not in _calibration(gpu).backward:
         return f"head dims {site.head_dim} and {site.value_dim} are not calibrated on an {gpu}"
-    if site.call.data:
-        return f"masks that are data, and dropout, are not calibrated: {', '.join(sorted(site.call.data))}"
-    if not _is_calibrated(site):
+    if "segments" in site.call.data:
+        return "the time depends on the documents, which are data"
+    if site.call.data and (dims != (128, 128) or not site.call.data <= DATA.keys()):
+        return f"{', '.join(sorted(site.call.data))} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
+    if not _is_calibrated(_walked(site)):
         return f"the mask {site.band} is not calibrated"
     if plan.schedule in ("shift", "symmetric_shift"):
         return f"{plan.schedule} is not calibrated"
-    if site.band.is_full:
+    if _walked(site).is_full:
         return "bent_fold is not calibrated under a full mask" if plan.schedule == "bent_fold" else None
-    if plan.schedule == "ascending" or (plan.schedule == "descending" and not _all_at_once(problem_of(plan, site))):
+    if _all_at_once(problem_of(plan, site)):
+        return None if plan.schedule in ALONE else f"{plan.schedule} is not calibrated where all CTAs run at once"
+    if plan.schedule in ("ascending", "descending"):
         return f"CTAs of {plan.schedule} wait for one another under this mask, which is not calibrated"
     return None
 
@@ -86,9 +99,20 @@ def _calibration(gpu: str) -> Calibration:
     return CALIBRATIONS[gpu]
 
 
-def _is_calibrated(site: Site) -> bool:
-    """Whether masks like that of a site have been measured: full ones, causal ones and windows of past tokens."""
-    return site.band.is_full or site.band.lo == 0
+def is_window(site: Site) -> bool:
+    """Whether the mask of a site has two bounds."""
+    return site.band.lo is not None and site.band.hi is not None
+
+
+def _walked(site: Site) -> Band:
+    """The band whose tile pairs are supposed to be visible."""
+    likely = likely_band(site)
+    return site.band if likely is None else likely
+
+
+def _is_calibrated(band: Band) -> bool:
+    """Whether masks like this one have been measured: full ones, causal ones and windows of past tokens."""
+    return band.is_full or band.lo == 0
 
 
 def problem_of(plan: Plan, site: Site) -> Problem:
@@ -96,7 +120,7 @@ def problem_of(plan: Plan, site: Site) -> Problem:
     batch, q_len, kv_len = _sizes(site)
     tiles = plan.dkdv
     return Problem(
-        site.band, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
+        _walked(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
     )  # fmt: skip
 
 
@@ -118,10 +142,11 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration) -> float:
     assert dims is not None
     problem, rates = problem_of(plan, site), calibration.backward[dims]
     main = _main(plan.schedule, problem, rates, site.group > 1)
-    if not site.band.is_full and _all_at_once(problem):
-        main *= ALONE.get(plan.schedule, 1.0)
+    if not problem.band.is_full and _all_at_once(problem):
+        main *= ALONE[plan.schedule]
     elements = problem.batch * site.q_heads * problem.q_len * site.head_dim
-    return main + calibration.around * elements / 2**25 + calibration.launch
+    plain = main + calibration.around * elements / 2**25 + calibration.launch
+    return plain * math.prod(DATA[kind] for kind in site.call.data)
 
 
 def _main(name: str, problem: Problem, rates: Backward, grouped: bool) -> float:
@@ -184,16 +209,15 @@ def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
 @lru_cache(maxsize=256)
 def _forward_walks(plan: Plan, site: Site) -> tuple[tuple[int, int], ...]:
     """For all tiles of a head, in launch order: kv tiles, and those of them that the mask cuts."""
+    from ..schedule.walk import functions  # expressions, which need sympy
+
     assert plan.forward_tiles is not None
     _, q_len, kv_len = _sizes(site)
     rows, keys = plan.forward_tiles.block_q, plan.forward_tiles.block_kv
-    # From the kernel's side this is the backward's problem with the roles of q and kv tiles changed.
-    band = Problem(site.band, q_len, kv_len, rows, keys).resolved.band
-    swapped = Band(*(None if x is None else -x for x in (band.hi, band.lo)))
-    from ..schedule.walk import functions
-
-    problem = Problem(swapped, kv_len, q_len, keys, rows)
-    ranges = [functions("two_pass", problem).dash_q_range(q, *problem.tail()) for q in range(problem.n_kv)]
-    if not site.band.is_full:
-        ranges.reverse()
+    problem = Problem(site.band, q_len, kv_len, rows, keys).resolved
+    if site.band.lo is not None:  # the tile that is not full is the first one, and the last tile is handed out first
+        missing = -q_len % rows
+        lo, hi = (None if x is None else x + missing for x in (problem.band.lo, problem.band.hi))
+        problem = replace(problem, band=Band(lo, hi), q_len=q_len + missing)
+    ranges = [functions("two_pass", problem).dash_kv_range(q, *problem.tail()) for q in reversed(range(problem.n_q))]
     return tuple((end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError
 from ..model.plan import Plan, Tiles
@@ -17,7 +17,7 @@ from ..schedule.names import NAMES
 from . import nominal, planner
 from .costs import Candidate
 from .families import BITS, FAMILIES, KernelFamily
-from .prediction import predicted_us, unknown
+from .prediction import GPU, predicted_us, unknown
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Candidacy:
     note: str = ""
 
 
-def rank(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> tuple[Candidacy, ...]:
+def rank(
+    site: Site, arch: str, schedule: str | None = None, *, compiler: str = "", gpu: str = GPU
+) -> tuple[Candidacy, ...]:
     """Every candidate that is considered for a site: the shortest predicted time first, last what cannot run.
 
     Candidates without a prediction are ordered by their critical paths, behind those with one.
@@ -58,6 +60,7 @@ def rank(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     Args:
         arch, schedule, compiler: as for `planner.plan`.  At most one candidate is chosen; for a site that no kernel
             covers none is.
+        gpu: as for `predicted_us`.
 
     Raises:
         ArgumentError: an unknown architecture or schedule, or a schedule that cannot run at the site.
@@ -65,8 +68,17 @@ def rank(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     known = planner.tables_of(arch)
     found = [_uncovered(f, site, known) for f in FAMILIES if _is_for(f, site) and not f.covers(site, known)]
     if len(found) < sum(_is_for(f, site) for f in FAMILIES):
-        found += _covered(site, arch, planner.choose(site, arch, schedule), schedule, compiler)
+        covered = list(_covered(site, arch, planner.choose(site, arch, schedule), schedule, compiler, gpu))
+        chosen = next(c for c in covered if c.chosen)
+        found += covered if schedule is not None else [_compared(c, chosen) for c in covered]
     return tuple(sorted(found, key=_order))
+
+
+def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
+    """The candidacy, which says so if it is predicted to be faster than what is chosen."""
+    if c.predicted_us is None or chosen.predicted_us is None or c.predicted_us >= chosen.predicted_us:
+        return c
+    return replace(c, why=f"{c.why}; at this site it is predicted to be faster, but choices ignore lengths and batch")
 
 
 def _order(candidacy: Candidacy) -> tuple[bool, float, float, bool]:
@@ -94,7 +106,9 @@ def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
     return Candidacy(f.name, None, None, None, None, None, False, why, None)
 
 
-def _covered(site: Site, arch: str, best: planner.Choice, named: str | None, compiler: str) -> Iterator[Candidacy]:
+def _covered(
+    site: Site, arch: str, best: planner.Choice, named: str | None, compiler: str, gpu: str
+) -> Iterator[Candidacy]:
     likely = planner.likely_band(site)
     for kernel, candidate in planner.candidates(site, arch):
         for name in NAMES:
@@ -104,7 +118,7 @@ def _covered(site: Site, arch: str, best: planner.Choice, named: str | None, com
             if able is not None:
                 yield Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, able, None)
                 continue
-            yield _able(site, arch, best, name, kernel, candidate, named, compiler)
+            yield _able(site, arch, best, name, kernel, candidate, named, compiler, gpu)
 
 
 def _able(
@@ -116,6 +130,7 @@ def _able(
     candidate: Candidate,
     named: str | None,
     compiler: str,
+    gpu: str,
 ) -> Candidacy:
     """The candidacy of what can run at a site."""
     chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
@@ -123,12 +138,12 @@ def _able(
     facts = name, candidate, walked, planner.tables_of(arch)
     length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
     plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=compiler)
-    predicted = predicted_us(plan, site, arch)
+    predicted = predicted_us(plan, site, arch, gpu)
     if chosen:
         why = "it was named" if named is not None else "its critical path is the shortest"
     else:
         why = _objection(site, name, kernel, candidate, named) or _longer(best, length, nominal.work(*facts))
-    note = unknown(plan, site, arch) or ""
+    note = unknown(plan, site, arch, gpu) or ""
     return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan, note)
 
 
@@ -144,10 +159,14 @@ def _objection(site: Site, name: str, kernel: str, candidate: Candidate, named: 
 
 def _longer(best: planner.Choice, length: float | None, work: float) -> str:
     if length is None:
-        return f"its work alone is {work / best.length:.2f} times the critical path of {best.schedule}"
+        return f"its work alone is {_percent(work / best.length)} than the critical path of {best.schedule}"
     if length == best.length:
         return f"its critical path is as long as that of {best.schedule}, which is considered first"
-    return f"its critical path is {length / best.length:.2f} times that of {best.schedule}"
+    return f"its critical path is {_percent(length / best.length)} than that of {best.schedule}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):.1f} % longer"
 
 
 def chosen_of(ranking: tuple[Candidacy, ...]) -> Candidacy:
