@@ -58,10 +58,10 @@ def prepare(shape: Shape, variant: Variant, device: str) -> Callable[[], tuple[T
     *leaves, gradient = (tensor.detach() for tensor in shape.tensors(device))
     for leaf in leaves:
         leaf.requires_grad_()
-    grouped = {"enable_gqa": True} if shape.heads != shape.kv_heads else {}
+    grouped = shape.heads != shape.kv_heads
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=shape.causal, **grouped)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=shape.causal, enable_gqa=grouped)
 
     out = variant.compile(attention)(*leaves)
 

@@ -48,7 +48,8 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.silu(self.up(self.norms[1](x))))
+        result: Tensor = x + self.down(F.silu(self.up(self.norms[1](x))))
+        return result
 
 
 class Decoder(nn.Module):
@@ -62,7 +63,8 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits = self.head(self.layers(self.embedding(tokens)))
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss: Tensor = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return loss
 
 
 @dataclass

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,9 +174,9 @@ def gpu() -> Iterator[Seen]:
 
 def compilers() -> Iterator[Seen]:
     """Whether what Inductor and Triton call is there: a compiler, and the headers of Python."""
-    needed: Mapping[str, tuple[str, ...]] = {"CXX": ("g++", "clang++")}
+    needed = {"CXX": ("g++", "clang++")}
     if gpus():
-        needed = {"CC": ("gcc", "clang")} | needed
+        needed["CC"] = ("gcc", "clang")
     for variable, usual in needed.items():
         names = (os.environ[variable],) if os.environ.get(variable) else usual
         found = [path for path in map(shutil.which, names) if path]

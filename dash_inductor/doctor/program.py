@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils.deterministic
 
 from .. import _switch
 from ..model.reasons import Reason
@@ -30,7 +29,7 @@ def deterministic_algorithms() -> Iterator[Seen]:
     if torch.is_deterministic_algorithms_warn_only_enabled():
         what = "warn_only=True: operators of PyTorch without a deterministic kernel run, and only warn"
         yield WARNING, what, "torch.use_deterministic_algorithms(True), without warn_only."
-    if torch.utils.deterministic.fill_uninitialized_memory:
+    if torch._C._get_deterministic_fill_uninitialized_memory():
         what = "memory of torch.empty is filled with NaN first, which costs a write of all of it"
         advice = "torch.utils.deterministic.fill_uninitialized_memory = False saves it: what is written keeps its bits."
         yield NOTE, what, advice

@@ -31,8 +31,8 @@ def _lines(finding: Finding, colours: bool) -> Iterator[str]:
     yield head + first
     yield from (indent + line for line in rest)
     if finding.advice:
-        indents = {"initial_indent": f"{indent}-> ", "subsequent_indent": f"{indent}   "}
-        yield from textwrap.wrap(finding.advice, WIDTH, break_on_hyphens=False, **indents)
+        wrapped = textwrap.wrap(finding.advice, WIDTH - len(indent) - 3, break_on_hyphens=False)
+        yield from (f"{indent}{'   ' if i else '-> '}{line}" for i, line in enumerate(wrapped))
 
 
 def summary(findings: Sequence[Finding]) -> str:
