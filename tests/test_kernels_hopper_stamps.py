@@ -194,6 +194,17 @@ def test_the_order_is_the_same(case: Case) -> None:
     assert dependent_launches(ptx) == ["wait", "launch_dependents"]
 
 
+FLOATING = re.compile(r"\b(?:\w+\.[\w.:]*(?:f32|f16|bf16)[\w.:]*|wgmma\.mma_async\S*|cp\.reduce\S*)")
+
+
+@cases
+def test_the_arithmetic_is_the_same(case: Case) -> None:
+    """The same instructions on floating-point numbers in the same order, so that no bit depends on stamps."""
+    plain, used = (FLOATING.findall(built(replace(case, stamped=stamped)).ptx) for stamped in (False, True))
+    assert len(plain) > 200
+    assert used == plain
+
+
 @cases
 def test_who_looks_at_the_clock(case: Case) -> None:
     """The recorder twice, and every reducer; without stamps nobody."""
