@@ -22,6 +22,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -39,6 +40,7 @@ ALLOWED = {
     "python": ("run", "full", "check", "file"),
     "console": ("run", "full", "check"),
     "text": ("output", "diagram"),
+    "json": ("check",),
 }
 """Verdicts by language."""
 TIMEOUT = 240
@@ -107,7 +109,9 @@ class Page:
             (self.folder / snippet.argument).write_text(snippet.code, encoding="utf-8")
             return
         self.ran = snippet.verdict in ("run", "setup") or (snippet.verdict == "full" and self.full)
-        if snippet.language == "python":
+        if snippet.language == "json":
+            json.loads(snippet.code)
+        elif snippet.language == "python":
             self._python(snippet)
         else:
             self._console(snippet)
