@@ -11,7 +11,7 @@ A comment directly above a block of code says what is to be done with it:
     <!-- snippet: diagram -->        nothing can be run
 
 Lines of a console that do not begin with `$` are what the command above them prints.  A comment ``<!-- snippet: setup``
-holds Python, up to ``-->``, which readers do not see.
+holds Python, up to ``-->``, which readers do not see; `folder` is the page's folder there.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Page:
 
     def __init__(self, folder: Path, full: bool = False) -> None:
         self.folder, self.full = folder, full
-        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.namespace: dict[str, Any] = {"__name__": "__main__", "folder": folder}
         self.printed = ""
         self.ran = False
 
