@@ -11,7 +11,7 @@ A comment directly above a block of code says what is to be done with it:
     <!-- snippet: diagram -->        nothing can be run
 
 Lines of a console that do not begin with `$` are what the command above them prints.  A comment ``<!-- snippet: setup``
-holds Python, up to ``-->``, which readers do not see.
+holds Python, up to ``-->``, which readers do not see; `folder` is the page's folder there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -39,6 +40,7 @@ ALLOWED = {
     "python": ("run", "full", "check", "file"),
     "console": ("run", "full", "check"),
     "text": ("output", "diagram"),
+    "json": ("check",),
 }
 """Verdicts by language."""
 TIMEOUT = 240
@@ -90,7 +92,7 @@ class Page:
 
     def __init__(self, folder: Path, full: bool = False) -> None:
         self.folder, self.full = folder, full
-        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.namespace: dict[str, Any] = {"__name__": "__main__", "folder": folder}
         self.printed = ""
         self.ran = False
 
@@ -107,7 +109,9 @@ class Page:
             (self.folder / snippet.argument).write_text(snippet.code, encoding="utf-8")
             return
         self.ran = snippet.verdict in ("run", "setup") or (snippet.verdict == "full" and self.full)
-        if snippet.language == "python":
+        if snippet.language == "json":
+            json.loads(snippet.code)
+        elif snippet.language == "python":
             self._python(snippet)
         else:
             self._console(snippet)
