@@ -101,19 +101,19 @@ def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> flo
 
 def simulated(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
     """`critical_path`, from the simulator where CTAs wait for one another."""
-    return round(sum(_makespan(name, *kernel, arch) for kernel in _kernels(name, candidate, mask, arch)), 6)
+    return round(sum(_makespan(name, *kernel, arch) for kernel in passes(name, candidate, mask, arch)), 6)
 
 
 def work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
     """A lower bound of `critical_path`: the work, spread evenly over the workers."""
     total = 0.0
-    for problem, prices in _kernels(name, candidate, mask, arch):
+    for problem, prices in passes(name, candidate, mask, arch):
         step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
         total += problem.batch * problem.heads * sum(map(problem.steps, range(problem.n_kv))) * step
     return total / costs.WORKERS[arch]
 
 
-def _kernels(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
+def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
     """The kernels of a candidate on the nominal problem, with what a step costs in each."""
     if candidate.dq is None:
         return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
