@@ -78,12 +78,12 @@ def test_the_site() -> None:
         ((*SHAPE, "--mask", "diagonal"), "mask='diagonal'.*window:LO,HI"),
         ((*SHAPE, "--mask", "causal+full"), "every kind of term once"),
         ((*SHAPE, "--mask", "keys+keys"), "every kind of term once"),
-        ((*SHAPE, "--mask", "window:5,1"), "hi=1"),
+        ((*SHAPE, "--mask", "window:5,1"), "LO <= HI"),
         ((*SHAPE, "--mask", "documents:5,6"), "documents=.*sum"),
         ((*SHAPE, "--mask", "keys:5,6"), "keys=.*1 numbers"),
         ((*SHAPE, "--arch", "v100"), "arch='v100'.*'h100'"),
         ((*SHAPE, "--dtype", "int8"), "dtype='int8'.*'bfloat16'"),
-        ((*SHAPE, "--dropout", "1.5"), "p=1.5"),
+        ((*SHAPE, "--dropout", "1.5"), "dropout=1.5"),
     ],
 )
 def test_bad_arguments_are_named(words: tuple[str, ...], message: str) -> None:

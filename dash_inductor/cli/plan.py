@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu)
     if arguments.timeline and isinstance(found, Plan):
         picture = planned.picture(
-            asked.site, asked.arch, ranking, schedules=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
+            asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
             gpu=asked.gpu, workers=arguments.workers, recorded=arguments.measured,
         )  # fmt: skip
         for path in arguments.timeline:

@@ -84,6 +84,8 @@ def request(arguments: argparse.Namespace) -> Request:
     if arguments.bias or arguments.bias_gradient:
         bias, operands = Bias(Operand(operands), arguments.bias_gradient), operands + 1
     if arguments.dropout is not None:
+        if not 0 < arguments.dropout < 1:
+            raise ArgumentError("dropout", arguments.dropout, "a number greater than 0 and less than 1")
         dropout = Dropout(arguments.dropout, Operand(operands))
     call = Call(mask, 1 / math.sqrt(head_dim), bias=bias, dropout=dropout)
     site = Site(
@@ -134,6 +136,8 @@ def _band(term: str, text: str) -> Band:
     window = _WINDOW.fullmatch(word)
     if window is not None:
         lo, hi = (None if bound == "none" else int(bound) for bound in window.groups())
+        if lo is not None and hi is not None and lo > hi:
+            raise ArgumentError("mask", text, "window:LO,HI where LO <= HI")
         return Band(lo, hi, anchor)
     if word not in ("full", "causal"):
         raise ArgumentError("mask", text, MASKS)

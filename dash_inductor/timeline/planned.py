@@ -25,7 +25,7 @@ def picture(
     arch: str,
     ranking: Sequence[Candidacy],
     *,
-    schedules: Collection[str] = (),
+    draw: Collection[str] = (),
     data: Data | None = None,
     gpu: str = GPU,
     workers: int | None = None,
@@ -41,7 +41,7 @@ def picture(
     Args:
         site: with static lengths and batch.
         ranking: what `ranking.rank` returned for it.
-        schedules: which to draw, of the chosen kernel family where that has them; by default all of that family.
+        draw: the schedules to draw, of the chosen kernel family where that has them; by default all of that family.
         data, gpu, workers: as for `simulated.of_plan`.
         recorded: a file as `measured.read` reads it.
 
@@ -50,16 +50,16 @@ def picture(
             `measured.read` raise.
     """
     able = [c for c in ranking if c.plan is not None]
-    for name in schedules:
+    for name in draw:
         if name not in {c.schedule for c in able}:
-            raise ArgumentError("schedules", name, sorted({str(c.schedule) for c in able}))
+            raise ArgumentError("draw", name, sorted({str(c.schedule) for c in able}))
     chosen = chosen_of(tuple(ranking))
     own_schedules = {c.schedule for c in able if c.kernel == chosen.kernel}
     drawn = [
         c
         for c in able
         if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
-        and (c.schedule in schedules if schedules else c.kernel == chosen.kernel)
+        and (c.schedule in draw if draw else c.kernel == chosen.kernel)
     ]
     runs = [_run(site, arch, c, chosen, data, gpu, workers) for c in drawn]
     real = None
