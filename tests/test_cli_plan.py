@@ -157,6 +157,15 @@ def test_predictions_are_for_the_gpu_that_was_named(capsys: pytest.CaptureFixtur
         assert times == {prediction.predicted_us(plan, found.site, "sm_90", gpu)}
 
 
+def test_documents_whose_lengths_are_said_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    def chosen(mask: str) -> Any:
+        document = json.loads(printed(capsys, *SHAPE, "--json", "--mask", mask))
+        return next(c["predicted_us"] for c in document["candidates"] if c["chosen"])
+
+    assert chosen("causal+documents") is None
+    assert chosen("causal+documents:512,512") < chosen("causal+documents:1000,24")
+
+
 def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed(capsys, *SHAPE, "--json", "--schedule", "spt"))["plan"]["schedule"] == "spt"
 

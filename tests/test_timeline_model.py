@@ -15,6 +15,7 @@ from dash_inductor.model.call import Call
 from dash_inductor.model.mask import Band, Keys, Mask, Operand, Segments
 from dash_inductor.model.site import Site
 from dash_inductor.planning import nominal, planner
+from dash_inductor.planning.calibration import CALIBRATIONS
 from dash_inductor.planning.ranking import chosen_of, rank
 from dash_inductor.schedule.jobs import jobs_of, tables
 from dash_inductor.schedule.simulator import Costs
@@ -133,6 +134,19 @@ def test_the_run_of_a_plan_visits_the_tile_pairs_of_the_site(arch: str, schedule
     assert few.end > run.end
 
 
+def test_ctas_take_time_beside_their_steps_where_that_has_been_measured() -> None:
+    def after_the_last_step(site: Site, arch: str, gpu: str) -> float:
+        run = of_plan(site, arch, planner.plan(site, arch, "spt"), gpu=gpu)
+        return run.end - max(step.written for step in run.steps)
+
+    times = {gpu: after_the_last_step(SITE, "sm_90", gpu) for gpu in CALIBRATIONS}
+    assert min(times.values()) > 0
+    assert len(set(times.values())) == len(times)
+    assert after_the_last_step(SITE, "sm_80", "H200") == 0
+    assert (256, 256) not in CALIBRATIONS["H200"].backward
+    assert after_the_last_step(replace(SITE, head_dim=256, value_dim=256), "sm_90", "H200") == 0
+
+
 def test_query_heads_of_a_group_follow_one_another_on_a_portable_cta_and_have_ctas_of_their_own_on_hopper() -> None:
     def heads_of_a_cta(arch: str) -> set[frozenset[int]]:
         run = of_plan(SITE, arch, planner.plan(SITE, arch, "spt"))
@@ -218,6 +232,11 @@ def test_a_plan_of_documents_visits_their_tile_pairs_alone() -> None:
     run = of_plan(padded, "sm_90", plan, data=Data(valid=(100, 512)))
     assert {s.kv for s in run.steps if s.head < 4} == {0}
     assert {s.kv for s in run.steps if s.head >= 4} == set(range(4))
+    ranking = rank(padded, "sm_90")
+    assert chosen_of(ranking).predicted_us is not None
+    assert planned.picture(padded, "sm_90", ranking).unit == MICROSECONDS
+    # Predictions are for valid keys alone.
+    assert planned.picture(padded, "sm_90", ranking, data=Data(valid=(100, 512))).unit == simulated.PLAN_UNIT
 
 
 # Pictures of rankings, and recorded runs.

@@ -48,6 +48,11 @@ class Request:
     gpu: str
     data: Data | None
 
+    @property
+    def documents(self) -> tuple[int, ...] | None:
+        """The lengths of the documents, where they were said."""
+        return None if self.data is None else self.data.documents
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that `request` reads."""

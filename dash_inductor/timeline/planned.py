@@ -36,7 +36,7 @@ def picture(
     Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
     those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
     one takes as long as that, if it has no prediction.  Else times are in the planner's unit.  Predictions are for the
-    GPU's own number of workers.
+    GPU's own number of workers, and for valid keys alone.
 
     Args:
         site: with static lengths and batch.
@@ -67,7 +67,8 @@ def picture(
         assert site.batch is not None
         real = measured.read(recorded, query_heads(site.batch, site.q_heads))
     own = _run(site, arch, chosen, chosen, data, gpu, workers) if chosen not in drawn else runs[drawn.index(chosen)]
-    predicted = {c: c.predicted_us if workers is None else None for c in (*drawn, chosen)}
+    applies = workers is None and (data is None or data.valid is None)
+    predicted = {c: c.predicted_us if applies else None for c in (*drawn, chosen)}
     takes = predicted[chosen] or (real.end if real is not None else None)
     if takes is not None:
         scale = takes / own.end if own.end else 1.0
