@@ -17,7 +17,7 @@ from dash_inductor.divergence.file import Recording, RecordingError, path_of
 from dash_inductor.divergence.fingerprint import fingerprint
 from dash_inductor.errors import ArgumentError, DashError
 
-from .support.blocks import Model, plain, train
+from .support.blocks import Model, inputs, plain, train
 
 
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
@@ -48,7 +48,7 @@ def test_eager_code_shows_modules_gradients_and_parameters(tmp_path: Path) -> No
     last = read(tmp_path)[-1][1]
     for name, parameter in model.named_parameters():
         assert last[f"parameter {name}"] == fingerprint(parameter)
-    assert last["input Model"] == fingerprint(torch.full((2, 16, 32), 2.0))
+    assert last["input Model"] == fingerprint(inputs(2))
 
 
 def test_a_recording_changes_no_bit_of_eager_code(tmp_path: Path) -> None:
