@@ -47,9 +47,7 @@ def autoload() -> None:
 
 
 def _record() -> None:
-    from dash_inductor.divergence import start
-
-    start.from_environment()
+    importlib.import_module("dash_inductor.divergence.start").from_environment()
 
 
 def _install() -> None:

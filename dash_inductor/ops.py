@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from . import table_ops  # noqa: F401  # graphs that hold our operators may hold its operator
+from .divergence import in_graphs  # noqa: F401  # the same
 from .errors import ArgumentError, DashError
 from .model.call import Call
 from .model.mask import ROW_BLOCK

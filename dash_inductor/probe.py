@@ -75,6 +75,8 @@ TORCH = (
     ("torch._C._profiler", "_RecordFunctionFast", "names of sites in profiles"),
     ("torch._logging._internal", "trace_structured", "records"),
     ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),
+    ("torch._compile", "_disable_dynamo", "recordings"),
+    ("torch._C", "_functorch.is_functorch_wrapped_tensor", "recordings"),
 )
 
 TRITON = (
@@ -88,6 +90,7 @@ TRITON = (
     ("triton.language", "permute pointer_type program_id range reshape static_range store sum trans where", _PORTABLE),
     ("triton.language", "join philox uint32 zeros", _PORTABLE),
     ("triton.language", "cumsum debug_barrier int8 min", _PORTABLE),
+    ("triton.language", "uint16 uint64 uint8", "recordings"),
     ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", _SM_90),
     ("triton.language.core", "_aggregate", _SM_90),
     (_GLUON, "jit constexpr_function", _SM_90),

@@ -35,8 +35,14 @@ NOTHING: Spoiled = {}
 
 
 def record(
-    folder: Path, steps: int = 3, ranks: int = 2, spoiled: Spoiled = NOTHING, lost: str = "", end: bool = True, **facts: Any
-) -> Path:  # fmt: skip
+    folder: Path,
+    steps: int = 3,
+    ranks: int = 2,
+    spoiled: Spoiled = NOTHING,
+    lost: str = "",
+    end: bool = True,
+    **facts: Any,
+) -> Path:
     """A recording of every tensor in every step; `lost` is a phase that it lacks."""
     for rank in range(ranks):
         file = Appender(path_of(folder, rank))
@@ -232,47 +238,53 @@ def test_the_minority_is_named() -> None:
     assert sentence(several) == "ranks 0, 2 differ from ranks 1, 3 in gradient v"
 
 
-SCRIPT = """
+TRAINING = """
 import sys
 import torch
 
 if "--seed" in sys.argv:
     torch.manual_seed(0)
-assert "--fail" not in sys.argv
-if "--nothing" not in sys.argv:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
 print("the script's own words")
 """
 
 
-def test_verify_runs_a_script_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
+def verify(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "temporary").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "dash_inductor", "verify", *words]
+    variables = {**os.environ, "TMPDIR": str(folder / "temporary"), **environment}
+    return subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
 
-    def verify(*words: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-        command = [sys.executable, "-m", "dash_inductor", "verify", *words]
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    (tmp_path / "temporary").mkdir()
-    equal = verify("script.py", "--seed")
+def test_verify_runs_a_script_twice(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TRAINING, encoding="utf-8")
+    equal = verify(tmp_path, "script.py", "--seed")
     assert equal.returncode == 0, equal.stderr
     assert equal.stdout.startswith("The runs are equal: 3 steps of 1 rank, bit by bit")
     assert equal.stderr.count("the script's own words") == 2
     assert not list((tmp_path / "temporary").glob("dash-inductor-verify-*"))
-    diverged = verify("--json", "--folder", "kept", "-m", "script")
+    diverged = verify(tmp_path, "--json", "--folder", "kept", "-m", "script")
     assert diverged.returncode == 1, diverged.stderr
     content = json.loads(diverged.stdout)
     assert (content["first"]["phase"], content["first"]["tensor"]) == ("initial parameter", "0.weight")
     assert compare(tmp_path / "kept" / "a", tmp_path / "kept" / "b").verdict == "diverged"
-    assert verify("--folder", "kept", "script.py").returncode == 2
-    failed = verify("script.py", "--fail")
-    assert failed.returncode == 2
-    assert "ended with exit status 1" in failed.stderr
-    nothing = verify("script.py", "--nothing")
-    assert nothing.returncode == 2
-    assert "left no recording" in nothing.stderr
+    again = verify(tmp_path, "--folder", "kept", "script.py")
+    assert again.returncode == 2
+    assert "has a recording already" in again.stderr
+
+
+def test_verify_needs_something_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    (tmp_path / "nothing.py").write_text("", encoding="utf-8")
+    for script, variables, text in (
+        ("fails.py", {}, "fails.py ended with exit status 3"),
+        ("nothing.py", {}, "nothing.py left no recording: it called no module and no optimizer"),
+        ("nothing.py", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set"),
+    ):
+        result = verify(tmp_path, script, **variables)
+        assert result.returncode == 2
+        assert text in result.stderr

@@ -13,11 +13,12 @@ import dash_inductor
 from dash_inductor import _cache_key
 from dash_inductor.config import config
 from dash_inductor.divergence import active
-from dash_inductor.divergence.file import Recording, RecordingError, path_of
-from dash_inductor.divergence.fingerprint import fingerprint
+from dash_inductor.divergence.file import Appender, Recording, RecordingError, path_of
+from dash_inductor.divergence.fingerprint import digest, fingerprint
+from dash_inductor.divergence.steps import FromGraphs, StepWriter
 from dash_inductor.errors import ArgumentError, DashError
 
-from .support.blocks import Model, plain, train
+from .support.blocks import Model, inputs, plain, train
 
 
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
@@ -48,7 +49,7 @@ def test_eager_code_shows_modules_gradients_and_parameters(tmp_path: Path) -> No
     last = read(tmp_path)[-1][1]
     for name, parameter in model.named_parameters():
         assert last[f"parameter {name}"] == fingerprint(parameter)
-    assert last["input Model"] == fingerprint(torch.full((2, 16, 32), 2.0))
+    assert last["input Model"] == fingerprint(inputs(2))
 
 
 def test_a_recording_changes_no_bit_of_eager_code(tmp_path: Path) -> None:
@@ -183,7 +184,36 @@ def test_what_has_no_fingerprint_is_said(tmp_path: Path) -> None:
         optimizer.step()
     recording = Recording(path_of(tmp_path, 0))
     list(recording.steps())
-    assert recording.unseen == {"gradient weight": "a tensor of layout torch.sparse_coo"}
+    assert recording.unseen == {"gradient weight": "it is a tensor of layout torch.sparse_coo"}
+
+
+def test_a_journal_that_overflows_is_said(tmp_path: Path) -> None:
+    file = Appender(tmp_path / "f")
+    numbers = [5, *(0, 1, 2), *(1, 3, 4), *(0, 5, 6)]  # five entries, of which three had room
+    journal = FromGraphs([("a dQ", "float32 [2]"), ("a dK", "float32 [2]")], lambda: [numbers])
+    StepWriter().write(file, 1, [], {}, [journal])
+    recording = Recording(tmp_path / "f")
+    ((_, entries),) = recording.steps()
+    assert [entry.name.tensor for entry in entries] == ["a dQ", "a dK", "a dQ (call 2)"]
+    assert entries[0].fingerprint == digest(1, 2, "float32 [2]")
+    assert recording.unseen == {
+        "every gradient of attention": "in step 1, CUDA graphs computed 5 of them, and 3 have room"
+    }
+
+
+def test_compiled_optimizers_and_inference_are_recorded(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    with dash_inductor.record(tmp_path):
+        with torch.inference_mode():
+            model(torch.ones(1, 2))
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            step()
+    assert [number for number, _ in read(tmp_path)] == [1, 2]
+    assert [name for name in names(tmp_path, 2) if name.startswith("param")] == ["parameter weight", "parameter bias"]
+    assert "activation Linear (call 2)" in names(tmp_path, 1)
 
 
 def test_an_exception_in_a_module_leaves_the_recording_sound(tmp_path: Path) -> None:

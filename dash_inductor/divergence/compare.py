@@ -181,7 +181,7 @@ class _Walk:
             for label, run in (("a", a), ("b", b)):
                 result.findings += [(label, finding) for finding in run.findings if finding not in
                                     [known for of, known in result.findings if of == label]]  # fmt: skip
-                result.reasons += [f"{label} has no fingerprint of {n}: it is {why}" for n, why in run.unseen.items()]
+                result.reasons += [f"{label} has no fingerprint of {n}: {why}" for n, why in run.unseen.items()]
                 if result.first is None and run.torn is not None:
                     result.reasons.append(
                         f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import hashing
-from .sizes import DIGEST
+from .sizes import DIGEST, LANES
 
 _FEW = 4  # tensors that get a launch each; for more, one launch reads a table, which has to be allocated
 
@@ -32,7 +32,7 @@ def fingerprint(tensor: Tensor) -> str:
     reason = why_unseen(tensor)
     if reason:
         raise ArgumentError("tensor", type(tensor).__name__, f"a dense tensor with data: this is {reason}")
-    results = torch.zeros(1, hashing.LANES, dtype=torch.int64, device=tensor.device)
+    results = torch.zeros(1, LANES, dtype=torch.int64, device=tensor.device)
     add_lanes([tensor], results, [0])
     low, high = results[0].tolist()
     return digest(low, high, description(tensor)).hex()

@@ -45,7 +45,8 @@ class Journal:
 
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []
-        with _disable_current_modes(), torch.cuda.device(device):  # a graph that is being compiled has fake tensors
+        # Modes are off, because a graph that is being compiled has fake tensors.
+        with _disable_current_modes(), torch.inference_mode(False), torch.cuda.device(device):
             self._entries = torch.zeros(1, 1 + 3 * CAPACITY, dtype=torch.int64, device=device)
             self._load_kernels()
 

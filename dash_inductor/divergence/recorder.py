@@ -41,6 +41,8 @@ def record(
 ) -> Recorder:
     """Record fingerprints of everything that training computes, in this process, within a ``with`` block.
 
+    The environment variable DASH_INDUCTOR_RECORD=folder does so for a whole program, without a change of it.
+
         with dash_inductor.record("runs/a"):
             train()
 
@@ -205,7 +207,7 @@ class Recorder:
         with self._lock:
             in_graphs.prepare(device)
             if device not in self._rows:
-                with _disable_current_modes():
+                with _disable_current_modes(), torch.inference_mode(False):
                     self._rows[device] = Rows(device)
 
     def replicate(self, model: DistributedDataParallel) -> None:
@@ -285,7 +287,7 @@ class Recorder:
         reason = why_unseen(tensor)
         if reason and name not in self._unseen:
             self._unseen.add(name)
-            self._open().put(lambda file: file.json({"type": "unseen", "name": name, "reason": reason}))
+            self._open().put(lambda file: file.json({"type": "unseen", "name": name, "reason": f"it is {reason}"}))
         return not reason
 
     def _called(self, phase: str, name: str) -> str:
@@ -303,6 +305,8 @@ class Recorder:
 
     def _flush(self) -> None:
         """Send the present step to the writer, as far as it has been observed."""
+        if os.getpid() != self._process:
+            return
         from_graphs = [taken for journal in in_graphs.journals() if (taken := journal.take()) is not None]
         if not self.recording() or not (self._entries or from_graphs):
             return

@@ -53,12 +53,15 @@ class StepWriter:
         if step != self._step:
             self._step = step
             self._calls.clear()
-        entries[place:place] = [entry for journal in from_graphs for entry in self._read(journal)]
+        entries[place:place] = [entry for journal in from_graphs for entry in self._read(file, step, journal)]
         self._name(file, [name for name, _ in entries])
         file.step(step, [(self._numbers[name], value) for name, value in entries])
 
-    def _read(self, journal: FromGraphs) -> list[tuple[Name, bytes]]:
+    def _read(self, file: Appender, step: int, journal: FromGraphs) -> list[tuple[Name, bytes]]:
         ((count, *numbers),) = journal.ready()
+        if 3 * count > len(numbers):
+            reason = f"in step {step}, CUDA graphs computed {count} of them, and {len(numbers) // 3} have room"
+            file.json({"type": "unseen", "name": f"every {phases.ATTENTION_GRADIENT}", "reason": reason})
         entries = []
         for start in range(0, min(3 * count, len(numbers)), 3):
             number, low, high = numbers[start : start + 3]

@@ -43,6 +43,11 @@ def plain(model: nn.Module) -> nn.Module:
     return model
 
 
+def inputs(step: int, length: int = 16, width: int = HEADS * 16) -> Tensor:
+    """The inputs of a step."""
+    return torch.arange(BATCH * length * width).view(BATCH, length, width).mul(step).sin()
+
+
 def train(
     program: Program,
     steps: int = 2,
@@ -52,14 +57,15 @@ def train(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Train from scratch; the inputs of a step, counted from 1, are all equal to its number."""
+    """Train from scratch; steps are counted from 1."""
     torch.manual_seed(0)
     model = Model(head_dim).to(device, dtype)
     optimizer = torch.optim.AdamW(model.parameters())
     loss_of = program(model)
     for step in range(1, steps + 1):
+        batch = inputs(step, length, HEADS * head_dim).to(device, dtype)
         for _ in range(micro_batches):
-            loss_of(torch.full((BATCH, length, HEADS * head_dim), float(step), device=device, dtype=dtype)).backward()
+            loss_of(batch).backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=device == "cpu")
+        optimizer.zero_grad()
     return model
