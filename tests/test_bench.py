@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,24 @@ def test_kept_attention_is_a_failure() -> None:
     assert row.failed
 
 
+def test_attention_that_is_not_seen_is_a_failure() -> None:
+    row = Row("a shape", equal={"dash": True})
+    row.note([])
+    assert row.failed
+    assert "doctor" in row.kept
+
+
+def test_other_variants_are_without_dash_inductor_in_all_threads() -> None:
+    seen = []
+    for variant in variants.VARIANTS:
+        with variant.active():
+            thread = threading.Thread(target=lambda: seen.append(dash_inductor.is_enabled()))
+            thread.start()
+            thread.join()
+    assert seen == [False, False, True]
+    assert dash_inductor.is_enabled()
+
+
 def test_what_does_not_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise RuntimeError("No available kernel.\nAborting execution.")
@@ -143,12 +162,12 @@ same bits:     for each of the three, whether 5 more calls gave the bits of the 
 
 def test_command_prints_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(backward, "measure", lambda shape, device, say, repeats: ROWS[0])
+    monkeypatch.setattr(backward, "measure", lambda shape, device, begin, repeats: ROWS[0])
     assert cli.main(["bench", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["conditions"]["torch"] == torch.__version__
     assert [row["same bits"]["default"] for row in found["rows"]] == [False] * len(backward.ON_CPU)
-    monkeypatch.setattr(step, "measure", lambda size, device, say, repeats: ROWS[1])
+    monkeypatch.setattr(step, "measure", lambda size, device, begin, repeats: ROWS[1])
     assert cli.main(["bench", "--step"]) == 1
     shown = capsys.readouterr().out
     assert "There is no CUDA GPU here" in shown
@@ -175,9 +194,8 @@ class Terminal(io.StringIO):
 def test_bar_on_a_terminal_is_one_line() -> None:
     stream = Terminal()
     with progress.Progress(2, stream) as bar:
-        bar.say("first part compiles")
-        bar.done()
-        bar.say("second part")
+        bar.begin("first part compiles")
+        bar.begin("second part")
     shown = stream.getvalue()
     assert "\n" not in shown
     assert "[....................] first part compiles" in shown

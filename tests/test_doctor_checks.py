@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import os
 import shutil
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -472,6 +474,16 @@ def test_settings_of_a_script_are_seen_where_it_compiles(tmp_path: Path, capsys:
         assert "coordinate_descent_tuning" in found["autotuning"]
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_bad_value_of_a_variable_is_a_finding() -> None:
+    command = [sys.executable, "-m", "dash_inductor", "doctor", "--json"]
+    environment = os.environ | {"DASH_INDUCTOR_STRICT": "perhaps"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    found = {one["check"]: one["what"] for one in json.loads(ended.stdout)["findings"] if one["severity"] == "error"}
+    assert set(found) == {"hook", "own_variables"}
+    assert all("DASH_INDUCTOR_STRICT='perhaps' is not allowed: expected one of '0'" in what for what in found.values())
 
 
 def test_missing_script_is_named(capsys: pytest.CaptureFixture[str]) -> None:

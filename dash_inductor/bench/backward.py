@@ -72,18 +72,18 @@ def prepare(shape: Shape, variant: Variant, device: str) -> Callable[[], tuple[T
     return backward
 
 
-def measure(shape: Shape, device: str, say: Callable[[str], Any], *, repeats: int = 20) -> Row:
+def measure(shape: Shape, device: str, begin: Callable[[str], Any], *, repeats: int = 20) -> Row:
     """Time the backward of one shape in every variant.
 
     Args:
         device: "cuda" or "cpu".
-        say: called with what is being done.
+        begin: called with what is done next, `PARTS` times.
         repeats: timed calls of each variant.
     """
     row = Row(str(shape))
     calls: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
     for variant in VARIANTS:
-        say(f"{shape}: {variant.name} compiles")
+        begin(f"{shape}: {variant.name} compiles")
         before = len(sites())
         try:
             with every_graph_compiled(), variant.active():
@@ -92,10 +92,10 @@ def measure(shape: Shape, device: str, say: Callable[[str], Any], *, repeats: in
             row.not_run[variant.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             continue
         if variant.ours:
-            row.kept = "; ".join(str(record) for record in sites()[before:] if record.status == "kept")
+            row.note(sites()[before:])
         row.equal[variant.name] = same_bits(call, REPEATS)
         calls[variant.name] = call
-    say(f"{shape}: taking turns")
+    begin(f"{shape}: taking turns")
     row.times = take_turns(calls, device, repeats=repeats, warmup=min(3, repeats))
     torch._dynamo.reset()
     return row

@@ -12,6 +12,7 @@ import torch
 
 from .. import __version__
 from ..errors import DashError
+from ..observe.records import SiteRecord
 from .timing import Timing
 from .variants import DASH, DEFAULT, DETERMINISTIC, VARIANTS
 
@@ -43,6 +44,11 @@ class Row:
         if over not in self.times or DASH.name not in self.times:
             return None
         return self.times[over].median / self.times[DASH.name].median
+
+    def note(self, records: Sequence[SiteRecord]) -> None:
+        """Take down what dash_inductor left to PyTorch, by the records of its variant."""
+        kept = [str(record) for record in records if record.status == "kept"]
+        self.kept = "; ".join(kept) if records else "dash_inductor has seen no attention; dash-inductor doctor says why"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON: milliseconds."""
@@ -142,18 +148,21 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     require_matplotlib()
     from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
 
-    figure = Figure(figsize=(2 + 2.2 * len(rows), 4.5), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * len(rows), 5), layout="constrained")
     axes = figure.subplots()
+    longest = [max((timing.median for timing in row.times.values()), default=1.0) for row in rows]
     for place, variant in enumerate(VARIANTS):
         there = [(i, row.times[variant.name]) for i, row in enumerate(rows) if variant.name in row.times]
-        axes.bar(
+        bars = axes.bar(
             [i + 0.27 * (place - 1) for i, _ in there],
-            [timing.median for _, timing in there],
+            [timing.median / longest[i] for i, timing in there],
             0.25,
-            yerr=list(zip(*((t.median - t.low, t.high - t.median) for _, t in there), strict=True)),
-            label=variant.name,
+            label=f"{variant.name}: {variant.means}",
         )
-    axes.set_xticks(range(len(rows)), [row.name.replace(" ", "\n") for row in rows])
-    axes.set_ylabel("ms (median and quartiles)")
-    axes.legend()
+        labels = [f"{timing.median:.{_digits(timing.median)}f}" for _, timing in there]
+        axes.bar_label(bars, labels, fontsize=7, padding=2)
+    axes.set_xticks(range(len(rows)), [row.name for row in rows], rotation=20, ha="right")
+    axes.set_xlim(-0.5, len(rows) - 0.5)
+    axes.set_ylabel("time beside the slowest; the numbers are ms")
+    figure.legend(loc="outside upper left", frameon=False)
     figure.savefig(path, dpi=150)

@@ -29,7 +29,8 @@ class Size:
     vocabulary: int = 32000
 
     def __str__(self) -> str:
-        return f"{self.layers} layers, {self.batch}x{self.heads}x{self.length}x{self.hidden // self.heads}"
+        layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"{layers}, {self.batch}x{self.heads}x{self.length}x{self.hidden // self.heads}"
 
 
 ON_GPU = Size(layers=4, hidden=2048, heads=16, length=4096, batch=2)
@@ -98,18 +99,18 @@ class Training:
         self.optimizer.zero_grad()
 
 
-def measure(size: Size, device: str, say: Callable[[str], Any], *, repeats: int = 10) -> Row:
+def measure(size: Size, device: str, begin: Callable[[str], Any], *, repeats: int = 10) -> Row:
     """Time a training step in every variant, and compare the gradients of its first step bit by bit.
 
     Args:
         device: "cuda" or "cpu".
-        say: called with what is being done.
+        begin: called with what is done next, `PARTS` times.
         repeats: timed steps of each variant.
     """
     row = Row(str(size))
     calls: dict[str, Callable[[], None]] = {}
     for variant in VARIANTS:
-        say(f"training step: {variant.name} compiles")
+        begin(f"training step: {variant.name} compiles")
         before = len(sites())
         try:
             with every_graph_compiled(), variant.active():
@@ -119,9 +120,9 @@ def measure(size: Size, device: str, say: Callable[[str], Any], *, repeats: int 
             row.not_run[variant.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             continue
         if variant.ours:
-            row.kept = "; ".join(str(record) for record in sites()[before:] if record.status == "kept")
+            row.note(sites()[before:])
         calls[variant.name] = variant.during(training.step)
-    say("training step: taking turns")
+    begin("training step: taking turns")
     row.times = take_turns(calls, device, repeats=repeats, warmup=min(3, repeats))
     torch._dynamo.reset()
     return row

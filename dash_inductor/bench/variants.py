@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +38,18 @@ class Variant:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Compile and run under this variant inside the block."""
+        """Compile and run under this variant inside the block, in all threads: autograd's compile backwards too."""
         before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        enabled = _switch.is_enabled()
         torch.use_deterministic_algorithms(self.deterministic)
+        if not self.ours:
+            _switch.disable()
         try:
-            with nullcontext() if self.ours else _switch.disabled():
-                yield
+            yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            if enabled:
+                _switch.enable()
 
     def during(self, call: Callable[[], Any]) -> Callable[[], Any]:
         """The call, under this variant."""
@@ -61,6 +65,8 @@ DEFAULT = Variant("default", "PyTorch as it is; its attention need not be determ
 DETERMINISTIC = Variant("deterministic", "PyTorch under use_deterministic_algorithms(True)", True, False)
 DASH = Variant("dash", "the same with dash_inductor", True, True)
 VARIANTS = (DEFAULT, DETERMINISTIC, DASH)
+PARTS = len(VARIANTS) + 1
+"""Parts of a measurement: every variant compiles, and then all take turns."""
 
 
 def same_bits(call: Callable[[], Sequence[Tensor]], repeats: int) -> bool:

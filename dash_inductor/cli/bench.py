@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from ..bench import backward, results, step
+    from ..bench.variants import PARTS
     from ..config import config
 
     if arguments.plot is not None:
@@ -46,13 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"\n{NO_GPU}", flush=True)
     rows = []
     settings = {} if on_gpu else {"cpu": "reference"}
-    with config.patch(**settings), Progress(1 if arguments.step else len(shapes)) as bar:
+    with config.patch(**settings), Progress(PARTS * (1 if arguments.step else len(shapes))) as bar:
         if arguments.step:
-            rows.append(step.measure(step.ON_GPU if on_gpu else step.ON_CPU, device, bar.say, repeats=repeats))
+            rows.append(step.measure(step.ON_GPU if on_gpu else step.ON_CPU, device, bar.begin, repeats=repeats))
         else:
             for shape in shapes:
-                rows.append(backward.measure(shape, device, bar.say, repeats=repeats))
-                bar.done()
+                rows.append(backward.measure(shape, device, bar.begin, repeats=repeats))
     if arguments.plot is not None:
         results.plot(rows, arguments.plot)
     if arguments.json:

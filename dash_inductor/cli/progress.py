@@ -51,6 +51,12 @@ class Progress:
             self._text, self._since = text, time.monotonic()
             self._show()
 
+    def begin(self, text: str) -> None:
+        """Say what is being done now: the next part.  The one before, if there is one, is done."""
+        if self._text:
+            self.done()
+        self.say(text)
+
     def done(self, parts: int = 1) -> None:
         """So many more parts are done."""
         with self._lock:

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from ..errors import DashError
+
 
 class Severity(enum.IntEnum):
     """How bad a finding is, the worst last."""
@@ -56,7 +58,7 @@ Check = Callable[[], Iterator[Seen]]
 def run(checks: Iterable[Check]) -> Iterator[Finding]:
     """What the checks find, in their order.
 
-    A check that raises is an error that quotes the exception: the doctor is called to broken installations.
+    A check that raises is an error with the exception's message: the doctor is called to broken installations.
     """
     for check in checks:
         name = check.__name__
@@ -64,7 +66,7 @@ def run(checks: Iterable[Check]) -> Iterator[Finding]:
             for severity, what, advice in check():
                 yield Finding(name, severity, what, advice)
         except Exception as error:
-            what = f"the check failed: {type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, DashError) else f"the check failed: {type(error).__name__}: {error}"
             yield Finding(name, Severity.ERROR, what, "Mend what the message names, or report it.")
 
 

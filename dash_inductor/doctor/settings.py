@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _cache_key, compat, toolchain
-from ..config import SETTINGS, config
+from .. import compat, toolchain
 from ..matching.arch import allow_tf32
 from . import machine
 from .findings import Check, Seen, Severity
@@ -51,6 +50,8 @@ TIMED = (
 
 def own_variables() -> Iterator[Seen]:
     """Variables that begin with DASH_INDUCTOR and that nothing reads, and settings that are not the default."""
+    from ..config import SETTINGS, config  # raises where a variable has a value that is not allowed
+
     known = _own_names()
     for name in sorted(os.environ):
         if name.startswith("DASH_INDUCTOR") and name not in known:
@@ -66,6 +67,8 @@ def own_variables() -> Iterator[Seen]:
 @functools.cache
 def _own_names() -> frozenset[str]:
     """Every variable that a source of the package names."""
+    from .. import _cache_key
+
     found: set[str] = set()
     for path in _cache_key._sources().values():
         if path.suffix == ".py":
