@@ -68,7 +68,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         compat, "empty_cuda", lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype)
     )
     begin = profile.begin
-    monkeypatch.setattr(profile, "begin", lambda *args: begin(*args[:5], torch.device("cpu"), *args[6:]))
+
+    def begin_on_cpu(*arguments: Any) -> profile.ProfileRun | None:
+        assert arguments[5].type == "cuda"
+        seen.calls.append(("begin", []))
+        return begin(*arguments[:5], torch.device("cpu"), *arguments[6:])
+
+    monkeypatch.setattr(profile, "begin", begin_on_cpu)
     monkeypatch.setattr(profile.atexit, "register", lambda function: None)
     launch._state.cache_clear()
     profile.clear_profile_runs()
@@ -93,6 +99,7 @@ def test_a_profiled_call(launches: Launches) -> None:
     with config.patch(profile=True):
         run()
     (found,) = profile.profile_runs()
+    assert [name for name, _ in launches.calls] == ["begin", "prepare", "main", "finish"]  # the last three overlap
     assert launches.about_stamps == [found.table.data_ptr(), 8]
     assert found.table.shape == (2 * 4, 2, 1 + 3, 4)  # kv tiles and q tiles of 128
     assert launches.compiled_for[-1].stamped

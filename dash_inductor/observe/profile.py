@@ -128,8 +128,7 @@ def begin(
         if sum(run.bytes for run in _runs) + room * _BYTES_OF_A_PAIR * kv_tiles * (1 + q_tiles) > BYTES_OF_ALL:
             warn(f"from {site} on nothing is profiled: {BYTES_OF_ALL >> 20} MiB of times have been recorded")
             return None
-        if not _calls:
-            _announce()
+        _announce()
         _calls[site, key] += 1
         _names[site] += 1
         table = torch.zeros((room, kv_tiles, 1 + q_tiles, 4), dtype=torch.int64, device=device)

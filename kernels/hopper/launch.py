@@ -209,6 +209,11 @@ class _State:
         if data is not None and data.row_place is not None and data.row_count is not None:
             of_places = data.row_place.data_ptr(), data.row_count.data_ptr()
             of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
+        # Before the kernels, so that nothing comes between two of them that overlap.
+        recorded = None if self.recording is None else self.recording.begin(site, self.device)
+        of_stamps: tuple[int | None, ...] = (None, None) if self.recording is None else NO_STAMPS
+        if recorded is not None:
+            of_stamps = recorded.table.data_ptr(), recorded.heads
         self.prepare(
             stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes,
             *of_places,
@@ -220,10 +225,6 @@ class _State:
             NOTHING if data is None or self.about_data is None else self.about_data.of_call(data)
         )  # fmt: skip
         drops = (None,) * len(ARGUMENTS) if dropout is None else (dropout[0].data_ptr(), *dropout[1:])
-        recorded = None if self.recording is None else self.recording.begin(site, self.device)
-        of_stamps: tuple[int | None, ...] = (None, None) if self.recording is None else NO_STAMPS
-        if recorded is not None:
-            of_stamps = recorded.table.data_ptr(), recorded.heads
         self.main(
             stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data, *drops, *of_places,
             *of_targets, *of_stamps,

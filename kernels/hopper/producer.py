@@ -11,7 +11,7 @@ from .operations import begin_load, load_rows
 
 @gluon.jit
 def wait_for_room(shared, stamps, it):
-    """Wait until step ``it - STAGES`` is done: then there is room for the tiles of step `it`, in the Q ring too."""
+    """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles, in the Q ring too."""
     mbarrier.wait(shared.step_done.index(it % shared.STAGES), ((it // shared.STAGES) & 1) ^ 1)
     stamps.wait_until_noted(it)
 

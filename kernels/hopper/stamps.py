@@ -5,7 +5,8 @@ part: their code is the same with stamps and without.  A role of its own, the re
 they do, and the reducers stamp what they do themselves.
 
 Note [Stamps]
-    A step has four times, in nanoseconds of ``%globaltimer``, which all SMs share:
+    A step has four times, in nanoseconds of ``%globaltimer``.  All SMs share this clock, and it does not follow their
+    frequency, as ``%clock64`` does, of which every SM has its own; how often it ticks depends on the GPU.
 
     * start: the consumers have left the step before it, and its dO, the last operand to be asked for, is there;
     * wait: the consumers have left it, so its dq tile is complete and waits for its turn;
