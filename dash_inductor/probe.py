@@ -71,6 +71,8 @@ TORCH = (
     ("torch.utils._pytree", "tree_leaves tree_map_only", "new nodes of a graph"),
     ("torch.utils._sympy.functions", "CeilDiv FloorDiv PythonMod", "symbolic sizes"),
     ("torch._dynamo.utils", "counters", "records"),
+    ("torch.autograd.profiler", "_is_profiler_enabled", "names of sites in profiles"),
+    ("torch._C._profiler", "_RecordFunctionFast", "names of sites in profiles"),
     ("torch._logging._internal", "trace_structured", "records"),
     ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from torch._dynamo import config
 from torch._dynamo.exc import ShortenTraceback
 
@@ -16,7 +14,7 @@ class _Shortened(SiteKeptError, ShortenTraceback):
     Before it does, it has the error drop the frames of which users learn nothing.
     """
 
-    def remove_dynamo_frames(self) -> Self:
+    def remove_dynamo_frames(self) -> _Shortened:
         return self if config.verbose else self.with_traceback(None)
 
 

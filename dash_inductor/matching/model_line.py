@@ -25,6 +25,12 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
     return "", ""
 
 
+def site_text(node: Node) -> str:
+    """An attention backward as the new operators name it: its name and, where that is known, its module's path."""
+    module = model_line([node, *node.users])[1]
+    return f"{node.name} in {module}" if module else str(node.name)
+
+
 def _module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if not stack:

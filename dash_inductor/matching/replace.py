@@ -21,7 +21,7 @@ from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
 from .extras import extras
 from .forwards import out_order
-from .model_line import model_line
+from .model_line import model_line, site_text
 from .operands import Gradient, output
 from .repeat_kv import Repeat
 from .sites import Match
@@ -73,7 +73,7 @@ def _new_forward(
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(forward))
-    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), match.node.name)
+    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", forward)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward, name=name)
     out = logsumexp = None
@@ -122,7 +122,7 @@ def _new_backward(
         extras,
         str(call),
         str(match.plan),
-        old.name,
+        site_text(old),
     )
     bias, name = match.bias, _node_name("dash_backward", old)
     if bias is None or bias.gradient is None:
@@ -143,9 +143,8 @@ def _new_backward(
 
 
 def _node_name(kind: str, old: Node) -> str:
-    """A name that tells of which module of the model a node is: generated code and traces show it."""
-    module = model_line([old, *old.users])[1]
-    return "_".join([kind, *re.findall(r"\w+", module)])
+    """A name that tells of which module of the model a node is: generated code and Inductor's provenance show it."""
+    return "_".join([kind, *re.findall(r"\w+", model_line([old, *old.users])[1])])
 
 
 def _lead_to_model(backward: Node, match: Match) -> None:

@@ -19,7 +19,7 @@ from ..model.site import Site
 from ..observe.records import SiteRecord
 from ..observe.report import publish, trace_graph
 from ..planning.planner import keeping
-from ..planning.ranking import predicted_us
+from ..planning.prediction import predicted_us
 from . import masks
 from .attention_ops import find_forward, is_attention_backward, op_name
 from .forward_order import Places

@@ -194,10 +194,13 @@ def _mask_text(mask: Node) -> str:
 
 
 def _tensors(nodes: Sequence[object]) -> Tensors | None:
+    """What records say of query, key and value; None where they are something else than tensors."""
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
-    if len(values) != 3 or not all(isinstance(value, Tensor) for value in values):
+    found = [value for value in values if isinstance(value, Tensor)]
+    if len(found) != 3:
         return None
-    return tensors_of(*values)
+    query, key, value = (tuple(layout.static(n) for n in tensor.shape) for tensor in found)
+    return Tensors(query, key, value, str(found[0].dtype).removeprefix("torch."), str(found[0].device))
 
 
 def _device(node: Node) -> torch.device:
@@ -340,12 +343,6 @@ def _bias(node: Node, backend: Backend, args: dict[str, Any]) -> Bias | None:
     assert backend.mask is not None
     query, key = (args[name].meta["val"].shape for name in ("query", "key"))
     return find_bias(args[backend.mask], _bias_gradient(node, args), [*query[:3], key[2]])
-
-
-def tensors_of(query: Tensor, key: Tensor, value: Tensor) -> Tensors:
-    """What records say of them."""
-    shapes = [tuple(layout.static(n) for n in tensor.shape) for tensor in (query, key, value)]
-    return Tensors(*shapes, str(query.dtype).removeprefix("torch."), str(query.device))
 
 
 def mask_of(terms: Terms) -> Mask:

@@ -67,7 +67,8 @@ class Tensors:
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Tensors:
         """Inverse of `as_dict`."""
-        return Tensors(*(tuple(given[name]) for name in ("query", "key", "value")), given["dtype"], given["device"])
+        query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
+        return Tensors(query, key, value, given["dtype"], given["device"])
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class SiteRecord:
     """What happened to one attention backward.
 
     Attributes:
-        name: the backward node's name in its joint graph; replaced sites carry it as the op's `site` argument.
+        name: the backward node's name in its joint graph; the new operators have it, with the module, as `site`.
         op: the backward operator that was found, for example ``aten::_scaled_dot_product_flash_attention_backward``.
         status: "replaced", or "kept" as PyTorch had it.
         reason: why it is kept; None for a replaced site.
