@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Bias, Call, Dropout, Mask, Operand, Site
+from dash_inductor.model import Band, Bias, Call, Dropout, Mask, Operand, Site
 from dash_inductor.planning import calibration, costs, plan, prediction
 from dash_inductor.planning.prediction import predicted_forward_us, predicted_us, unknown
 from dash_inductor.planning.ranking import Candidacy, chosen_of, rank
 from dash_inductor.schedule.names import NAMES
+from dash_inductor.schedule.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,7 +32,7 @@ def tool() -> dict[str, Any]:
 
 
 def test_the_page_has_the_predictions(tool: dict[str, Any]) -> None:
-    """Else run ``python tools/predictions.py``, which says so where a prediction is off by more than the bound."""
+    """Else run ``python -m tools.predictions``, which says so where a prediction is off by more than the bound."""
     page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
     assert tool["filled"](page) == page
     assert tool["BOUND"] == 0.05
@@ -43,6 +44,13 @@ def test_what_is_measured_and_held_out(tool: dict[str, Any]) -> None:
     assert len(backwards) >= 50
     assert len({p.shape for p in points if p.forward}) >= 30
     assert sum(not p.fitted for p in points) >= 60
+
+
+def test_schedules_are_predicted_in_the_right_order(tool: dict[str, Any]) -> None:
+    pairs = [(fast, slow) for fast, slow in tool["pairs"](tool["points"]()) if slow.us > 1.02 * fast.us]
+    assert len(pairs) >= 35
+    assert all(fast.predicted < slow.predicted for fast, slow in pairs)
+    assert {"fold", "spt"} <= {fast.schedule for fast, _ in pairs} & {slow.schedule for _, slow in pairs}
 
 
 @pytest.mark.parametrize("name", ["step", "cta"])
@@ -142,6 +150,56 @@ def test_masks_that_are_data_and_dropout_have_factors() -> None:
     assert us(keys) == pytest.approx(calibration.DATA["keys"] * us(plain))
     assert us(dropped) == pytest.approx(calibration.DATA["dropout"] * us(plain))
     assert us(dense) == pytest.approx(calibration.DATA["dense"] * us(site("causal")))  # as it is planned
+
+
+def documents_us(lengths: tuple[int, ...], mask: str = "causal & segments(0,0)", batch: int = 1) -> float:
+    facts = site(mask, batch=batch, q_len=sum(lengths), kv_len=sum(lengths))
+    found = predicted_us(plan(facts, "sm_90", "spt"), facts, "sm_90", documents=lengths)
+    assert found is not None
+    return found
+
+
+def test_documents_take_the_time_of_what_they_see() -> None:
+    """More documents of as many tokens see less; one of all tokens sees what the band does, in larger sections."""
+    times = [documents_us((16384 // n,) * n) for n in (1, 2, 4, 16)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 3 * times[-1]
+    band = site(batch=1, q_len=16384, kv_len=16384)
+    assert times[0] == pytest.approx(predicted_us(plan(band, "sm_90", "spt"), band, "sm_90"), rel=0.02)
+    assert documents_us((1000, 7192), batch=2) > 1.5 * documents_us((1000, 7192))
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "band(0,300)"])
+@pytest.mark.parametrize("lengths", [(640,), (128, 512), (100, 1, 39, 500), (1,) * 7 + (633,)])
+def test_tiles_of_documents(mask: str, lengths: tuple[int, ...]) -> None:
+    """Every pair of tokens, one by one."""
+    problem = Problem(Band.parse(mask), 640, 640, 64, 128)
+    document = [i for i, length in enumerate(lengths) for _ in range(length)]
+    expected = []
+    for kv in range(problem.n_kv):
+        seen = [
+            [
+                document[i] == document[j] and problem.band.visible(i, j, 640, 640)
+                for i in range(q * 64, q * 64 + 64) for j in range(kv * 128, kv * 128 + 128)
+            ]
+            for q in range(problem.n_q)
+        ]  # fmt: skip
+        expected.append((sum(map(any, seen)), sum(any(pairs) and not all(pairs) for pairs in seen)))
+    assert prediction._tiles_of(lengths, problem) == expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "documents", "allowed"),
+    [
+        ("causal", (4096,), "None for a mask without segments"),
+        ("segments(0,0)", (), "one length at least"),
+        ("segments(0,0)", (4096, 0), "none below 1"),
+        ("segments(0,0)", (4096, 1), "lengths whose sum is q_len=4096"),
+    ],
+)
+def test_wrong_documents_are_named(mask: str, documents: tuple[int, ...], allowed: str) -> None:
+    with pytest.raises(ArgumentError, match=f"documents=.*{allowed}"):
+        rank(site(mask), "sm_90", documents=documents)
 
 
 def test_a_gpu_that_was_not_measured_is_named() -> None:

@@ -2,17 +2,16 @@
 
 Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
 with dynamic lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal
-problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time):
-each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
-DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
-to the earlier candidate.  Schedules that need co-residency, and `bent_fold`, are never chosen, only taken when named.
-Masks with segments are planned among `UPWARD` alone.
+problem (`nominal`): the candidate with the shortest critical path wins, of equally good ones the earlier.  Predictions
+for the site itself (`prediction`) decide nothing.  Schedules that need co-residency, and `bent_fold`, are never chosen,
+only taken when named.  Masks with segments are planned among `UPWARD` alone.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -148,11 +147,16 @@ def tables_of(arch: str) -> str:
     return costs.SAME_AS.get(arch, arch)
 
 
-def _check(site: Site, arch: str, schedule: str | None) -> None:
+def check_kind(site: Site, arch: str) -> None:
+    """Raise ArgumentError unless the dtype of a site is known and the architecture is one of its device."""
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in BITS:
         raise ArgumentError("dtype", site.dtype, BITS)
+
+
+def _check(site: Site, arch: str, schedule: str | None) -> None:
+    check_kind(site, arch)
     for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
@@ -204,12 +208,10 @@ def _choose(
     """
     options = [
         (index, name, kernel, candidate, walked_band(name, kernel, mask, likely))
-        for index, (kernel, candidate, name) in enumerate(
-            (kernel, candidate, name) for kernel, candidate in candidates for name in names
-        )
+        for index, ((kernel, candidate), name) in enumerate(itertools.product(candidates, names))
         if objection(name, kernel, candidate, mask, likely, named) is None
     ]
-    # What must be simulated comes last: nearly always its work alone is longer than the others' critical paths.
+    # What must be simulated comes last: its work alone is nearly always longer than the others' critical paths.
     options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
     best: tuple[float, int, Choice] | None = None
     for index, name, kernel, candidate, walked in options:

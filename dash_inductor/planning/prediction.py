@@ -9,6 +9,7 @@ down wait is part of their constant.  Everything else has no prediction: the cha
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -27,11 +28,14 @@ from .planner import likely_band
 GPU = "H200"
 """The GPU for which predictions are made unless another one is named."""
 
+Documents = tuple[int, ...]
+"""Lengths of packed documents, one after the other."""
+
 CTAS = 32768
 """Launches of more CTAs are predicted for fewer batch elements, and the others' work is added."""
 
 
-def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | None:
+def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Documents | None = None) -> float | None:
     """Predicted time of the backward that `plan` runs at `site`, in microseconds, from saved tensors to gradients.
 
     Dynamic lengths and batches count as the planner's nominal ones.  Valid keys and a dense mask are supposed to hide
@@ -40,16 +44,18 @@ def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | N
     Args:
         arch: as for `planner.plan`.
         gpu: a GPU of this architecture that has been measured, a key of `CALIBRATIONS`.
+        documents: where the mask has segments, the lengths of the documents in a batch element, which is the same for
+            all; the predicted time is None without them.
 
     Returns:
         None where nothing is known; `unknown` says why.
 
     Raises:
-        ArgumentError: a GPU that has not been measured.
+        ArgumentError: a GPU that has not been measured, or documents that are not those of the site.
     """
-    if unknown(plan, site, arch, gpu) is not None:
+    if unknown(plan, site, arch, gpu, documents) is not None:
         return None
-    return backward_us(plan, site, _calibration(gpu))
+    return backward_us(plan, site, _calibration(gpu), documents)
 
 
 def predicted_forward_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | None:
@@ -67,8 +73,10 @@ def predicted_forward_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> f
     return forward_us(plan, site, rates)
 
 
-def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> str | None:
-    """Why there is no prediction of the backward, in words; None where there is one."""
+def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Documents | None = None) -> str | None:
+    """Why there is no prediction of the backward, in words; None where there is one.  Arguments as `predicted_us`."""
+    if documents is not None:
+        _check_documents(site, documents)
     dims = hopper_dims(site.head_dim, site.value_dim)
     if arch != "sm_90":
         return f"{arch} is not calibrated"
@@ -76,9 +84,9 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> str | None:
         return f"the {plan.kernel} kernels are not calibrated"
     if dims not in _calibration(gpu).backward:
         return f"head dims {site.head_dim} and {site.value_dim} are not calibrated on an {gpu}"
-    if "segments" in site.call.data:
+    if site.mask.segments is not None and documents is None:
         return "the time depends on the documents, which are data"
-    if site.call.data and (dims != (128, 128) or not site.call.data <= DATA.keys()):
+    if site.call.data and (dims != (128, 128) or not site.call.data <= {"segments", *DATA}):
         return f"{', '.join(sorted(site.call.data))} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
     if not _is_calibrated(_walked(site)):
         return f"the mask {site.band} is not calibrated"
@@ -102,6 +110,16 @@ def _calibration(gpu: str) -> Calibration:
 def is_window(site: Site) -> bool:
     """Whether the mask of a site has two bounds."""
     return site.band.lo is not None and site.band.hi is not None
+
+
+def _check_documents(site: Site, documents: Documents) -> None:
+    if site.mask.segments is None:
+        raise ArgumentError("documents", documents, "None for a mask without segments")
+    if min(documents, default=0) < 1:
+        raise ArgumentError("documents", documents, "one length at least, and none below 1")
+    for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
+        if length is not None and length != sum(documents):
+            raise ArgumentError("documents", documents, f"lengths whose sum is {name}={length}")
 
 
 def _walked(site: Site) -> Band:
@@ -136,24 +154,26 @@ def _all_at_once(problem: Problem) -> bool:
     return problem.batch * problem.heads * problem.n_kv <= costs.WORKERS["sm_90"]
 
 
-def backward_us(plan: Plan, site: Site, calibration: Calibration) -> float:
+def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Documents | None = None) -> float:
     """Time of the backward of a site that is calibrated, in microseconds."""
     dims = hopper_dims(site.head_dim, site.value_dim)
     assert dims is not None
     problem, rates = problem_of(plan, site), calibration.backward[dims]
-    main = _main(plan.schedule, problem, rates, site.group > 1)
+    if documents is not None:
+        problem = replace(problem, q_len=sum(documents), kv_len=sum(documents))
+    main = _main(plan.schedule, problem, rates, site.group > 1, documents)
     if not problem.band.is_full and _all_at_once(problem):
         main *= ALONE[plan.schedule]
     elements = problem.batch * site.q_heads * problem.q_len * site.head_dim
     plain = main + calibration.around * elements / 2**25 + calibration.launch
-    return plain * math.prod(DATA[kind] for kind in site.call.data)
+    return plain * math.prod(DATA[kind] for kind in site.call.data - {"segments"})
 
 
-def _main(name: str, problem: Problem, rates: Backward, grouped: bool) -> float:
+def _main(name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None) -> float:
     """Time of the main kernel."""
     tickets = problem.heads * problem.n_kv
     batch = max(1, min(problem.batch, CTAS // tickets))
-    walks = _walks(name, replace(problem, batch=batch))
+    walks = _walks(name, replace(problem, batch=batch), documents)
     step = rates.step * (rates.bent if name == "bent_fold" else 1.0)
     always = rates.cta + (rates.group if grouped else 0.0)
     times = {w: always + w[0] * step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
@@ -163,14 +183,14 @@ def _main(name: str, problem: Problem, rates: Backward, grouped: bool) -> float:
 
 
 @lru_cache(maxsize=256)
-def _walks(name: str, problem: Problem) -> tuple[tuple[int, int, bool], ...]:
+def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
     """For all CTAs in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
     tile, where the mask lets the others of its head begin too.
     """
-    from ..schedule.walk import ClosedForm, functions  # expressions, which need sympy
+    from ..schedule.walk import ClosedForm  # expressions, which need sympy
 
-    walk, tail = ClosedForm(name, problem), problem.tail()
-    ranges = [functions(name, problem).dash_q_range(kv, *tail) for kv in range(problem.n_kv)]
+    walk = ClosedForm(name, problem)
+    tiles = _tiles(name, problem) if documents is None else _tiles_of(documents, problem)
     found: dict[tuple[int, int], tuple[int, int, bool]] = {}
     walks = []
     for ticket in range(walk.tickets):
@@ -179,12 +199,41 @@ def _walks(name: str, problem: Problem) -> tuple[tuple[int, int, bool], ...]:
         if key not in found:
             kv = walk.kv_tile(head, slot, 0)
             assert kv is not None
-            first, full_first, full_end, end = ranges[kv]
-            steps = end - first
-            down = steps > 1 and not problem.band.is_full and walk.q_tile(head, kv, 0) == end - 1
-            found[key] = steps, steps - (full_end - full_first), down
+            steps = walk.visits(head, kv)
+            down = not problem.band.is_full and steps > 1 and walk.q_tile(head, kv, 0) > walk.q_tile(head, kv, 1)
+            found[key] = *tiles[kv], down
         walks.append(found[key])
     return tuple(walks)
+
+
+def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
+    """For each kv tile: its tile pairs, and those of them that the mask cuts."""
+    from ..schedule.walk import functions
+
+    ranges = [functions(name, problem).dash_q_range(kv, *problem.tail()) for kv in range(problem.n_kv)]
+    return [(end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges]
+
+
+def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
+    """`_tiles` where tokens see those of their own document alone."""
+    ends = list(itertools.accumulate(documents))
+    starts = [0, *ends[:-1]]
+    lo, hi = problem.band.lo, problem.band.hi
+    found = []
+    for first_key in range(0, problem.kv_len, problem.block_kv):
+        end_key = min(first_key + problem.block_kv, problem.kv_len)
+        whole: dict[int, bool] = {}  # the q tiles that see a key: whether every query sees every key
+        for start, end in zip(starts, ends, strict=True):
+            if start < end_key and first_key < end:
+                first_row = start if lo is None else max(start, max(start, first_key) + lo)
+                last_row = end - 1 if hi is None else min(end, min(end, end_key) + hi) - 1
+                for q in range(first_row // problem.block_q, last_row // problem.block_q + 1):
+                    rows = q * problem.block_q, min((q + 1) * problem.block_q, problem.q_len) - 1
+                    inside = start <= min(first_key, rows[0]) and max(end_key - 1, rows[1]) < end
+                    above = lo is None or rows[0] - (end_key - 1) >= lo
+                    whole[q] = inside and above and (hi is None or rows[1] - first_key <= hi)
+        found.append((len(whole), sum(not each for each in whole.values())))
+    return found
 
 
 def _handed_out(times: Iterable[float]) -> float:

@@ -7,17 +7,17 @@ the site itself.  Where the two disagree the choice stays as it is, and the rank
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError
+from ..model.mask import Band
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
 from ..schedule.names import NAMES
 from . import nominal, planner
 from .costs import Candidate
 from .families import BITS, FAMILIES, KernelFamily
-from .prediction import GPU, predicted_us, unknown
+from .prediction import GPU, Documents, predicted_us, unknown
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,31 @@ class Candidacy:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Question:
+    """The arguments of `rank`, and the planner's answer."""
+
+    site: Site
+    arch: str
+    named: str | None
+    compiler: str
+    gpu: str
+    documents: Documents | None
+    best: planner.Choice
+
+    @property
+    def likely(self) -> Band | None:
+        return planner.likely_band(self.site)
+
+
 def rank(
-    site: Site, arch: str, schedule: str | None = None, *, compiler: str = "", gpu: str = GPU
+    site: Site,
+    arch: str,
+    schedule: str | None = None,
+    *,
+    compiler: str = "",
+    gpu: str = GPU,
+    documents: Documents | None = None,
 ) -> tuple[Candidacy, ...]:
     """Every candidate that is considered for a site: the shortest predicted time first, last what cannot run.
 
@@ -60,25 +83,28 @@ def rank(
     Args:
         arch, schedule, compiler: as for `planner.plan`.  At most one candidate is chosen; for a site that no kernel
             covers none is.
-        gpu: as for `predicted_us`.
+        gpu, documents: as for `predicted_us`.
 
     Raises:
-        ArgumentError: an unknown architecture or schedule, or a schedule that cannot run at the site.
+        ArgumentError: an unknown architecture, GPU, dtype or schedule, a schedule that cannot run at the site, or
+            documents that are not those of the site.
     """
     known = planner.tables_of(arch)
-    found = [_uncovered(f, site, known) for f in FAMILIES if _is_for(f, site) and not f.covers(site, known)]
-    if len(found) < sum(_is_for(f, site) for f in FAMILIES):
-        covered = list(_covered(site, arch, planner.choose(site, arch, schedule), schedule, compiler, gpu))
+    planner.check_kind(site, arch)
+    families = [f for f in FAMILIES if (f.name == "reference") == (site.device == "cpu")]
+    found = [_uncovered(f, site, known) for f in families if not f.covers(site, known)]
+    if len(found) < len(families):
+        best = planner.choose(site, arch, schedule)
+        question = _Question(site, arch, schedule, compiler, gpu, documents, best)
+        covered = [
+            _candidacy(question, name, kernel, candidate)
+            for kernel, candidate in planner.candidates(site, arch)
+            for name in NAMES
+            if (name == "two_pass") == (candidate.dq is not None)
+        ]
         chosen = next(c for c in covered if c.chosen)
         found += covered if schedule is not None else [_compared(c, chosen) for c in covered]
     return tuple(sorted(found, key=_order))
-
-
-def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
-    """The candidacy, which says so if it is predicted to be faster than what is chosen."""
-    if c.predicted_us is None or chosen.predicted_us is None or c.predicted_us >= chosen.predicted_us:
-        return c
-    return replace(c, why=f"{c.why}; at this site it is predicted to be faster, but choices ignore lengths and batch")
 
 
 def _order(candidacy: Candidacy) -> tuple[bool, float, float, bool]:
@@ -91,13 +117,15 @@ def _order(candidacy: Candidacy) -> tuple[bool, float, float, bool]:
     )
 
 
-def _is_for(f: KernelFamily, site: Site) -> bool:
-    return (f.name == "reference") == (site.device == "cpu")
+def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
+    """The candidacy, which says so if it is predicted to be faster than what is chosen."""
+    if c.predicted_us is None or chosen.predicted_us is None or c.predicted_us >= chosen.predicted_us:
+        return c
+    return replace(c, why=f"{c.why}; at this site it is predicted to be faster, but choices ignore lengths and batch")
 
 
 def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
-    bits = BITS.get(site.dtype)
-    if bits is None or not f.runs_on(arch, bits):
+    if not f.runs_on(arch, BITS[site.dtype]):
         why = f"there are no such kernels for {arch} and {site.dtype}"
     elif not f.covers_dims(site, arch):
         why = f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {f.head_dims}"
@@ -106,55 +134,35 @@ def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
     return Candidacy(f.name, None, None, None, None, None, False, why, None)
 
 
-def _covered(
-    site: Site, arch: str, best: planner.Choice, named: str | None, compiler: str, gpu: str
-) -> Iterator[Candidacy]:
-    likely = planner.likely_band(site)
-    for kernel, candidate in planner.candidates(site, arch):
-        for name in NAMES:
-            if (name == "two_pass") != (candidate.dq is not None):
-                continue
-            able = planner.objection(name, kernel, candidate, site.band, likely, named=True)
-            if able is not None:
-                yield Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, able, None)
-                continue
-            yield _able(site, arch, best, name, kernel, candidate, named, compiler, gpu)
-
-
-def _able(
-    site: Site,
-    arch: str,
-    best: planner.Choice,
-    name: str,
-    kernel: str,
-    candidate: Candidate,
-    named: str | None,
-    compiler: str,
-    gpu: str,
-) -> Candidacy:
-    """The candidacy of what can run at a site."""
+def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate) -> Candidacy:
+    site, arch, best = question.site, question.arch, question.best
+    unable = planner.objection(name, kernel, candidate, site.band, question.likely, named=True)
+    if unable is not None:
+        return Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, unable, None)
     chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
-    walked = planner.walked_band(name, kernel, site.band, planner.likely_band(site))
+    walked = planner.walked_band(name, kernel, site.band, question.likely)
     facts = name, candidate, walked, planner.tables_of(arch)
     length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
-    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=compiler)
-    predicted = predicted_us(plan, site, arch, gpu)
+    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=question.compiler)
     if chosen:
-        why = "it was named" if named is not None else "its critical path is the shortest"
+        why = "its critical path is the shortest" if question.named is None else "it was named"
     else:
-        why = _objection(site, name, kernel, candidate, named) or _longer(best, length, nominal.work(*facts))
-    note = unknown(plan, site, arch, gpu) or ""
+        why = _objection(question, name, kernel, candidate) or _longer(best, length, nominal.work(*facts))
+    predicted = predicted_us(plan, site, arch, question.gpu, question.documents)
+    note = unknown(plan, site, arch, question.gpu, question.documents) or ""
     return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan, note)
 
 
-def _objection(site: Site, name: str, kernel: str, candidate: Candidate, named: str | None) -> str | None:
+def _objection(question: _Question, name: str, kernel: str, candidate: Candidate) -> str | None:
     """Why the planner did not even compare it, None where it did."""
+    named = question.named
     if named is not None and name != named:
         return f"schedule={named!r} was named"
-    if named is None and name not in planner.schedules_for(site):
+    if named is None and name not in planner.schedules_for(question.site):
         return f"masks with segments are planned among {', '.join(planner.UPWARD)}"
-    likely = planner.likely_band(site)
-    return planner.objection(name, kernel, candidate, site.band, likely, named=named is not None)
+    return planner.objection(
+        name, kernel, candidate, question.site.band, question.likely, named=named is not None
+    )  # fmt: skip
 
 
 def _longer(best: planner.Choice, length: float | None, work: float) -> str:
