@@ -16,7 +16,7 @@ from dash_inductor.cli import main, site_arguments
 from dash_inductor.cli.site_arguments import Request, request
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
-from dash_inductor.planning import planner
+from dash_inductor.planning import planner, prediction
 from dash_inductor.planning.ranking import rank
 from dash_inductor.timeline.data import Data
 
@@ -142,9 +142,19 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["plan"]["text"] == str(plan)
     assert document["plan"]["numerics_key"] == plan.numerics_key
     assert (document["arch"], document["kept"], document["timelines"]) == ("sm_90", None, [])
-    ranking = rank(found.site, "sm_90")
+    ranking = rank(found.site, "sm_90", gpu="H100")
     assert [c["why"] for c in document["candidates"]] == [c.why for c in ranking]
     assert [c["predicted_us"] for c in document["candidates"]] == [c.predicted_us for c in ranking]
+
+
+def test_predictions_are_for_the_gpu_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, gpu in (("h100", "H100"), ("h200", "H200"), ("sm_90", prediction.GPU)):
+        document = json.loads(printed(capsys, *SHAPE, "--json", "--arch", name))
+        assert document["gpu"] == gpu
+        times = {c["predicted_us"] for c in document["candidates"] if c["chosen"]}
+        found = asked(*SHAPE)
+        plan = planner.plan(found.site, "sm_90")
+        assert times == {prediction.predicted_us(plan, found.site, "sm_90", gpu)}
 
 
 def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -262,6 +262,12 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     )
 
 
+def test_a_recorded_run_says_that_heads_are_missing(tmp_path: Path) -> None:
+    path = recorded(tmp_path, SPAN)
+    assert measured.read(path, ("head 0",)).note == "a GPU"
+    assert measured.read(path, ("head 0", "head 1")).note == "a GPU, 1 of 2 heads"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

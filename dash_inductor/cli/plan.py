@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     found = planner.decide(asked.site, asked.arch)
     if not isinstance(found, Kept):
         found = planner.plan(asked.site, asked.arch, arguments.schedule)
-    ranking = rank(asked.site, asked.arch, arguments.schedule)
+    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu)
     if arguments.timeline and isinstance(found, Plan):
         picture = planned.picture(
             asked.site, asked.arch, ranking, schedules=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
-            workers=arguments.workers, recorded=arguments.measured,
+            gpu=asked.gpu, workers=arguments.workers, recorded=arguments.measured,
         )  # fmt: skip
         for path in arguments.timeline:
             files.write(picture, path)
@@ -75,6 +75,7 @@ def _document(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], 
     return {
         "site": {**dataclasses.asdict(asked.site), "call": str(asked.site.call)},
         "arch": asked.arch,
+        "gpu": asked.gpu,
         "plan": _plain(found) if isinstance(found, Plan) else None,
         "kept": kept,
         "candidates": [_plain(candidacy) for candidacy in ranking],
@@ -94,12 +95,13 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
     if isinstance(found, Kept):
         facts.append(("kept", f"{found.reason.explanation} {found.detail}"))
     else:
+        where = found, asked.site, asked.arch, asked.gpu
         times = {
-            "backward": prediction.predicted_us(found, asked.site, asked.arch),
-            "forward": prediction.predicted_forward_us(found, asked.site, asked.arch),
+            "backward": prediction.predicted_us(*where),
+            "forward": prediction.predicted_forward_us(*where),
         }
         known = [f"{name} {time:,.0f} µs" for name, time in times.items() if time is not None]
-        unknown = prediction.unknown(found, asked.site, asked.arch)
+        unknown = prediction.unknown(*where)
         tiles = f"tiles {found.dkdv}" + (f" and {found.dq} for dq" if found.dq else "")
         facts += [
             (
@@ -116,7 +118,7 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
         print("\n".join(f"{name if i == 0 else '':<10} {line}" for i, line in enumerate(lines)))
     print()
     _table([planned.row(candidacy) for candidacy in ranking])
-    print(f"\n* chosen; predicted: the backward of this site on an {prediction.GPU}")
+    print(f"\n* chosen; predicted: the backward of this site on an {asked.gpu}")
     for path in written if isinstance(found, Plan) else ():
         print(f"drawn: {path}")
 

@@ -13,11 +13,13 @@ from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Dense, Keys, Mask, Operand, Segments
 from ..model.site import Site
 from ..planning import costs
+from ..planning.calibration import CALIBRATIONS
 from ..planning.families import BITS
+from ..planning.prediction import GPU
 from ..timeline.data import Data
 
 GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
-"""Names of GPUs, beside those of architectures."""
+"""Names of GPUs, beside those of architectures; on those of `CALIBRATIONS` times have been measured."""
 
 MASKS = """\
 terms joined by '+'.  One of
@@ -34,10 +36,16 @@ _DATA = re.compile(r"(keys|documents)(?::(\d+(?:,\d+)*))?")
 
 @dataclass(frozen=True)
 class Request:
-    """A site on an architecture, with what a mask of data hides there; `data` is None where that was not said."""
+    """A site on an architecture.
+
+    Args:
+        gpu: the GPU for which times are predicted, a key of `CALIBRATIONS`.
+        data: what a mask that is data hides there; None where that was not said.
+    """
 
     site: Site
     arch: str
+    gpu: str
     data: Data | None
 
 
@@ -82,7 +90,8 @@ def request(arguments: argparse.Namespace) -> Request:
         "cpu" if arch == "cpu" else "cuda", arguments.dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim,
         value_dim, call,
     )  # fmt: skip
-    return Request(site, arch, data)
+    gpu = arguments.arch.upper()
+    return Request(site, arch, gpu if gpu in CALIBRATIONS else GPU, data)
 
 
 def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:

@@ -62,7 +62,8 @@ def _times(times: tuple[float, ...], end: float) -> Iterator[int]:
 
 
 def _waits(t: Timeline, end: float) -> Iterator[tuple[int, int, int, int]]:
-    """(step, track, begin, end) of the bars that wait."""
+    """(step, track, begin, end) of the bars that wait, if they are long enough to be seen on any screen."""
     for bar in t.bars:
-        if bar.kind == "wait":
-            yield bar.step, bar.track, round(bar.begin / end * _END), round(bar.end / end * _END)
+        begin, stop = round(bar.begin / end * _END), round(bar.end / end * _END)
+        if bar.kind == "wait" and begin < stop:
+            yield bar.step, bar.track, begin, stop

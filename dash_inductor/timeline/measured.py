@@ -70,5 +70,7 @@ def of_spans(
         steps.append(Step(lanes[span["sm"]], span["cta"], span["head"], span["kv"], span["q"], rank, *times))
     end = max((step.written for step in steps), default=0.0)
     names = tuple(heads) or tuple(f"head {h}" for h in range(count))
-    sms, device = tuple(f"SM {sm}" for sm in lanes), str((meta or {}).get("gpu", ""))
-    return Timeline("measured", MICROSECONDS, sms, names, tuple(steps), end, True, True, device, "real run")
+    recorded = len({span["head"] for span in spans})
+    notes = [str((meta or {}).get("gpu", "")), f"{recorded} of {len(names)} heads" if recorded < len(names) else ""]
+    sms, note = tuple(f"SM {sm}" for sm in lanes), ", ".join(filter(None, notes))
+    return Timeline("measured", MICROSECONDS, sms, names, tuple(steps), end, True, True, note, "real run")

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import ArgumentError
 from ..model.site import Site
 from ..planning import costs, planner
+from ..planning.prediction import GPU
 from ..planning.ranking import Candidacy, chosen_of
 from . import measured
 from .data import Data
@@ -26,6 +27,7 @@ def picture(
     *,
     schedules: Collection[str] = (),
     data: Data | None = None,
+    gpu: str = GPU,
     workers: int | None = None,
     recorded: Path | None = None,
 ) -> Picture:
@@ -40,7 +42,7 @@ def picture(
         site: with static lengths and batch.
         ranking: what `ranking.rank` returned for it.
         schedules: which to draw, of the chosen kernel family where that has them; by default all of that family.
-        data, workers: as for `simulated.of_plan`.
+        data, gpu, workers: as for `simulated.of_plan`.
         recorded: a file as `measured.read` reads it.
 
     Raises:
@@ -59,12 +61,12 @@ def picture(
         if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
         and (c.schedule in schedules if schedules else c.kernel == chosen.kernel)
     ]
-    runs = [_run(site, arch, c, chosen, data, workers) for c in drawn]
+    runs = [_run(site, arch, c, chosen, data, gpu, workers) for c in drawn]
     real = None
     if recorded is not None:
         assert site.batch is not None
         real = measured.read(recorded, query_heads(site.batch, site.q_heads))
-    own = _run(site, arch, chosen, chosen, data, workers) if chosen not in drawn else runs[drawn.index(chosen)]
+    own = _run(site, arch, chosen, chosen, data, gpu, workers) if chosen not in drawn else runs[drawn.index(chosen)]
     predicted = {c: c.predicted_us if workers is None else None for c in (*drawn, chosen)}
     takes = predicted[chosen] or (real.end if real is not None else None)
     if takes is not None:
@@ -81,11 +83,11 @@ def picture(
 
 
 def _run(
-    site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Data | None, workers: int | None
+    site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Data | None, gpu: str, workers: int | None
 ) -> Timeline:
     """The simulated run of a candidate; its kernel family is named where that is not the chosen one."""
     assert candidacy.plan is not None
-    run = of_plan(site, arch, candidacy.plan, data=data, workers=workers)
+    run = of_plan(site, arch, candidacy.plan, data=data, gpu=gpu, workers=workers)
     name = run.name if candidacy.kernel == chosen.kernel else f"{run.name}, {candidacy.kernel}"
     return replace(run, name=name, badge="chosen" if candidacy.chosen else "")
 

@@ -45,7 +45,15 @@ def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timelin
     return of_run(name, run, workers, query_heads(problem.batch, problem.heads * problem.group), costs, problem.group)
 
 
-def of_plan(site: Site, arch: str, plan: Plan, *, data: Data | None = None, workers: int | None = None) -> Timeline:
+def of_plan(
+    site: Site,
+    arch: str,
+    plan: Plan,
+    *,
+    data: Data | None = None,
+    gpu: str = prediction.GPU,
+    workers: int | None = None,
+) -> Timeline:
     """The simulated run of a plan at a site.
 
     Times are in the unit of the planner's costs.
@@ -54,6 +62,7 @@ def of_plan(site: Site, arch: str, plan: Plan, *, data: Data | None = None, work
         site: with static lengths and batch.
         arch: as for `planner.plan`.
         data: what the mask hides beside its band.  Kernels that walk by tables visit only what it leaves.
+        gpu: where times of CTAs have been measured, a key of `CALIBRATIONS`.
         workers: CTAs at a time, by default as many as the architecture has nominally.
 
     Raises:
@@ -71,16 +80,16 @@ def of_plan(site: Site, arch: str, plan: Plan, *, data: Data | None = None, work
         c for kernel, c in planner.candidates(site, arch) if (kernel, c.dkdv, c.dq) == (plan.kernel, plan.dkdv, plan.dq)
     )
     passes: list[Timeline] = []
-    for index, (example, prices) in enumerate(nominal.passes(plan.schedule, candidate, site.band, known)):
-        problem = _problem(site, plan, example, second=index == 1)
-        passes.append(_pass(plan, problem, _with_ends(prices, site, arch, plan), site, data, count, second=index == 1))
+    for index, (example, steps) in enumerate(nominal.passes(plan.schedule, candidate, site.band, known)):
+        problem, prices = _problem(site, plan, example, second=index == 1), _with_ends(steps, site, arch, plan, gpu)
+        passes.append(_pass(plan, problem, prices, site, data, count, second=index == 1))
     return passes[0] if len(passes) == 1 else _one_after_the_other(*passes)
 
 
-def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan) -> Costs:
+def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
     """The costs with what a CTA takes beside its steps, where that has been measured."""
     dims = hopper_dims(site.head_dim, site.value_dim)
-    rates = CALIBRATIONS[prediction.GPU].backward.get(dims) if dims is not None else None
+    rates = CALIBRATIONS[gpu].backward.get(dims) if dims is not None else None
     if arch != "sm_90" or plan.kernel != HOPPER.name or rates is None:
         return prices
     return replace(prices, epilogue=prices.compute * rates.cta / rates.step)

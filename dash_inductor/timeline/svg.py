@@ -191,5 +191,5 @@ def _legend(panels: Sequence[_Panel], colours: Colours, y: float) -> tuple[list[
         entry([f"c{i}" for i in range(colours.used)], colours.meaning)
     if any(p.lane >= _LABELLED and len(p.timeline.bars) <= style.MOST_BARS for p in panels):
         several = any(len(p.timeline.heads) > 1 for p in panels)
-        entry((), "a0: head a, q tile 0" if several else "0: q tile 0")
+        entry((), "a0: q tile 0 of head a" if several else "numbers: q tiles")
     return parts, y + _MARGIN
