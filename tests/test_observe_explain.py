@@ -268,6 +268,7 @@ def with_rich(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_the_text_fits_and_says_all(explanation: Explanation, with_rich: bool) -> None:
     text = str(explanation)
     assert max(map(len, text.splitlines())) <= tables.WIDTH
+    assert text.splitlines()[0] == explanation_text.headline(explanation)
     assert ("─" in text) is with_rich
     words = " ".join(text.split())
     assert "2 of 3 attention backwards replaced on sm_90, 1 kept" in words
