@@ -78,12 +78,12 @@ def test_the_site() -> None:
         ((*SHAPE, "--mask", "diagonal"), "mask='diagonal'.*window:LO,HI"),
         ((*SHAPE, "--mask", "causal+full"), "every kind of term once"),
         ((*SHAPE, "--mask", "keys+keys"), "every kind of term once"),
-        ((*SHAPE, "--mask", "window:5,1"), "hi=1"),
+        ((*SHAPE, "--mask", "window:5,1"), "LO <= HI"),
         ((*SHAPE, "--mask", "documents:5,6"), "documents=.*sum"),
         ((*SHAPE, "--mask", "keys:5,6"), "keys=.*1 numbers"),
         ((*SHAPE, "--arch", "v100"), "arch='v100'.*'h100'"),
         ((*SHAPE, "--dtype", "int8"), "dtype='int8'.*'bfloat16'"),
-        ((*SHAPE, "--dropout", "1.5"), "p=1.5"),
+        ((*SHAPE, "--dropout", "1.5"), "dropout=1.5"),
     ],
 )
 def test_bad_arguments_are_named(words: tuple[str, ...], message: str) -> None:
@@ -155,6 +155,15 @@ def test_predictions_are_for_the_gpu_that_was_named(capsys: pytest.CaptureFixtur
         found = asked(*SHAPE)
         plan = planner.plan(found.site, "sm_90")
         assert times == {prediction.predicted_us(plan, found.site, "sm_90", gpu)}
+
+
+def test_documents_whose_lengths_are_said_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    def chosen(mask: str) -> Any:
+        document = json.loads(printed(capsys, *SHAPE, "--json", "--mask", mask))
+        return next(c["predicted_us"] for c in document["candidates"] if c["chosen"])
+
+    assert chosen("causal+documents") is None
+    assert chosen("causal+documents:512,512") < chosen("causal+documents:1000,24")
 
 
 def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:

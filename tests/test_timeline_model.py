@@ -15,6 +15,7 @@ from dash_inductor.model.call import Call
 from dash_inductor.model.mask import Band, Keys, Mask, Operand, Segments
 from dash_inductor.model.site import Site
 from dash_inductor.planning import nominal, planner
+from dash_inductor.planning.calibration import CALIBRATIONS
 from dash_inductor.planning.ranking import chosen_of, rank
 from dash_inductor.schedule.jobs import jobs_of, tables
 from dash_inductor.schedule.simulator import Costs
@@ -133,6 +134,19 @@ def test_the_run_of_a_plan_visits_the_tile_pairs_of_the_site(arch: str, schedule
     assert few.end > run.end
 
 
+def test_ctas_take_time_beside_their_steps_where_that_has_been_measured() -> None:
+    def after_the_last_step(site: Site, arch: str, gpu: str) -> float:
+        run = of_plan(site, arch, planner.plan(site, arch, "spt"), gpu=gpu)
+        return run.end - max(step.written for step in run.steps)
+
+    times = {gpu: after_the_last_step(SITE, "sm_90", gpu) for gpu in CALIBRATIONS}
+    assert min(times.values()) > 0
+    assert len(set(times.values())) == len(times)
+    assert after_the_last_step(SITE, "sm_80", "H200") == 0
+    assert (256, 256) not in CALIBRATIONS["H200"].backward
+    assert after_the_last_step(replace(SITE, head_dim=256, value_dim=256), "sm_90", "H200") == 0
+
+
 def test_query_heads_of_a_group_follow_one_another_on_a_portable_cta_and_have_ctas_of_their_own_on_hopper() -> None:
     def heads_of_a_cta(arch: str) -> set[frozenset[int]]:
         run = of_plan(SITE, arch, planner.plan(SITE, arch, "spt"))
@@ -146,16 +160,23 @@ def test_query_heads_of_a_group_follow_one_another_on_a_portable_cta_and_have_ct
 
 
 def test_two_passes_are_drawn_one_after_the_other() -> None:
+    """First dq, where every q tile of every query head has a CTA, the last ones first; then dk and dv."""
     site = replace(SITE, q_len=512, kv_len=256)
     plan = planner.plan(site, "sm_80", "two_pass")
     run = of_plan(site, "sm_80", plan)
     assert plan.dq is not None
-    ends = [max(s.written for s in run.steps if s.ticket < 4 * 2 * 2), run.end]
-    assert 0 < ends[0] < ends[1]
-    assert "dk and dv first" in run.note
-    tiles = {(s.q, s.kv) for s in run.steps if s.start >= ends[0]}
-    assert max(q for q, _ in tiles) == 512 // plan.dq.block_q - 1
-    assert max(kv for _, kv in tiles) == 256 // plan.dq.block_kv - 1
+    ctas, last = 8 * 512 // plan.dq.block_q, 512 // plan.dq.block_q - 1
+    first, second = [s for s in run.steps if s.ticket < ctas], [s for s in run.steps if s.ticket >= ctas]
+    assert max(s.written for s in first) <= min(s.start for s in second)
+    assert max(s.written for s in second) == run.end
+    assert not any(bar.kind == "wait" for bar in run.bars)
+    assert {(s.ticket, s.head, s.q) for s in first if s.ticket < 2} == {(0, 0, last), (1, 1, last)}
+    for steps, tiles in ((first, plan.dq), (second, plan.dkdv)):
+        assert {(s.head, s.q, s.kv) for s in steps} == {
+            (h, q, kv) for h in range(8) for q in range(512 // tiles.block_q) for kv in range(256 // tiles.block_kv)
+            if kv * tiles.block_kv <= (q + 1) * tiles.block_q - 1
+        }  # fmt: skip
+        assert len({(s.head, s.q, s.kv) for s in steps}) == len(steps)
 
 
 def test_what_cannot_be_drawn() -> None:
@@ -211,6 +232,11 @@ def test_a_plan_of_documents_visits_their_tile_pairs_alone() -> None:
     run = of_plan(padded, "sm_90", plan, data=Data(valid=(100, 512)))
     assert {s.kv for s in run.steps if s.head < 4} == {0}
     assert {s.kv for s in run.steps if s.head >= 4} == set(range(4))
+    ranking = rank(padded, "sm_90")
+    assert chosen_of(ranking).predicted_us is not None
+    assert planned.picture(padded, "sm_90", ranking).unit == MICROSECONDS
+    # Predictions are for valid keys alone.
+    assert planned.picture(padded, "sm_90", ranking, data=Data(valid=(100, 512))).unit == simulated.PLAN_UNIT
 
 
 # Pictures of rankings, and recorded runs.
@@ -219,7 +245,7 @@ def test_a_plan_of_documents_visits_their_tile_pairs_alone() -> None:
 def test_every_run_takes_as_long_as_predicted() -> None:
     site = replace(SITE, q_heads=16, kv_heads=16, q_len=2048, kv_len=2048)
     ranking = rank(site, "sm_90")
-    found = planned.picture(site, "sm_90", ranking, schedules=("fold", "spt", "ascending", "two_pass"))
+    found = planned.picture(site, "sm_90", ranking, draw=("fold", "spt", "ascending", "two_pass"))
     assert found.unit == MICROSECONDS
     times = {c.schedule: c.predicted_us for c in ranking if c.kernel == "hopper"}
     for run in found.timelines:
@@ -230,10 +256,10 @@ def test_every_run_takes_as_long_as_predicted() -> None:
             assert "not calibrated" in run.note
     assert [run.badge for run in found.timelines if run.name == chosen_of(ranking).schedule] == ["chosen"]
     assert sorted(run.name for run in found.timelines) == ["ascending", "fold", "spt", "two_pass, portable"]
-    few = planned.picture(site, "sm_90", ranking, schedules=("fold",), workers=9)
+    few = planned.picture(site, "sm_90", ranking, draw=("fold",), workers=9)
     assert few.unit == simulated.PLAN_UNIT  # predictions are for the GPU's own number of workers
-    with pytest.raises(ArgumentError, match="schedules='shift'"):
-        planned.picture(site, "sm_90", ranking, schedules=("shift",))
+    with pytest.raises(ArgumentError, match="draw='shift'"):
+        planned.picture(site, "sm_90", ranking, draw=("shift",))
 
 
 def test_without_predictions_times_are_the_planners_units() -> None:

@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     found = planner.decide(asked.site, asked.arch)
     if not isinstance(found, Kept):
         found = planner.plan(asked.site, asked.arch, arguments.schedule)
-    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu)
+    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu, documents=asked.documents)
     if arguments.timeline and isinstance(found, Plan):
         picture = planned.picture(
-            asked.site, asked.arch, ranking, schedules=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
+            asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
             gpu=asked.gpu, workers=arguments.workers, recorded=arguments.measured,
         )  # fmt: skip
         for path in arguments.timeline:
@@ -97,11 +97,11 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
     else:
         where = found, asked.site, asked.arch, asked.gpu
         times = {
-            "backward": prediction.predicted_us(*where),
+            "backward": prediction.predicted_us(*where, asked.documents),
             "forward": prediction.predicted_forward_us(*where),
         }
         known = [f"{name} {time:,.0f} µs" for name, time in times.items() if time is not None]
-        unknown = prediction.unknown(*where)
+        unknown = prediction.unknown(*where, asked.documents)
         tiles = f"tiles {found.dkdv}" + (f" and {found.dq} for dq" if found.dq else "")
         facts += [
             (

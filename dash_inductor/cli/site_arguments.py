@@ -48,6 +48,11 @@ class Request:
     gpu: str
     data: Data | None
 
+    @property
+    def documents(self) -> tuple[int, ...] | None:
+        """The lengths of the documents, where they were said."""
+        return None if self.data is None else self.data.documents
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that `request` reads."""
@@ -84,6 +89,8 @@ def request(arguments: argparse.Namespace) -> Request:
     if arguments.bias or arguments.bias_gradient:
         bias, operands = Bias(Operand(operands), arguments.bias_gradient), operands + 1
     if arguments.dropout is not None:
+        if not 0 < arguments.dropout < 1:
+            raise ArgumentError("dropout", arguments.dropout, "a number greater than 0 and less than 1")
         dropout = Dropout(arguments.dropout, Operand(operands))
     call = Call(mask, 1 / math.sqrt(head_dim), bias=bias, dropout=dropout)
     site = Site(
@@ -134,6 +141,8 @@ def _band(term: str, text: str) -> Band:
     window = _WINDOW.fullmatch(word)
     if window is not None:
         lo, hi = (None if bound == "none" else int(bound) for bound in window.groups())
+        if lo is not None and hi is not None and lo > hi:
+            raise ArgumentError("mask", text, "window:LO,HI where LO <= HI")
         return Band(lo, hi, anchor)
     if word not in ("full", "causal"):
         raise ArgumentError("mask", text, MASKS)

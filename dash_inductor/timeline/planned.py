@@ -25,7 +25,7 @@ def picture(
     arch: str,
     ranking: Sequence[Candidacy],
     *,
-    schedules: Collection[str] = (),
+    draw: Collection[str] = (),
     data: Data | None = None,
     gpu: str = GPU,
     workers: int | None = None,
@@ -36,12 +36,12 @@ def picture(
     Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
     those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
     one takes as long as that, if it has no prediction.  Else times are in the planner's unit.  Predictions are for the
-    GPU's own number of workers.
+    GPU's own number of workers, and for valid keys alone.
 
     Args:
         site: with static lengths and batch.
         ranking: what `ranking.rank` returned for it.
-        schedules: which to draw, of the chosen kernel family where that has them; by default all of that family.
+        draw: the schedules to draw, of the chosen kernel family where that has them; by default all of that family.
         data, gpu, workers: as for `simulated.of_plan`.
         recorded: a file as `measured.read` reads it.
 
@@ -50,16 +50,16 @@ def picture(
             `measured.read` raise.
     """
     able = [c for c in ranking if c.plan is not None]
-    for name in schedules:
+    for name in draw:
         if name not in {c.schedule for c in able}:
-            raise ArgumentError("schedules", name, sorted({str(c.schedule) for c in able}))
+            raise ArgumentError("draw", name, sorted({str(c.schedule) for c in able}))
     chosen = chosen_of(tuple(ranking))
     own_schedules = {c.schedule for c in able if c.kernel == chosen.kernel}
     drawn = [
         c
         for c in able
         if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
-        and (c.schedule in schedules if schedules else c.kernel == chosen.kernel)
+        and (c.schedule in draw if draw else c.kernel == chosen.kernel)
     ]
     runs = [_run(site, arch, c, chosen, data, gpu, workers) for c in drawn]
     real = None
@@ -67,7 +67,8 @@ def picture(
         assert site.batch is not None
         real = measured.read(recorded, query_heads(site.batch, site.q_heads))
     own = _run(site, arch, chosen, chosen, data, gpu, workers) if chosen not in drawn else runs[drawn.index(chosen)]
-    predicted = {c: c.predicted_us if workers is None else None for c in (*drawn, chosen)}
+    applies = workers is None and (data is None or data.valid is None)
+    predicted = {c: c.predicted_us if applies else None for c in (*drawn, chosen)}
     takes = predicted[chosen] or (real.end if real is not None else None)
     if takes is not None:
         scale = takes / own.end if own.end else 1.0

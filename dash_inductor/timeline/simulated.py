@@ -79,11 +79,12 @@ def of_plan(
     candidate = next(
         c for kernel, c in planner.candidates(site, arch) if (kernel, c.dkdv, c.dq) == (plan.kernel, plan.dkdv, plan.dq)
     )
-    passes: list[Timeline] = []
-    for index, (example, steps) in enumerate(nominal.passes(plan.schedule, candidate, site.band, known)):
-        problem, prices = _problem(site, plan, example, second=index == 1), _with_ends(steps, site, arch, plan, gpu)
-        passes.append(_pass(plan, problem, prices, site, data, count, second=index == 1))
-    return passes[0] if len(passes) == 1 else _one_after_the_other(*passes)
+    passes = nominal.passes(plan.schedule, candidate, site.band, known)
+    runs = [
+        _pass(site, plan, example, _with_ends(steps, site, arch, plan, gpu), data, count, of_dq=index == 1)
+        for index, (example, steps) in enumerate(passes)
+    ]
+    return runs[0] if len(runs) == 1 else _one_after_the_other(runs[1], runs[0])
 
 
 def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
@@ -95,13 +96,41 @@ def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Co
     return replace(prices, epilogue=prices.compute * rates.cta / rates.step)
 
 
-def _problem(site: Site, plan: Plan, example: Problem, *, second: bool) -> Problem:
-    """The problem of a site with the tiles of `example`; the second pass has queries and keys the other way round."""
+def _pass(
+    site: Site, plan: Plan, example: Problem, prices: Costs, data: Data | None, workers: int, *, of_dq: bool
+) -> Timeline:
+    """The run of one kernel of a plan.
+
+    Args:
+        example: has the tiles of the kernel.
+        of_dq: it is the dq kernel of two passes.  That one has a CTA for every q tile of every query head, the last
+            ones first, and walks over the kv tiles: `spt` with queries and keys the other way round, without waits.
+    """
+    schedule = "spt" if of_dq else plan.schedule
+    p = _problem(site, plan, example, of_dq=of_dq)
+    jobs = tables(schedule, p)
+    if data is not None and family(plan.kernel).walks_by_tables:
+        jobs = restricted(jobs, data.seen(p), p.heads)
+    pairs = p.group * sum(len(column.steps) for job in jobs for column in job.columns)
+    if pairs > MOST_TILE_PAIRS:
+        allowed = f"one of at most {MOST_TILE_PAIRS} tile pairs: fewer heads or batch elements look alike"
+        raise ArgumentError("shape", f"one of {pairs} tile pairs", allowed)
+    shared = ClosedForm(plan.schedule, p).shared_accumulator
+    run = simulate(jobs, workers, prices, group=p.group, ordered=shared)
+    found = of_run(plan.schedule, run, workers, query_heads(p.batch, site.q_heads), prices, p.group, PLAN_UNIT)
+    if of_dq:
+        return replace(found, steps=tuple(s._replace(kv=s.q, q=s.kv) for s in found.steps))
+    members = walked_query_heads(p.group == 1, site.q_heads, site.kv_heads)
+    order = [b * site.q_heads + member for b in range(p.batch) for group in members for member in group]
+    return replace(found, steps=tuple(s._replace(head=order[s.head]) for s in found.steps))
+
+
+def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Problem:
+    """The problem of a site with the tiles of `example`."""
     assert site.batch is not None
     assert site.q_len is not None
     assert site.kv_len is not None
-    per_query_head = family(plan.kernel).cta_per_query_head
-    heads = site.q_heads if per_query_head else site.kv_heads
+    heads = site.q_heads if of_dq or family(plan.kernel).cta_per_query_head else site.kv_heads
     found = replace(
         example,
         band=site.band,
@@ -112,43 +141,21 @@ def _problem(site: Site, plan: Plan, example: Problem, *, second: bool) -> Probl
         group=site.q_heads // heads,
         section=plan.section,
     )
-    if not second:
+    if not of_dq:
         return found
     band = found.resolved.band
     lo, hi = (None if x is None else -x for x in (band.hi, band.lo))
     return replace(found, band=replace(band, lo=lo, hi=hi), q_len=site.kv_len, kv_len=site.q_len)
 
 
-def _pass(
-    plan: Plan, p: Problem, prices: Costs, site: Site, data: Data | None, workers: int, *, second: bool
-) -> Timeline:
-    """The run of one kernel of a plan; the second pass of two owns q tiles, and kv tiles stream by."""
-    jobs = tables(plan.schedule, p)
-    if data is not None and family(plan.kernel).walks_by_tables:
-        jobs = restricted(jobs, data.seen(p), p.heads)
-    pairs = p.group * sum(len(column.steps) for job in jobs for column in job.columns)
-    if pairs > MOST_TILE_PAIRS:
-        allowed = f"one of at most {MOST_TILE_PAIRS} tile pairs: fewer heads or batch elements look alike"
-        raise ArgumentError("shape", f"one of {pairs} tile pairs", allowed)
-    shared = ClosedForm(plan.schedule, p).shared_accumulator
-    run = simulate(jobs, workers, prices, group=p.group, ordered=shared)
-    members = walked_query_heads(p.heads == site.q_heads, site.q_heads, site.kv_heads)
-    order = [b * site.q_heads + member for b in range(p.batch) for group in members for member in group]
-    found = of_run(plan.schedule, run, workers, query_heads(p.batch, site.q_heads), prices, p.group, PLAN_UNIT)
-    found = replace(found, steps=tuple(s._replace(head=order[s.head]) for s in found.steps))
-    if not second:
-        return found
-    return replace(found, steps=tuple(s._replace(kv=s.q, q=s.kv) for s in found.steps))
-
-
 def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
-    """Two kernels as one run; tickets go on counting."""
+    """The dq kernel and the one of dk and dv as one run; tickets go on counting."""
     tickets = 1 + max((s.ticket for s in first.steps), default=-1)
     later = (
         s._replace(ticket=s.ticket + tickets, **{name: getattr(s, name) + first.end for name in TIMES})
         for s in second.steps
     )
-    note = f"dk and dv first, dq from {first.end:.4g} on"
+    note = "first dq, then dk and dv"
     return replace(first, steps=(*first.steps, *later), end=first.end + second.end, note=note)
 
 
