@@ -53,7 +53,7 @@ def in_source(name: str) -> str:
     """
     name = re.sub(r"\bL\['kwargs'\]\['(\w+)'\]", r"\1", name)
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
-    name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
+    name = re.sub(r"\.(?:__dict__\[')?_(?:modules|parameters|buffers)(?:'\])?\['(\w+)'\]", r".\1", name)
     return re.sub(r"\b___stack(\d+)\b", r"value \1 of before the graph break", name)
 
 

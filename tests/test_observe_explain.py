@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 import _dash_inductor_state
 import dash_inductor
+from dash_inductor._arguments import in_source
 from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.model.plan import Kept
@@ -267,6 +268,7 @@ def with_rich(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_the_text_fits_and_says_all(explanation: Explanation, with_rich: bool) -> None:
     text = str(explanation)
     assert max(map(len, text.splitlines())) <= tables.WIDTH
+    assert text.splitlines()[0] == explanation_text.headline(explanation)
     assert ("─" in text) is with_rich
     words = " ".join(text.split())
     assert "2 of 3 attention backwards replaced on sm_90, 1 kept" in words
@@ -290,6 +292,11 @@ def test_a_site_that_differs_has_a_part_of_its_own(explanation: Explanation) -> 
     ):
         changed = replace(explanation, sites=(first, other, kept))
         assert [explanation_text.numbers(group) for group in explanation_text.grouped(changed)] == ["1", "2", "3"]
+
+
+def test_inputs_of_a_module_that_counts_its_calls_have_plain_names() -> None:
+    """Where a module assigns to itself, Dynamo reaches its parts by its dictionary."""
+    assert in_source("L['self']._modules['0'].__dict__['_modules']['qkv']._parameters['bias']") == "self.0.qkv.bias"
 
 
 def test_numbers_of_sites() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import pgo
 from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -119,7 +120,7 @@ def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
     outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    with suppress(_Seen), torch.compiler.config.patch(force_disable_caches=True):
+    with suppress(_Seen), inductor_config.patch(force_disable_caches=True):
         compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
 

@@ -108,7 +108,7 @@ def facts(group: Group) -> list[tuple[str, str]]:
         ("attention", ", ".join(filter(None, (record.shape, scale)))),
         ("mask", "; ".join(filter(None, (record.mask, inputs, record.recognised)))),
         ("runs", _runs(plan) if plan else ""),
-        ("time", next((c.note for c in site.candidates if c.chosen), "")),
+        ("prediction", next((f"none, {c.note}" for c in site.candidates if c.chosen and c.note), "")),
         ("bits", plan.numerics_key if plan else ""),
         ("detail", record.detail if kept is None else ""),
         ("kept", f"{kept.reason.value}: {kept.reason.explanation}" if kept else ""),

@@ -68,7 +68,7 @@ def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
     file = io.StringIO()
     if not _with_rich(blocks, file, width, colours=False):
         file.write("".join(f"{line}\n" for line in plain(blocks, width)))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
 def show(blocks: Sequence[Block], file: TextIO | None = None, width: int = WIDTH) -> None:
