@@ -113,8 +113,8 @@ def insert(graph: Graph) -> bool:
         parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
         if not parts:
             continue
-        _, _, module = model_line([node]).rpartition(" in ")
-        names = [f"{module or node.args[9]} {_GRADIENTS[index]}" for index in sorted(parts)]
+        _, module = model_line([node])
+        names = [f"{module or node.name} {_GRADIENTS[index]}" for index in sorted(parts)]
         tensors = [parts[index] for index in sorted(parts)]
         behind = emitter.behind(max(tensors))
         device = tensors[0].meta["val"].device
