@@ -229,10 +229,10 @@ def fit_all() -> None:
             names += ["group"] if any(p.site.group > 1 for p in backwards) else []
             names += ["down", "bent"] if any(p.schedule == "bent_fold" for p in backwards) else []
             print(gpu, dims, fit(backwards, rates, names, backward), flush=True)
-        for kind, rates in calibration.forward.items():
+        for kind, forward_rates in calibration.forward.items():
             forwards = [p for p in data if p.forward and (*p.dims, prediction.is_window(p.site)) == kind]
             names = ["step", "tile"] if kind[2] else ["step", "masked", "tile", "launch"]
-            print(gpu, kind, fit(forwards, rates, names, forward), flush=True)
+            print(gpu, kind, fit(forwards, forward_rates, names, forward), flush=True)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
