@@ -180,6 +180,12 @@ def test_plot_without_matplotlib_says_what_to_install(capsys: pytest.CaptureFixt
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path", ["chart.jpeg", "no_such_folder/chart.png"])
+def test_picture_that_cannot_be_written_is_refused_first(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--plot", path]) == 2
+    assert f"--plot='{path}' is not allowed" in capsys.readouterr().err
+
+
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results.plot(ROWS, tmp_path / "chart.svg")

@@ -96,7 +96,7 @@ def wrong_triton(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(importlib.metadata, "requires", lambda name: ["sympy", 'triton==3.1.4; platform_system == "Linux"'])
 
 
-@breaks(machine.missing_names, ERROR, "lacks: torch._ops.no_such_name (a test)")
+@breaks(machine.probes, ERROR, "lacks: torch._ops.no_such_name (a test)")
 def missing_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(probe, "TORCH", (("torch._ops", "no_such_name", "a test"),))
 
@@ -337,6 +337,11 @@ def disabled(patch: pytest.MonkeyPatch) -> None:
 @breaks(program.attention, WARNING, "no attention backward was compiled")
 def no_attention(patch: pytest.MonkeyPatch) -> None:
     dash_inductor.clear_sites()
+
+
+@breaks(program.attention, WARNING, "loaded flash_attn, whose attention is not PyTorch's")
+def other_library(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
 
 
 @pytest.mark.parametrize("name", BREAKS)

@@ -88,13 +88,13 @@ def measure(shape: Shape, device: str, begin: Callable[[str], Any], *, repeats: 
         try:
             with every_graph_compiled(), variant.active():
                 call = variant.during(prepare(shape, variant, device))
+                same = same_bits(call, REPEATS)
         except RuntimeError as error:  # not supported, not compiled, or out of memory
             row.not_run[variant.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             continue
         if variant.ours:
             row.note(sites()[before:])
-        row.equal[variant.name] = same_bits(call, REPEATS)
-        calls[variant.name] = call
+        row.equal[variant.name], calls[variant.name] = same, call
     begin(f"{shape}: taking turns")
     row.times = take_turns(calls, device, repeats=repeats, warmup=min(3, repeats))
     torch._dynamo.reset()

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..errors import DashError
+from ..errors import ArgumentError, DashError
 from ..observe.records import SiteRecord
 from .timing import Timing
 from .variants import DASH, DEFAULT, DETERMINISTIC, VARIANTS
 
 WIDTH = 100
+SUFFIXES = (".png", ".svg", ".pdf")
+"""Formats of pictures."""
 REPEATS = 5
 """Further calls whose bits are compared with the first one's."""
 
@@ -131,12 +133,15 @@ def format_chart(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def require_matplotlib() -> None:
-    """Find out before the measurement, not after it, whether a picture can be drawn.
+def check_plot(path: Path) -> None:
+    """Find out before the measurement, not after it, whether a picture can be drawn and written to `path`.
 
     Raises:
+        ArgumentError: another suffix than those of `plot`, or a folder that does not exist.
         DashError: matplotlib is not installed; the message has the command that installs it.
     """
+    if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
+        raise ArgumentError("--plot", str(path), f"a file ending in {', '.join(SUFFIXES)} in a folder that exists")
     try:
         import matplotlib  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # optional
     except ImportError:
@@ -145,7 +150,7 @@ def require_matplotlib() -> None:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Write a bar chart of the medians; the suffix of the path chooses the format (png, svg or pdf)."""
-    require_matplotlib()
+    check_plot(path)
     from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
 
     figure = Figure(figsize=(2 + 1.6 * len(rows), 5), layout="constrained")

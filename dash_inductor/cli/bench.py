@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..config import config
 
     if arguments.plot is not None:
-        results.require_matplotlib()
+        results.check_plot(arguments.plot)
     on_gpu = torch.cuda.is_available()
     device, repeats = ("cuda", 20) if on_gpu else ("cpu", 3)
     shapes = (backward.ALL if arguments.backward else backward.QUICK) if on_gpu else backward.ON_CPU

@@ -100,7 +100,7 @@ def triton_version() -> Iterator[Seen]:
     yield OK, f"triton {version}", ""
 
 
-def missing_names() -> Iterator[Seen]:
+def probes() -> Iterator[Seen]:
     """What this torch and triton lack of the things that the package relies on."""
     missing = probe.probe()
     if missing:
@@ -163,7 +163,8 @@ def gpu() -> Iterator[Seen]:
     known = {*costs.WORKERS, *costs.SAME_AS} - {"cpu"}
     for one in dict.fromkeys(found):
         count = found.count(one)
-        yield OK, f"{count} x {one.name} ({one.arch}), driver {version or 'unknown'}, CUDA {torch.version.cuda}", ""
+        libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+        yield OK, f"{count} x {one.name} ({one.arch}), driver {version or 'unknown'}, {libraries}", ""
         if one.arch not in known:
             what = f"there are no kernels for {one.arch} ({one.name}): its attention is left to PyTorch"
             yield ERROR, what, f"Kernels exist for {', '.join(sorted(known))}."
@@ -214,5 +215,5 @@ def caches() -> Iterator[Seen]:
 
 
 CHECKS: tuple[Check, ...] = (
-    package, torch_version, triton_version, missing_names, entry_point, hook, gpu, compilers, caches,
+    package, torch_version, triton_version, probes, entry_point, hook, gpu, compilers, caches,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from . import settings
 from .findings import Check, Finding, Seen, Severity, run
 
 OK, NOTE, WARNING, ERROR = Severity
+
+LIBRARIES = ("flash_attn", "flash_attn_interface", "sageattention", "transformer_engine", "xformers")
+"""Libraries with attention of their own, which dash_inductor does not see."""
 
 
 def deterministic_algorithms() -> Iterator[Seen]:
@@ -46,7 +50,14 @@ def attention() -> Iterator[Seen]:
     """What became of every attention backward."""
     fates = Counter(record.reason for record in sites())
     if not fates:
-        yield WARNING, "no attention backward was compiled", "See docs/troubleshooting.md, `sites()` is empty."
+        loaded = [name for name in LIBRARIES if name in sys.modules]
+        what = "no attention backward was compiled"
+        if loaded:
+            what += f"; the program has loaded {', '.join(loaded)}, whose attention is not PyTorch's"
+        advice = (
+            "See docs/troubleshooting.md, `sites()` is empty; models of transformers take attn_implementation='sdpa'."
+        )
+        yield WARNING, what, advice
     for reason, count in fates.items():
         if reason is None:
             yield OK, f"attention backwards that are replaced: {count}", ""
