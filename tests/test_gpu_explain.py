@@ -62,5 +62,5 @@ def test_dump(dtype: torch.dtype, tmp_path: Path) -> None:
     assert site["decision"]["status"] == "replaced"
     page = (graph / "index.html").read_text()
     assert f"Kernels on {site['arch']}" in page
-    assert {path.suffix for path in (graph / "kernels").iterdir()} == {".py", ".ttgir", ".ptx"}
+    assert {path.suffix for path in (graph / "kernels" / "site_1").iterdir()} == {".py", ".ttgir", ".ptx"}
     assert "triton" in (graph / "backward.py").read_text()

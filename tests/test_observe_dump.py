@@ -109,6 +109,24 @@ def test_a_kept_site_is_drawn_once_and_has_advice(folder: Path) -> None:
     assert html.escape(Reason.CPU_OFF.advice.split(".")[0]) in page
 
 
+def test_equal_sites_share_a_card_and_every_site_is_drawn(folder: Path) -> None:
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return F.scaled_dot_product_attention(x, x, x)
+
+    passes(layers, query())
+    (graph,) = graph_folders(folder)
+    drawn = sorted(path.name for path in graph.glob("site_*_before.svg"))
+    assert drawn == [f"site_{number}_before.svg" for number in (1, 2, 3)]
+    assert len({(graph / name).read_text() for name in drawn}) == 3
+    assert {path.name for path in graph.glob("site_*_schedule.svg")} == {"site_1_schedule.svg", "site_3_schedule.svg"}
+    page = (graph / "index.html").read_text()
+    assert page.count("<section class=card>") == 2
+    assert all(f'href="{name}"' in page for name in drawn)
+    assert all(page.count(f'id="site-{number}"') == 1 for number in (1, 2, 3))
+
+
 def test_strict_leaves_a_dump_of_what_it_refused(folder: Path) -> None:
     with pytest.raises(Exception, match="head_dim"):
         passes(causal, tensors((1, 2, 64, 20))[0], strict=True)
@@ -295,4 +313,5 @@ def test_kernels_of_a_gpu_without_one(dtype: torch.dtype, names: set[str], folde
         assert 0 < kernel.resources.registers <= 255
         assert f"<td class=number>{kernel.resources.registers}</td>" in page
         for kind, ending in kernels.TEXTS.items():
-            assert list((graph / "kernels").glob(f"{kernel.of}_{kernel.name}*.{ending}")), (kernel.name, kind)
+            found = list((graph / "kernels" / "site_1").glob(f"*_{kernel.of}_{kernel.name}.{ending}"))
+            assert kernel.texts[kind] in [path.read_text() for path in found]

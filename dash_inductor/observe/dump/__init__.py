@@ -9,7 +9,7 @@
         site_<n>_before.svg, _after.svg         the neighbourhood of a site
         site_<n>_schedule.svg                   the schedule that was chosen, worker by worker
         forward.py, backward.py                 Inductor's generated code
-        kernels/                                source, Triton's intermediate code and PTX of compiled kernels
+        kernels/site_<n>/                       source, Triton's intermediate code and PTX of compiled kernels
 
 Every process has a run of its own, named by its rank, its number and the time; files appear whole or not at all.
 """

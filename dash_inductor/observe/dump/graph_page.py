@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.parse
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from ...planning.families import PORTABLE
 from .. import explanation_page, explanation_text, html
 from ..explanation import Explanation, SiteExplanation
 from ..records import GraphRecord
@@ -49,8 +50,10 @@ class GraphPage:
             files.write(self.folder / name, text)
         files.write(self.folder / "sites.json", json.dumps(self.explanation.to_dict(), indent=2) + "\n")
         self._write_index()  # there is a page even if something below fails
-        for number, site in enumerate(self.explanation.sites, start=1):
-            self.extras[number] = self._drawings(number, site) + self._schedule(number, site) + self._kernels(site)
+        for group in explanation_text.grouped(self.explanation):
+            (number, site), *others = group
+            drawings = self._drawings(number, site, others)
+            self.extras[number] = drawings + self._schedule(number, site) + self._kernels(number, site)
         self._write_index()
 
     def add_code(self, kind: str, code: str) -> None:
@@ -85,22 +88,25 @@ class GraphPage:
         trail = '<a href="../../index.html">runs</a> / <a href="../index.html">graphs</a>'
         files.write(self.folder / "index.html", html.page(title, body, trail))
 
-    def _drawings(self, number: int, site: SiteExplanation) -> str:
-        """Draw the neighbourhood around the pass."""
-        figures = []
+    def _drawings(self, number: int, site: SiteExplanation, others: explanation_text.Group) -> str:
+        """Draw the neighbourhoods of equal sites, and show that of the first."""
+        figures = "".join(_figure(f"{when} the pass", file, text) for when, file, text in self._draw(number, site))
+        links = [f'<a href="{file}">{file}</a>' for other in others for _, file, _ in self._draw(*other)]
+        more = f'<p class="links legend">{"".join(links)}</p>' if links else ""
+        return html.details("where it is in the graph", f'<div class="figures">{figures}</div>{more}', opened=True)
+
+    def _draw(self, number: int, site: SiteExplanation) -> Iterator[tuple[str, str, str]]:
+        """Draw the neighbourhood of a site before and, if it was replaced, after the pass: when, the file, its text."""
         name = site.record.name
-        for when, graph in (("before", self.before), ("after", self.after)):
+        graphs = {"before": self.before, "after": self.after}
+        if site.record.status == "kept":
+            del graphs["after"]  # the pass left it alone
+        for when, graph in graphs.items():
             centres = graph.of_site(name)
-            if not centres:
-                continue
-            shown = graph.around(centres)
-            text = drawing.svg(graph, shown, centres, f"{name}, {when} the pass")
+            text = drawing.svg(graph, graph.around(centres), centres, f"{name}, {when} the pass")
             file = f"site_{number}_{when}.svg"
             files.write(self.folder / file, text)
-            figures.append(_figure(f"{when} the pass", file, text))
-        if site.record.status == "kept":
-            figures = figures[:1]  # the pass left it alone
-        return html.details("where it is in the graph", f'<div class="figures">{"".join(figures)}</div>', opened=True)
+            yield when, file, text
 
     def _schedule(self, number: int, site: SiteExplanation) -> str:
         """Draw the schedule that was chosen."""
@@ -111,7 +117,7 @@ class GraphPage:
         files.write(self.folder / file, text)
         return html.details(f"the schedule {site.plan.schedule}", _figure("workers over time", file, text))
 
-    def _kernels(self, site: SiteExplanation) -> str:
+    def _kernels(self, number: int, site: SiteExplanation) -> str:
         """Compile the kernels and write their texts; the error in words where that fails."""
         plan, facts = site.plan, site.site
         if plan is None or facts is None:
@@ -125,20 +131,26 @@ class GraphPage:
                 '<p class="soft">The reference runs operators of PyTorch: there are no kernels of its own. With '
                 "<code>dash-inductor dump --arch sm_90</code> those of a GPU are compiled.</p>"
             )
-        folder = self.folder / "kernels"
-        folder.mkdir(exist_ok=True)
+        folder = self.folder / "kernels" / f"site_{number}"
+        folder.mkdir(parents=True)
         rows = []
-        for kernel in found:
+        for place, kernel in enumerate(found, start=1):
             links = []
             for kind, ending in kernels.TEXTS.items():
-                file = f"{kernel.of}_{kernel.name}.{ending}"
+                file = f"{place}_{kernel.of}_{kernel.name}.{ending}"
                 files.write(folder / file, kernel.texts[kind])
-                links.append(f'<a href="kernels/{urllib.parse.quote(file)}">{kind}</a>')
+                links.append(f'<a href="kernels/{folder.name}/{file}">{kind}</a>')
             r = kernel.resources
             numbers = (str(kernel.warps), str(r.registers), f"{r.spill_stores}/{r.spill_loads}", f"{r.shared_memory}")
             rows.append((escape(kernel.of), escape(kernel.name), *numbers, " ".join(links)))
         header = ("of", "kernel", ">warps", ">registers", ">spilled bytes, stored/loaded", ">shared bytes", "texts")
-        return f"<h3>Kernels on {escape(site.arch)}</h3>" + html.table(header, rows)
+        note = ""
+        if PORTABLE.name in (plan.kernel, plan.forward):
+            note = (
+                '<p class="legend">Portable kernels are compiled here as for contiguous tensors of nominal or known '
+                "sizes; the code that runs is Inductor's.</p>"
+            )
+        return f"<h3>Kernels on {escape(site.arch)}</h3>" + html.table(header, rows) + note
 
 
 def _figure(caption: str, file: str, svg: str) -> str:

@@ -160,4 +160,5 @@ _warned: set[tuple[int, str]] = set()
 def _warn_once(process: int, folder: str, error: Exception) -> None:
     level = logging.DEBUG if (process, folder) in _warned else logging.WARNING
     _warned.add((process, folder))
-    log.log(level, "the dump to %s is incomplete: %s: %s", folder, type(error).__name__, error, exc_info=error)
+    log.log(level, "the dump to %s is incomplete: %s: %s", folder, type(error).__name__, error)
+    log.debug("the dump to %s", folder, exc_info=error)
