@@ -14,6 +14,7 @@ STEPS = {
     "step": "Llama, 8 layers, 2 x 8192 tokens",
     "step_32k": "Llama, 4 layers, 1 x 32768 tokens",
     "step_ones": "Llama, 4 layers, 2 x 8192, `attention_mask` of ones",
+    "step_padded": "Llama, 4 layers, 2 x 8192 tokens, of which 6000 and 7800 are valid",
     "step_packed": "Llama, 4 layers, 1 x 16384, 8 packed documents",
     "step_ddp": "Llama, 4 layers, 2 x 8192 on each of two GPUs, DDP, `attention_mask` of ones",
     "step_bert": "BERT-large width, 6 layers, 64 x 512, padded, dropout",
@@ -31,8 +32,6 @@ MASKS = {
     "bias:[1,H,S,S] 4096": "bias [1, heads, length, length] with its gradient, 2 x 4096, 16 heads",
 }
 """Rows of the results of `benchmarks.masks` and what they are."""
-MASK_FILES = ("masks",)
-"""Results files; a row is taken from the first that has it."""
 CONTENDERS = {
     "torch": "PyTorch, deterministic",
     "varlen": "varlen",
@@ -75,13 +74,12 @@ def steps() -> str:
 
 def masks() -> str:
     """The table of masks: forward and backward of every contender."""
-    files = [read(name) for name in reversed(MASK_FILES)]
-    measured = {row["shape"]: (row, commit(found)) for found in files for row in found["rows"]}
-    rows = []
-    for shape, title in MASKS.items():
-        if shape in measured:
-            row, at = measured[shape]
-            rows.append([title, *(_rates(row, contender) for contender in CONTENDERS), at])
+    found = read("masks")
+    measured = {row["shape"]: row for row in found["rows"]}
+    rows = [
+        [title, *(_rates(measured[shape], contender) for contender in CONTENDERS), commit(found)]
+        for shape, title in MASKS.items()
+    ]
     return table(["attention", *CONTENDERS.values(), "commit"], rows)
 
 
