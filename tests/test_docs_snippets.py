@@ -14,13 +14,13 @@ WITH_SNIPPETS = [name for name, page in PAGES.items() if "\n```" in page]
 
 @pytest.mark.parametrize("name", WITH_SNIPPETS)
 def test_snippets(name: str, tmp_path: Path) -> None:
-    go_through(name, Page(tmp_path))
+    go_through(name, Page(name, tmp_path))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in WITH_SNIPPETS if "<!-- snippet: full" in PAGES[name]])
 def test_snippets_that_take_long(name: str, tmp_path: Path) -> None:
-    go_through(name, Page(tmp_path, full=True))
+    go_through(name, Page(name, tmp_path, full=True))
 
 
 def go_through(name: str, page: Page) -> None:
@@ -68,7 +68,7 @@ def test_wrong_commands_are_found(command: str, tmp_path: Path) -> None:
 
 
 def test_wrong_snippets_are_found(tmp_path: Path) -> None:
-    page = Page(tmp_path)
+    page = Page("page", tmp_path)
     page.go(Snippet("run", "", "python", "print(1)\n", 1))
     page.go(Snippet("output", "", "text", "1\n", 1))
     with pytest.raises(AssertionError):

@@ -86,12 +86,13 @@ class Page:
     """Goes through the snippets of a page.
 
     Args:
+        name: what tracebacks call it.
         folder: where its files are written and its commands run.
         full: whether what takes long is run.
     """
 
-    def __init__(self, folder: Path, full: bool = False) -> None:
-        self.folder, self.full = folder, full
+    def __init__(self, name: str, folder: Path, full: bool = False) -> None:
+        self.name, self.folder, self.full = name, folder, full
         self.namespace: dict[str, Any] = {"__name__": "__main__", "folder": folder}
         self.printed = ""
         self.ran = False
@@ -117,7 +118,7 @@ class Page:
             self._console(snippet)
 
     def _python(self, snippet: Snippet) -> None:
-        code = compile(snippet.code, f"line {snippet.line}", "exec")
+        code = compile("\n" * snippet.line + snippet.code, f"{self.name}.md", "exec")
         if self.ran:
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(code, self.namespace)
