@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dash_inductor
 from dash_inductor import _cache_key
@@ -19,6 +19,7 @@ from dash_inductor.divergence.steps import FromGraphs, StepWriter
 from dash_inductor.errors import ArgumentError, DashError
 
 from .support.blocks import Model, inputs, plain, train
+from .support.global_hooks import GLOBAL, no_global_hooks_stay  # noqa: F401  # a fixture of this file
 
 
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
@@ -248,18 +249,58 @@ def test_one_recording_at_a_time_and_nothing_is_overwritten(tmp_path: Path) -> N
     assert active.recorder is None
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    from torch.nn.modules import module
-    from torch.optim import optimizer
-
-    with dash_inductor.record(tmp_path):
+def test_hooks_that_stay_do_nothing(tmp_path: Path) -> None:
+    """Graphs guard global hooks, which therefore stay; none stays on a module or a parameter."""
+    with dash_inductor.record(tmp_path / "a", local_gradients=True):
         model = train(plain, steps=1)
-    assert not module._global_forward_hooks
-    assert not module._global_forward_pre_hooks
-    assert not optimizer._global_optimizer_pre_hooks
-    assert not optimizer._global_optimizer_post_hooks
+    assert any("local gradient" in name for name in names(tmp_path / "a"))
     assert not model._forward_hooks
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    counts = [len(kind) for kind in GLOBAL]
+    assert counts == [1] * len(GLOBAL)
+    with dash_inductor.record(tmp_path / "b"):
+        train(plain, steps=1)
+    assert [len(kind) for kind in GLOBAL] == counts
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*.dash")}
+    train(plain, steps=1)
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*.dash")} == before
+
+
+def test_a_second_recording_sees_what_the_first_has_compiled(tmp_path: Path, deterministic: None) -> None:
+    config.cpu = "reference"
+    model = Model(head_dim=16)
+    compiled = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        compiled(inputs(1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with dash_inductor.record(tmp_path / "a"):
+        step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step()
+        with dash_inductor.record(tmp_path / "b"):
+            step()
+    assert any("gradient of attention" in name for name in names(tmp_path / "a"))
+    assert read(tmp_path / "a") == read(tmp_path / "b")
+
+
+def test_a_recording_may_begin_inside_of_a_module(tmp_path: Path) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with dash_inductor.record(tmp_path) as recorder:
+                result: Tensor = self.part(x)
+                recorder.step()
+            return result
+
+    Outer()(torch.ones(1, 2))
+    assert names(tmp_path) == ["input Linear", "activation Linear"]
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

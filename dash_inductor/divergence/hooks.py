@@ -7,6 +7,7 @@ Dynamo, which it must not do while torch itself is being imported (`start`).
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 import weakref
@@ -46,17 +47,8 @@ class Hooks:
         # that ended; last: the last result, as a weak reference, and its version.
         self._calls = threading.local()
 
-    def install(self) -> None:
-        # PyTorch warns that a compiled module runs global hooks twice, for its wrapper too: names make one of the two.
-        warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
-        self._handles += [
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward, always_call=True),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
-
     def remove(self) -> None:
+        """Take away what was put on modules and parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -85,23 +77,13 @@ class Hooks:
 
         self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self._enter(module)
-
-    def _after_forward(self, module: nn.Module, args: Any, result: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self._leave(module, result)
-
     def _after_root(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self._inputs(module, args, kwargs)
+        if not torch.compiler.is_compiling():
+            self._inputs(module, args, kwargs)
 
     @_disable_dynamo
-    def _enter(self, module: nn.Module) -> None:
+    def enter(self, module: nn.Module) -> None:
+        """A module begins."""
         calls = self._calls
         if not hasattr(calls, "running"):
             calls.running, calls.last = [], None
@@ -111,8 +93,11 @@ class Hooks:
         calls.running.append((module, self._recorder.place()))
 
     @_disable_dynamo
-    def _leave(self, module: nn.Module, result: Any) -> None:
-        running = self._calls.running
+    def leave(self, module: nn.Module, result: Any) -> None:
+        """A module ends."""
+        running = getattr(self._calls, "running", [])
+        if not any(module is each for each, _ in running):
+            return  # the recording has begun inside of it
         while running[-1][0] is not module:  # what has raised an exception is not running any more
             running.pop()
         self._calls.left = running.pop()
@@ -140,18 +125,51 @@ class Hooks:
             self._observe(phases.INPUT, label, tensor, place)
             place += 1
 
-    @_disable_dynamo
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._recorder.before_optimizer(optimizer)
-
-    @_disable_dynamo
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._recorder.after_optimizer(optimizer)
-
     def _observe(self, phase: str, name: str, tensor: Tensor | None, place: int | None = None) -> None:
         if active.recorder is not self._recorder or tensor is None:
             return
         self._recorder.observe_in_step(phase, [(name, tensor)], place)
+
+
+def install() -> None:
+    """Let PyTorch call the hooks of the recording that is on, whichever it is.
+
+    Graphs that were compiled with these hooks in place guard them and would be compiled again without them.  So they
+    stay for the life of the process.
+    """
+    # PyTorch warns that a compiled module runs global hooks twice, for its wrapper too: names make one of the two.
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    register_module_forward_pre_hook(_before_forward)
+    register_module_forward_hook(_after_forward, always_call=True)
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _before_forward(module: nn.Module, args: Any) -> None:
+    if not torch.compiler.is_compiling() and active.recorder is not None:
+        active.recorder.hooks.enter(module)
+
+
+def _after_forward(module: nn.Module, args: Any, result: Any) -> None:
+    if not torch.compiler.is_compiling() and active.recorder is not None:
+        active.recorder.hooks.leave(module, result)
+
+
+@_disable_dynamo
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if active.recorder is not None:
+        active.recorder.before_optimizer(optimizer)
+
+
+@_disable_dynamo
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if active.recorder is not None:
+        active.recorder.after_optimizer(optimizer)
 
 
 def _labelled(name: str, value: Any) -> list[tuple[str, Tensor]]:

@@ -16,10 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ArgumentError, DashError
-from . import active, environment, in_graphs, phases
+from . import active, environment, hooks, in_graphs, phases
 from .file import Name, path_of
 from .fingerprint import description, why_unseen
-from .hooks import Hooks
 from .names import Names
 from .replicas import Replicas
 from .rows import CAPACITY, Rows
@@ -84,7 +83,7 @@ def record(
         raise ArgumentError("replicas", replicas, _ON_REPLICAS)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     recorder = Recorder(Path(folder), every, optimizers, replicas)
-    recorder.hooks = Hooks(recorder, activations, local_gradients)
+    recorder.hooks = hooks.Hooks(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
     return recorder
@@ -99,7 +98,7 @@ class Recorder:
         names: of modules and parameters.
     """
 
-    hooks: Hooks
+    hooks: hooks.Hooks
 
     def __init__(
         self, folder: Path, every: int, optimizers: Iterable[torch.optim.Optimizer] | None, replicas: OnReplicas
@@ -126,7 +125,7 @@ class Recorder:
         for journal in in_graphs.journals():
             journal.clear()
         active.recorder = self
-        self.hooks.install()
+        hooks.install()
         return self
 
     def __exit__(
@@ -135,7 +134,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """End the recording: write what was observed, and take the hooks away.
+        """End the recording: write what was observed, and take hooks away from modules and parameters.
 
         Raises:
             Exception: what kept the file from being written, or `ReplicasDiffer`.
