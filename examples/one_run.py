@@ -16,6 +16,7 @@ import torch
 import dash_inductor
 from dash_inductor.cli.progress import Progress
 from dash_inductor.observe.fresh import every_graph_compiled
+from dash_inductor.observe.records import SiteRecord, shape_text
 
 from . import training
 from .training import Run
@@ -27,7 +28,7 @@ class Outcome:
 
     Attributes:
         run: its losses and final parameters.
-        sites: the record of every attention backward that it compiled, as plain data.
+        sites: `facts_of` every attention backward that it compiled.
         compiling: seconds until the first step was done.
         stepping: seconds of all further steps.
     """
@@ -65,8 +66,21 @@ def train(name: str, size: str) -> Outcome:
             bar.done()
 
         run = training.train(settings, training.read_tokens(), report)
-    sites = [record.as_dict() for record in dash_inductor.sites()]
+    sites = [facts_of(record) for record in dash_inductor.sites()]
     return Outcome(run, sites, first, time.monotonic() - started - first)
+
+
+def facts_of(record: SiteRecord) -> dict[str, Any]:
+    """What the demo shows of a record, as plain data."""
+    return {
+        "name": record.name,
+        "status": record.status,
+        "reason": record.reason.value if record.reason else None,
+        "shape": shape_text(record.site),
+        "mask": record.mask,
+        "plan": str(record.plan) if record.plan else None,
+        "source": record.source,
+    }
 
 
 def main() -> None:

@@ -97,5 +97,5 @@ def measure(shape: Shape, device: str, begin: Callable[[str], Any], *, repeats: 
         row.equal[variant.name], calls[variant.name] = same, call
     begin(f"{shape}: taking turns")
     row.times = take_turns(calls, device, repeats=repeats, warmup=min(3, repeats))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return row

@@ -124,5 +124,5 @@ def measure(size: Size, device: str, begin: Callable[[str], Any], *, repeats: in
         calls[variant.name] = variant.during(training.step)
     begin("training step: taking turns")
     row.times = take_turns(calls, device, repeats=repeats, warmup=min(3, repeats))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return row
