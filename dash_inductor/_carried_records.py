@@ -34,7 +34,7 @@ def install(active: Callable[[], bool]) -> None:
     @functools.wraps(post_compile)
     def noted(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         post_compile(self, example_inputs, constants, graph_kwargs)
-        if not graph_kwargs["is_backward"]:  # records are made when a joint graph is read, before its forward
+        if not graph_kwargs.get("is_backward"):  # records are made when a joint graph is read, before its forward
             setattr(self, ATTRIBUTE, _made() if active() else "")
 
     @functools.wraps(make_entry)

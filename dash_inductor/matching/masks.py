@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -64,7 +64,7 @@ class MaskResult:
     terms: Terms | None
     reason: MaskReason | None = None
     detail: str = ""
-    how: str = ""
+    how: str = field(default="", compare=False)
 
     @staticmethod
     def refused(cause: NotRecognised) -> MaskResult:
