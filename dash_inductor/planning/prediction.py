@@ -31,7 +31,7 @@ GPU = "H200"
 Documents = tuple[int, ...]
 """Lengths of packed documents, one after the other."""
 
-CTAS = 32768
+CTAS = 16384
 """Launches of more CTAs are predicted for fewer batch elements, and the others' work is added."""
 
 
