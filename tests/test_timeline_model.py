@@ -288,6 +288,20 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     )
 
 
+def test_a_recorded_run_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path, sizes = tmp_path / "run.json", {name: getattr(SITE, name) for name in planned.SIZES}
+    for name in planned.SIZES:
+        for size in (sizes[name], sizes[name] + 1):
+            meta = {"shape": {**sizes, name: size}, "schedule": "fold", "gpu": "a GPU"}
+            path.write_text(json.dumps({"unit": "ns", "spans": [SPAN], "meta": meta}))
+            if size == sizes[name]:
+                found = planned.picture(SITE, "sm_90", rank(SITE, "sm_90"), draw=("fold",), recorded=path)
+                assert found.timelines[0].note == "a GPU, fold, 1 of 8 heads"
+            else:
+                with pytest.raises(ArgumentError, match=f"a run of {name}={size}"):
+                    planned.picture(SITE, "sm_90", rank(SITE, "sm_90"), draw=("fold",), recorded=path)
+
+
 def test_a_recorded_run_says_that_heads_are_missing(tmp_path: Path) -> None:
     path = recorded(tmp_path, SPAN)
     assert measured.read(path, ("head 0",)).note == "a GPU"
@@ -308,7 +322,10 @@ def test_a_bad_recorded_run(tmp_path: Path, change: dict[str, Any], message: str
         measured.read(recorded(tmp_path, SPAN | change), ("head 0",))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"unit": "us", "spans": []}', '{"unit": "ns"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"unit": "us", "spans": []}', '{"unit": "ns"}', '{"unit": "ns", "spans": [], "meta": {"shape": 3}}'],
+)
 def test_files_that_are_no_recorded_runs(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)

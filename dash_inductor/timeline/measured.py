@@ -13,7 +13,7 @@ the clock's resolution; it then counts as equal.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ from .model import MICROSECONDS, Step, Timeline
 _FIELDS = ("sm", "cta", "head", "kv", "q", "start", "wait", "added", "end")
 
 
-def read(path: Path, heads: Sequence[str] = ()) -> Timeline:
+def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None = None) -> Timeline:
     """The timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first CTAs.
 
     Args:
         heads: names of the query heads of all batch elements; by default numbers.
+        shape: sizes of the call, by the names that they have in a file's ``meta["shape"]``, which may leave any out.
 
     Raises:
-        ArgumentError: a file that cannot be read, or is not one of these.
+        ArgumentError: a file that cannot be read, is not one of these, or is of a call of another shape.
     """
     allowed = 'a file of a recorded run: {"unit": "ns", "spans": [...], "meta": {...}}'
     try:
@@ -40,9 +41,16 @@ def read(path: Path, heads: Sequence[str] = ()) -> Timeline:
         raise ArgumentError("measured", str(path), f"{allowed} ({error})") from error
     if not isinstance(found, dict) or found.get("unit") != "ns" or not isinstance(found.get("spans"), list):
         raise ArgumentError("measured", str(path), allowed)
+    meta = found.get("meta", {})
+    recorded = meta.get("shape", {}) if isinstance(meta, dict) else None
+    if not isinstance(recorded, dict):
+        raise ArgumentError("measured", str(path), allowed)
     for index, span in enumerate(found["spans"]):
         _check(path, index, span)
-    return of_spans(found["spans"], heads, found.get("meta") or {})
+    for name, size in (shape or {}).items():
+        if recorded.get(name, size) != size:
+            raise ArgumentError("measured", f"{path}: a run of {name}={recorded[name]}", f"one of {name}={size}")
+    return of_spans(found["spans"], heads, meta)
 
 
 def _check(path: Path, index: int, span: object) -> None:
@@ -53,9 +61,9 @@ def _check(path: Path, index: int, span: object) -> None:
 
 
 def of_spans(
-    spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: dict[str, Any] | None = None
+    spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: Mapping[str, Any] | None = None
 ) -> Timeline:
-    """The timeline of the spans of a recorded run; lanes are in the order of the first CTAs of their SMs."""
+    """The timeline of the spans of a recorded run; ``meta["gpu"]`` and ``meta["schedule"]`` are noted."""
     first = {span["sm"]: span["cta"] for span in sorted(spans, key=lambda s: -s["cta"])}
     lanes = {sm: lane for lane, sm in enumerate(sorted(first, key=lambda sm: first[sm]))}
     count = 1 + max((span["head"] for span in spans), default=-1)
@@ -71,6 +79,8 @@ def of_spans(
     end = max((step.written for step in steps), default=0.0)
     names = tuple(heads) or tuple(f"head {h}" for h in range(count))
     recorded = len({span["head"] for span in spans})
-    notes = [str((meta or {}).get("gpu", "")), f"{recorded} of {len(names)} heads" if recorded < len(names) else ""]
+    known = meta or {}
+    notes = [str(known.get(name, "")) for name in ("gpu", "schedule")]
+    notes += [f"{recorded} of {len(names)} heads" if recorded < len(names) else ""]
     sms, note = tuple(f"SM {sm}" for sm in lanes), ", ".join(filter(None, notes))
     return Timeline("measured", MICROSECONDS, sms, names, tuple(steps), end, True, True, note, "real run")

@@ -19,6 +19,9 @@ from .simulated import of_plan, query_heads
 HEAD = ("", "schedule", "kernel", "tiles", "predicted", "why")
 """What the columns of `rows` are."""
 
+SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
+"""Sizes of a site that a recorded run must share."""
+
 
 def picture(
     site: Site,
@@ -65,7 +68,8 @@ def picture(
     real = None
     if recorded is not None:
         assert site.batch is not None
-        real = measured.read(recorded, query_heads(site.batch, site.q_heads))
+        sizes = {name: getattr(site, name) for name in SIZES}
+        real = measured.read(recorded, query_heads(site.batch, site.q_heads), sizes)
     own = _run(site, arch, chosen, chosen, data, gpu, workers) if chosen not in drawn else runs[drawn.index(chosen)]
     applies = workers is None and (data is None or data.valid is None)
     predicted = {c: c.predicted_us if applies else None for c in (*drawn, chosen)}
