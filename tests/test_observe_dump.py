@@ -28,7 +28,7 @@ from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.dump import drawing, files, graph_page, kernels, writer
 from dash_inductor.observe.dump.snapshot import Item, Snapshot
 
-from .support.graphs import capture, tensors
+from .support.graphs import capture, causal_bias, efficient, joint_graph, rewritten, tensors
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -125,6 +125,25 @@ def test_equal_sites_share_a_card_and_every_site_is_drawn(folder: Path) -> None:
     assert page.count("<section class=card>") == 2
     assert all(f'href="{name}"' in page for name in drawn)
     assert all(page.count(f'id="site-{number}"') == 1 for number in (1, 2, 3))
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return masked(x, torch.ones(2, 64))
+
+
+def test_the_operators_of_a_site_are_found(folder: Path) -> None:
+    """Their text of the site has the name of its module, too, and with a bias it is not their last argument."""
+    passes(torch.nn.Sequential(Masked()), query())
+    (graph,) = graph_folders(folder)
+    text = (graph / "site_1_after.svg").read_text()
+    centres = re.findall(r'class="ours centre".*?text-anchor="middle">([\w:]+)<', text)
+    assert centres == ["dash::attention_forward", "dash::attention_backward"]
+    dash_inductor.clear_sites()
+    with_bias, record = rewritten(joint_graph(efficient, bias=lambda: causal_bias(128), bias_grad=True))
+    items = Snapshot.of(with_bias)
+    labels = [items.items[name].label for name in items.of_site(record.name)]
+    assert labels == ["dash::attention_forward", "dash::attention_backward_with_bias"]
 
 
 def test_strict_leaves_a_dump_of_what_it_refused(folder: Path) -> None:

@@ -92,8 +92,14 @@ def _item(node: Node) -> Item:
         line=node.format_node() or node.name,
         kind=_kind(node),
         inputs=tuple(dict.fromkeys(source.name for source in whole)),
-        site=str(node.args[-1]) if _kind(node) == "ours" and isinstance(node.args[-1], str) else "",
+        site=_site(node) if _kind(node) == "ours" else "",
     )
+
+
+def _site(node: Node) -> str:
+    """The site of an operator of ours: its last text is the site's name, perhaps with its module; "" without one."""
+    texts = [argument for argument in node.args if isinstance(argument, str)]
+    return texts[-1].partition(" in ")[0] if texts else ""
 
 
 def _whole(node: Node) -> Node:
