@@ -76,7 +76,7 @@ def test_conjugates_and_negatives_are_what_they_stand_for() -> None:
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.bool], ids=str)
 def test_every_bit_matters(dtype: torch.dtype) -> None:
-    plain = values(dtype, 20)
+    plain = values(dtype, 9)
     bytes_ = plain.view(torch.uint8)
     seen = {fingerprint(plain)}
     for place in range(len(bytes_)):
@@ -147,8 +147,8 @@ IN_THE_INTERPRETER = """
 import torch
 from dash_inductor.divergence import gpu_kernels, hashing
 
-bytes_ = torch.randint(0, 256, (gpu_kernels.CHUNK * 8 + 4096,), dtype=torch.uint8)
-tensors = [bytes_[:8], bytes_, bytes_[8:4104], bytes_[4:4100], bytes_[2:4098], bytes_[3:4100]]
+bytes_ = torch.randint(0, 256, (gpu_kernels.CHUNK * 8 + 64,), dtype=torch.uint8)
+tensors = [bytes_[:8], bytes_, bytes_[8:264], bytes_[4:260], bytes_[2:258], bytes_[3:260]]
 for unit in (8, 4, 2, 1):
     group = [t for t in tensors if t.data_ptr() % unit == 0 and t.numel() % unit == 0]
     chunks = [-(-t.numel() // (8 * gpu_kernels.CHUNK)) for t in group]
@@ -198,10 +198,9 @@ def compiled(name: str, signature: dict[str, str], constants: dict[str, int]) ->
 
 def test_kernels_compile_and_add_atomically() -> None:
     many = {"pointers": "*i64", "sizes": "*i64", "rows": "*i64", "tensors": "*i32", "chunks": "*i32", "results": "*i64"}
-    for unit in (8, 4, 2, 1):
+    for unit in (8, 1):
         ptx = compiled("hash_many", many, {"UNIT": unit})
         assert f"ld.global.b{8 * unit}" in ptx
         assert ptx.count("atom.global.gpu.relaxed.add.u64") == 2
-    for size in ("i32", "i64"):
-        compiled("hash_one", {"address": "i64", "size": size, "result": "*i64"}, {"UNIT": 8})
+    compiled("hash_one", {"address": "i64", "size": "i32", "result": "*i64"}, {"UNIT": 8})
     compiled("append", {"journal": "*i64", "scratch": "*i64", "name": "i32", "capacity": "i32"}, {})
