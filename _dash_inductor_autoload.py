@@ -35,6 +35,8 @@ def autoload() -> None:
         return
     _armed = True
     _after_import(_OPERATORS, _offer_operators)
+    if os.environ.get("DASH_INDUCTOR_RECORD"):
+        _after_import("torch", _record)
     if state.off_by_environment():
         return
     switch = os.environ.get("DASH_INDUCTOR", "")
@@ -42,6 +44,10 @@ def autoload() -> None:
         allowed = ", ".join(map(repr, state.BOOLEANS))
         state.give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
     _after_import(_INDUCTOR, _install)
+
+
+def _record() -> None:
+    importlib.import_module("dash_inductor.divergence.start").from_environment()
 
 
 def _install() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from dash_inductor.bench import results
+from dash_inductor.bench.timing import take_turns
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -26,50 +25,17 @@ def watchdog(seconds: float) -> None:
 
 def conditions() -> dict[str, Any]:
     """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT overrides what git says."""
-    import triton
-
-    import dash_inductor
-
     commit = os.environ.get("BENCHMARK_COMMIT", "")
     if not commit:
         git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
         commit = git.stdout.strip() if git.returncode == 0 else "unknown"
-    facts: dict[str, Any] = {
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "dash_inductor": dash_inductor.__version__,
-        "commit": commit,
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-        facts["cudnn"] = torch.backends.cudnn.version()
-    return facts
+    return results.conditions() | {"commit": commit}
 
 
 def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> list[float]:
-    """Median times of one call of each on the GPU in ms; the L2 cache is cleared before each call.
-
-    The runs take turns: a GPU at its power limit changes its clocks by several per cent within seconds, for all alike.
-    The GPU sleeps for a few milliseconds first, so that the host, which takes 0.1 ms for a compiled call and more where
-    other processes keep its cores busy, has queued all of it when the clock starts.
-    """
-    clear = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
-    for run in runs:
-        for _ in range(warmup):
-            run()
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for run, spent in zip(runs, times, strict=True):
-            torch.cuda._sleep(8_000_000)
-            clear.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            spent.append(start.elapsed_time(end))
-    return [statistics.median(spent) for spent in times]
+    """Median times of one call of each on the GPU in ms; the runs take turns (`dash_inductor.bench.timing`)."""
+    timings = take_turns(dict(enumerate(runs)), "cuda", repeats=repeats, warmup=warmup)
+    return [timings[i].median for i in range(len(runs))]
 
 
 def write(name: str, payload: dict[str, Any]) -> Path:

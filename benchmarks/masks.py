@@ -33,6 +33,7 @@ import dash_inductor
 
 from . import common
 from .contenders import NotRun
+from .documents import packed
 from .turns import chosen, report
 
 DEVICE = "cuda"
@@ -43,8 +44,6 @@ TABLES = (
     "write_rows",
 )  # fmt: skip
 """The kernels of `dash::mask_tables`."""
-PARTS = (5, 8, 10, 12, 13, 15, 17, 20)
-"""Lengths of documents, in parts of their sum, over and over."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,6 @@ class Row:
     def valid(self) -> Tensor:
         """Which keys are valid, bool [batch, length]."""
         return torch.arange(self.length, device=DEVICE) < torch.tensor(self.ends, device=DEVICE)
-
-
-def packed(count: int, length: int) -> tuple[int, ...]:
-    """The ends of so many documents in a row of tokens."""
-    parts = [PARTS[i % len(PARTS)] for i in range(count)]
-    return tuple(length * sum(parts[: i + 1]) // sum(parts) for i in range(count))
 
 
 ROWS = [

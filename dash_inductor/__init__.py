@@ -8,7 +8,11 @@ needs no import of this package; importing it does the same where torch does not
 
     enable(), disable(), is_enabled(), disabled()   on and off, for graphs compiled from then on
     config                                          the settings, see `dash_inductor.config`
-    sites(), clear_sites()                          what became of every attention of the graphs compiled so far
+    sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
+    explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
+    record(folder)                                  fingerprints of a training run, for `dash-inductor compare`
+    profile_runs(), write_profiles(),               when kernels computed and added what, see `config.profile`
+    clear_profile_runs()
 
 This file must not import torch: it may run while torch itself is being imported.
 """
@@ -24,17 +28,35 @@ from ._switch import disable, disabled, enable, is_enabled
 
 if TYPE_CHECKING:
     from .config import config
-    from .observe.records import clear_sites, sites
+    from .divergence.recorder import record
+    from .observe.explain import explain
+    from .observe.profile import clear_profile_runs, profile_runs, write_profiles
+    from .observe.records import clear_sites, graphs, sites
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "clear_sites", "config", "disable", "disabled", "enable", "is_enabled", "sites"]
+__all__ = [
+    "__version__", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs",
+    "is_enabled", "profile_runs", "record", "sites", "write_profiles",
+]  # fmt: skip
+
+_HOMES = {
+    "clear_profile_runs": ".observe.profile",
+    "clear_sites": ".observe.records",
+    "explain": ".observe.explain",
+    "graphs": ".observe.records",
+    "profile_runs": ".observe.profile",
+    "record": ".divergence.recorder",
+    "sites": ".observe.records",
+    "write_profiles": ".observe.profile",
+}
+"""The modules of the names that are imported when they are first asked for, because they import torch."""
 
 
 def __getattr__(name: str) -> object:
     if name == "config":
         return importlib.import_module(".config", __name__)  # the module stands for the object in it
-    if name in ("sites", "clear_sites"):
-        return getattr(importlib.import_module(".observe.records", __name__), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

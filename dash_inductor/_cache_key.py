@@ -23,6 +23,7 @@ import torch
 
 from . import __version__, toolchain
 from .config import config
+from .divergence import active as recording
 from .errors import DashError
 
 _MAPPED = ("lowering", "kernels")  # sub-packages whose source folder may lie outside the package's own
@@ -30,8 +31,13 @@ _SUFFIXES = (".py", ".json", ".jinja")
 
 
 def entry() -> str:
-    """Our part of a cache key: version, every source of the package, every setting of it and of the compiler."""
-    return f"dash_inductor {__version__} {sources_digest()} {config.cache_key()!r} {toolchain.settings()}".rstrip()
+    """Our part of a cache key: version, every source of the package, every setting of it and of the compiler.
+
+    A graph that is compiled while recording has an operator more.
+    """
+    settings = f"{config.cache_key()!r} {toolchain.settings()}".rstrip()
+    observed = "" if recording.recorder is None else " recorded"
+    return f"dash_inductor {__version__} {sources_digest()} {settings}{observed}"
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 
 import _dash_inductor_state as _state
 
-from . import _cache_key, _embeddings, _switch, compat, probe
+from . import _arguments, _cache_key, _carried_records, _embeddings, _switch, compat, probe
 from .config import config
+from .divergence import active as recording
 from .errors import UnsupportedVersionError
 
 log = logging.getLogger("dash_inductor")
@@ -38,7 +40,22 @@ class JointPass:
             return 0
         from .lowering import compile_kernels
 
-        return int(rewrite.rewrite_graph(graph, compile_kernels))
+        with _dumped(graph):
+            changed = rewrite.rewrite_graph(graph, compile_kernels)
+            if recording.recorder is not None:
+                from .divergence.in_graphs import insert
+
+                changed = insert(graph) or changed
+        return int(changed)
+
+
+def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
+    """Writes the graph before and after, if a folder is set for it."""
+    if not config.dump:
+        return nullcontext()
+    from .observe.dump import writer
+
+    return writer.joint_graph(graph)
 
 
 @functools.cache
@@ -60,9 +77,12 @@ def install() -> None:
     compat.joint_passes().append(JointPass())
     _record_what_no_pass_sees()
     _choose_no_pointwise_kernel_by_timing()
+    _dump_what_is_compiled()
     _embeddings.install(lambda: rewriter() is not None)
     _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
+    _arguments.install()
+    _carried_records.install(lambda: rewriter() is not None)
     if "dash_inductor.ops" in sys.modules:
         lower_operators()
 
@@ -113,6 +133,33 @@ def _choose_no_pointwise_kernel_by_timing() -> None:
             return generate(*args, **kwargs)
 
     compile_fx.fx_codegen_and_compile = generate_without_a_clock
+
+
+def _dump_what_is_compiled() -> None:
+    """While ``config.dump`` is set, take no graph from a cache, and dump the code that Inductor generates."""
+    from torch._inductor import compile_fx
+
+    compile_graph, generate = compile_fx.compile_fx, compile_fx.fx_codegen_and_compile  # looked up by these names
+
+    @functools.wraps(compile_graph)
+    def compile_anew(*args: Any, **kwargs: Any) -> Any:
+        if config.dump and not torch.compiler.config.force_disable_caches and rewriter() is not None:
+            # it applies them again around the backward, which may be compiled much later
+            patches = {**(kwargs.get("config_patches") or {}), "force_disable_caches": True}
+            return compile_graph(*args, **{**kwargs, "config_patches": patches})
+        return compile_graph(*args, **kwargs)
+
+    @functools.wraps(generate)
+    def generate_and_dump(*args: Any, **kwargs: Any) -> Any:
+        compiled = generate(*args, **kwargs)
+        if config.dump and rewriter() is not None:
+            from .observe.dump import writer
+
+            inference = "inference" if kwargs.get("is_inference") else "forward"
+            writer.generated_code(compiled, "backward" if kwargs.get("is_backward") else inference)
+        return compiled
+
+    compile_fx.compile_fx, compile_fx.fx_codegen_and_compile = compile_anew, generate_and_dump
 
 
 @functools.cache

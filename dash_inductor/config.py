@@ -8,7 +8,8 @@
 Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
 `ArgumentError`, which lists the allowed ones.  Where the import is that of the hook in `import torch`, the package is
 inactive then, with one warning or, if `strict` was asked for or has the bad value, with an error at every compile under
-deterministic algorithms.  Settings are read while a graph is compiled and are part of the keys of Inductor's caches.
+deterministic algorithms.  Settings are read while a graph is compiled; all that change what is compiled are part of the
+keys of Inductor's caches.
 Standard library only: this module may be imported while torch itself is being imported.
 """
 
@@ -35,17 +36,23 @@ Forward = Literal["auto", "keep"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its environment variable, its default, and the allowed values by their spelling there."""
+    """One setting: its environment variable, its default, and the allowed values by their spelling there.
+
+    `allowed` is None for any text.  A setting with `of_code` changes what is compiled, and is part of the cache keys.
+    """
 
     env: str
     default: bool | str
-    allowed: Mapping[str, bool | str]
+    allowed: Mapping[str, bool | str] | None
+    of_code: bool = True
 
     def value_of(self, given: object) -> bool | str | None:
         """The value that `given` (a value, or its spelling) stands for; None if it is not allowed.
 
-        A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case.
+        A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case; a text may also be a path.
         """
+        if self.allowed is None:
+            return os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
         if not isinstance(self.default, bool):
             return self.allowed.get(given) if isinstance(given, str) else None
         if isinstance(given, str):
@@ -66,6 +73,8 @@ SETTINGS: Mapping[str, Setting] = {
         _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "bent_fold", "two_pass"),
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
+    "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
+    "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
 
 
@@ -83,6 +92,10 @@ class Config:
             them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
+        dump: a folder that gets pages about every graph that is compiled, see `observe.dump`; "" for none.  While it is
+            set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
+        profile: the Hopper backward writes down when it computes and adds what, see `observe.profile`.  It is read at
+            every call, too, and changes no bit (DASH_INDUCTOR_PROFILE).
 
     Args:
         environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.
@@ -92,13 +105,15 @@ class Config:
     cpu: Cpu
     schedule: Schedule
     forward: Forward
+    dump: str
+    profile: bool
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         for name, setting in SETTINGS.items():
             text = (os.environ if environ is None else environ).get(setting.env, "")
             value = setting.value_of(text) if text else setting.default
             if value is None:
-                raise ArgumentError(setting.env, text, setting.allowed)
+                raise ArgumentError(setting.env, text, setting.allowed or "a text")
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -106,7 +121,8 @@ class Config:
             raise ArgumentError("setting", name, SETTINGS)
         known = SETTINGS[name].value_of(value)
         if known is None:
-            raise ArgumentError(f"config.{name}", value, dict.fromkeys(SETTINGS[name].allowed.values()))
+            allowed = SETTINGS[name].allowed
+            raise ArgumentError(f"config.{name}", value, dict.fromkeys(allowed.values()) if allowed else "a path")
         object.__setattr__(self, name, known)
 
     def __getattr__(self, name: str) -> object:  # only reached for names that are no setting
@@ -125,11 +141,11 @@ class Config:
                 setattr(self, name, value)
 
     def cache_key(self) -> tuple[tuple[str, bool | str], ...]:
-        """All settings, for the cache keys; `strict` too, because a cached graph would hide a kept site from it."""
-        return tuple((name, getattr(self, name)) for name in SETTINGS)
+        """The settings for the cache keys; `strict` too, because a cached graph would hide a kept site from it."""
+        return tuple((name, getattr(self, name)) for name, setting in SETTINGS.items() if setting.of_code)
 
     def __repr__(self) -> str:
-        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.cache_key())})"
+        return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in SETTINGS)})"
 
 
 class _ConfigModule(ModuleType):

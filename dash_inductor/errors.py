@@ -24,6 +24,18 @@ class ArgumentError(DashError, ValueError):
         super().__init__(f"{name}={value!r} is not allowed: expected {self.allowed}")
 
 
+class MissingPackageError(DashError, ImportError):
+    """A package that is not needed otherwise is not installed.
+
+    Args:
+        package: the package, as pip calls it.
+        wanted_for: what needs it.
+    """
+
+    def __init__(self, package: str, wanted_for: str) -> None:
+        super().__init__(f"{wanted_for} need {package}, which is not installed: python -m pip install {package}")
+
+
 class UnsupportedVersionError(DashError, RuntimeError):
     """This torch or triton lacks something that dash_inductor relies on."""
 

@@ -15,15 +15,17 @@ rows, -inf in those without a token, and the others, of batch size 1, have token
 
 `extras` holds the tensors that the call names by their place.
 Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
-Call and plan are texts (`model.Call`, `model.Plan`), and `site` is a name, so that every graph dump and all generated
-code shows what was decided.  seed: int64 [1] on the device of `like`, any number, drawn from that device's default
-generator; forward and backwards of a site with dropout read one of their own.
+Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
+module, so that every graph dump, all generated code and profiles show what was decided, and where.  seed: int64 [1] on
+the device of `like`, any number, drawn from that device's default generator; forward and backwards of a site with
+dropout read one of their own.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from . import table_ops  # noqa: F401  # graphs that hold our operators may hold its operator
+from .divergence import in_graphs  # noqa: F401  # the same
 from .errors import ArgumentError, DashError
 from .model.call import Call
 from .model.mask import ROW_BLOCK
@@ -192,7 +195,7 @@ def _backward(
 
     parsed = _parsed(call, extras, results=3)
     tensors = grad_out, query, key, value, out, logsumexp
-    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan))
+    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan), site)
     dq_order, dk_order, dv_order = parsed.orders
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
@@ -272,10 +275,23 @@ def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
     return torch.Size((other[0], query[1], *other[2:]))
 
 
+def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., Any]:
+    """An implementation that a profile shows under the name of its site, which is argument number `site`."""
+
+    @functools.wraps(implementation)
+    def run(*args: Any) -> Any:
+        if not torch.autograd.profiler._is_profiler_enabled:
+            return implementation(*args)
+        with torch._C._profiler._RecordFunctionFast(f"dash_inductor {args[site]}"):
+            return implementation(*args)
+
+    return run
+
+
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
 for _device in ("CPU", "CUDA"):
-    _lib.impl("attention_forward", _forward, _device)
-    _lib.impl("attention_backward", _backward, _device)
-    _lib.impl("attention_backward_with_bias", _backward_with_bias, _device)
+    _lib.impl("attention_forward", _in_profile(_forward, 6), _device)
+    _lib.impl("attention_backward", _in_profile(_backward, 9), _device)
+    _lib.impl("attention_backward_with_bias", _in_profile(_backward_with_bias, 9), _device)
     _lib.impl("dropout_seed", _seed, _device)

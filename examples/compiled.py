@@ -27,6 +27,16 @@ SITE = Site(
 )
 """The attention of a Llama with hidden size 2048 at sequence length 8192, batch 2."""
 
+LEGEND = """\
+kernel         what it computes; the second one does the work, the others prepare and finish
+tiles          queries x keys that a CTA (a block of threads) takes at once
+warps, stages  groups of 32 threads of a CTA, and tiles that are loaded ahead
+CTAs           how many of them the backward launches
+registers      of a thread when it starts, as the assembler allots them
+spilled bytes  what a thread stores to memory and loads back, because its registers do not suffice
+shared memory  of a CTA"""
+"""What the columns of the table mean."""
+
 
 def kernel_table(site: Site, arch: str) -> tuple[Plan, str]:
     """The plan of a site on an architecture, and its kernels as a text table; compiles them (seconds)."""

@@ -1,4 +1,4 @@
-"""A small causal language model from transformers, trained on bytes of a text: what the demo runs twice.
+"""A small causal language model from transformers, trained on bytes of a text: what the demo trains.
 
 Nothing here knows dash_inductor: deterministic algorithms and `torch.compile` are all that a training script needs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -38,6 +38,8 @@ class Settings:
 
 CPU = Settings("cpu", torch.float32, hidden=256, heads=4, kv_heads=2, layers=2, length=256, batch=2, steps=30)
 GPU = Settings("cuda", torch.bfloat16, hidden=2048, heads=16, kv_heads=4, layers=4, length=4096, batch=2, steps=30)
+TINY = replace(CPU, hidden=32, heads=2, kv_heads=1, layers=1, length=80, steps=3)
+SIZES = {"tiny": TINY, "cpu": CPU, "gpu": GPU}
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config import config
 from ..errors import ArgumentError
 from ..model.call import Call
 from ..model.plan import Plan, Tiles
@@ -33,19 +34,19 @@ class Execution:
     """What a family's kernels need to run.
 
     Args:
-        backward, forward: run them outside of Inductor; the forward is given its tiles.
+        backward, forward: run them outside of Inductor; the backward is given the site's name, the forward its tiles.
         compiled, compiled_forward: the kernels of the backward, and of the forward.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
     """
 
-    backward: Callable[[Tensors, Sequence[Tensor], Call, Plan], Gradients]
+    backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
     forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
     compiled: Compiled
     compiled_forward: Compiled
     templates: bool = False
 
 
-def _reference(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
+def _reference(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
     from . import reference
 
     return reference.backward(*tensors, extras, call, plan)
@@ -59,16 +60,16 @@ def _reference_forward(
     return reference_forward.forward(query, key, value, extras, call, tiles)
 
 
-def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
+def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
     if not tensors[0].is_cuda:
-        return _reference(tensors, extras, call, plan)
+        return _reference(tensors, extras, call, plan, site)
     _check_data(call)
     from .hopper import launch
     from .hopper.data import BackwardData
 
     dropout = call.dropout
     drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
-    return launch.backward(*tensors, call, plan, BackwardData.of(call, extras), drops)
+    return launch.backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site)
 
 
 def _hopper_forward(
@@ -118,7 +119,7 @@ def _arch_of(device: torch.device) -> str:
 def _compiled_hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     from .hopper import build
 
-    kernels = build.kernels(build.Specialisation.of_site(site, plan), device.index)
+    kernels = build.kernels(build.Specialisation.of_site(site, plan, config.profile), device.index)
     yield from (kernels.prepare, kernels.main, kernels.finish)
 
 
@@ -139,13 +140,16 @@ EXECUTIONS: Mapping[str, Execution] = {
 """By the family's name, which is `Plan.kernel` and, unless the graph's own forward is kept, `Plan.forward`."""
 
 
-def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan) -> Gradients:
+def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
     """dq, dk and dv outside of Inductor; in place of templates the reference executor runs.
+
+    Args:
+        site: the site's name, for profiles.
 
     Raises:
         ArgumentError: an unknown family, or what the family's kernels do not cover.
     """
-    return _execution("plan.kernel", plan.kernel).backward(tensors, extras, call, plan)
+    return _execution("plan.kernel", plan.kernel).backward(tensors, extras, call, plan, site)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan) -> Results:

@@ -15,10 +15,13 @@ import torch
 import torch._inductor.config as inductor_config
 
 from .. import compat
+from ..config import config
 from ..errors import ArgumentError, DashError
 from ..kernels import registry
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
+from ..observe import profile
+from ..planning import families
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
@@ -29,6 +32,8 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
         DashError: a kernel needs more shared memory than `device` has.
         Exception: whatever the compiler raised.
     """
+    if config.profile and plan.kernel != families.HOPPER.name:
+        profile.warn(f"sites of the {plan.kernel} kernel are not profiled: the {families.HOPPER.name} kernel alone is")
     if site.device == "cpu" or compat.interpreting():
         return
     if registry.has_templates(plan.kernel):
@@ -40,7 +45,7 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
         for length in _lengths(site, name, tiles):
             # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
             nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=length, kv_len=length)
-            error = _attempt(compiled, nominal, plan, device)
+            error = _attempt(compiled, nominal, plan, device, config.profile)
             if error is not None:
                 raise error
 
@@ -64,8 +69,14 @@ def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
 
 
 @functools.cache
-def _attempt(compiled: registry.Compiled, site: Site, plan: Plan, device: torch.device) -> Exception | None:
-    """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds."""
+def _attempt(
+    compiled: registry.Compiled, site: Site, plan: Plan, device: torch.device, profiled: bool
+) -> Exception | None:
+    """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds.
+
+    Args:
+        profiled: `config.profile`, under which other kernels are compiled.
+    """
     try:
         for kernel in compiled(site, plan, device):
             _check_shared_memory(kernel.metadata, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pydoc
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +20,14 @@ SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt
 def test_defaults() -> None:
     fresh = Config({})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (False, "off", "auto", "auto")
+    assert fresh.profile is False
 
 
 def test_environment() -> None:
     environ = {"DASH_INDUCTOR_STRICT": "1", "DASH_INDUCTOR_CPU": "reference", "DASH_INDUCTOR_SCHEDULE": "shift"}
-    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep"})
+    fresh = Config({**environ, "DASH_INDUCTOR_FORWARD": "keep", "DASH_INDUCTOR_PROFILE": "yes"})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (True, "reference", "shift", "keep")
+    assert fresh.profile is True
     assert Config({"DASH_INDUCTOR_CPU": ""}).cpu == "off"  # empty is not set
 
 
@@ -89,9 +92,9 @@ def test_schedules_are_those_that_exist() -> None:
 
 
 def test_unknown_setting() -> None:
-    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward'"):
+    with pytest.raises(ArgumentError, match="'strict', 'cpu', 'schedule', 'forward', 'dump', 'profile'"):
         config.strcit = True  # type: ignore[attr-defined]  # the point of the test
-    with pytest.raises(AttributeError, match="the settings are strict, cpu, schedule, forward"):
+    with pytest.raises(AttributeError, match="the settings are strict, cpu, schedule, forward, dump, profile"):
         _ = config.strcit  # type: ignore[attr-defined]  # the point of the test
 
 
@@ -112,13 +115,23 @@ def test_patch_with_a_bad_value_changes_nothing() -> None:
     assert config.strict is False
 
 
-def test_every_setting_changes_the_cache_key() -> None:
+def test_every_setting_of_code_changes_the_cache_key() -> None:
     for name, setting in SETTINGS.items():
         seen = set()
-        for value in setting.allowed.values():
+        values = set(setting.allowed.values()) if setting.allowed else {"", "folder"}
+        for value in values:
             with config.patch(**{name: value}):
                 seen.add(config.cache_key())
-        assert len(seen) == len(set(setting.allowed.values())), name
+        assert len(seen) == (len(values) if setting.of_code else 1), name
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert Config({}).dump == Config({"DASH_INDUCTOR_DUMP": ""}).dump == ""
+    assert Config({"DASH_INDUCTOR_DUMP": "dump"}).dump == "dump"
+    config.dump = tmp_path  # type: ignore[assignment]  # a path stands for its text
+    assert config.dump == str(tmp_path)
+    with pytest.raises(ArgumentError, match=r"config\.dump=3 is not allowed: expected a path"):
+        config.dump = 3  # type: ignore[assignment]  # the point of the test
 
 
 def test_attribute_of_the_package() -> None:
@@ -128,5 +141,5 @@ def test_attribute_of_the_package() -> None:
         assert config.cpu == "reference"
     with pytest.raises(DashError):
         dash_inductor.config.cpu = "fast"  # type: ignore[assignment]  # the point of the test
-    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto')"
+    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto', dump='', profile=False)"
     assert repr(dash_inductor.config) == expected

@@ -122,7 +122,7 @@ def test_a_function_compiled_ahead_of_time_runs_in_a_fresh_process(folder: Path)
         function(*q).sum().backward()
         function.save_compiled_function(sys.argv[1])
         import dash_inductor
-        print(json.dumps([saved.digest(q), [site.status for site in dash_inductor.sites()]]))
+        print(json.dumps([saved.digest(q), [graph.as_dict() for graph in dash_inductor.graphs()]]))
     """
     load = """
         import json, sys
@@ -132,11 +132,16 @@ def test_a_function_compiled_ahead_of_time_runs_in_a_fresh_process(folder: Path)
             function = torch.compiler.load_compiled_function(file)
         q = saved.inputs()
         function(*q).sum().backward()
-        print(json.dumps([saved.digest(q), "dash_inductor.ops" in sys.modules]))
+        operators = "dash_inductor.ops" in sys.modules
+        import torch._inductor.compile_fx  # without it nothing of dash_inductor but the operators is there
+        with open(sys.argv[1], "rb") as file:
+            torch.compiler.load_compiled_function(file)
+        import dash_inductor
+        print(json.dumps([saved.digest(q), operators, [graph.as_dict() for graph in dash_inductor.graphs()]]))
     """
-    bits, statuses = run(save, folder, str(file), **ON)
-    assert statuses == ["replaced"]
-    assert run(load, folder, str(file)) == [bits, True]
+    bits, (graph,) = run(save, folder, str(file), **ON)
+    assert [site["status"] for site in graph["sites"]] == ["replaced"]
+    assert run(load, folder, str(file)) == [bits, True, [{**graph, "origin": "precompile"}]]
 
 
 PRECOMPILE = """
@@ -157,8 +162,11 @@ def run(deterministic=True):
     q = saved.inputs()
     torch.compile(saved.attend)(*q).sum().backward()
     torch.compiler.save_cache_artifacts()
+    dash = sys.modules.get("dash_inductor")
+    records.append([(graph.origin, len(graph.sites)) for graph in dash.graphs()] if dash else None)
     return ["compiled" if counters["stats"]["unique_graphs"] else "hit", saved.digest(q)]
 
+records = []
 result = {"first": run()}
 if "changes" in sys.argv:
     import dash_inductor
@@ -174,6 +182,7 @@ if "changes" in sys.argv:
     with dash_inductor.disabled():
         result["disabled"] = run()
     result["enabled"] = run()
+result["records"] = records
 print(json.dumps(result))
 """
 
@@ -182,12 +191,14 @@ def test_the_precompile_cache_refuses_code_of_another_state(folder: Path) -> Non
     env: dict[str, str] = {"TORCH_CACHING_PRECOMPILE": "1"}
     first = run(PRECOMPILE, folder, "changes", **env, **ON)
     ours = first["first"][1]
+    assert first.pop("records")[:2] == [[["compiled", 1]], [["compiled", 1], ["precompile", 1]]]
     assert {name: what for name, (what, _) in first.items()} == {
         "first": "compiled", "again": "hit", "flag off": "compiled", "setting": "compiled", "upgrade": "compiled",
         "disabled": "compiled", "enabled": "compiled",
     }  # fmt: skip
     assert {name for name, (_, bits) in first.items() if bits != ours} == {"disabled", "flag off"}
-    assert run(PRECOMPILE, folder, **env, **ON)["first"] == ["hit", ours]
+    other_process = run(PRECOMPILE, folder, **env, **ON)
+    assert (other_process["first"], other_process["records"]) == (["hit", ours], [[["precompile", 1]]])
     off = run(PRECOMPILE, folder, DASH_INDUCTOR="0", **env)["first"]
     assert off[0] == "compiled"
     assert off[1] != ours

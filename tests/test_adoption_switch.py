@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.graph import GraphLowering
 
 import _dash_inductor_state
@@ -97,9 +96,8 @@ def test_settings_under_which_no_pass_runs(
             assert "test_adoption_switch.py" in record.source or "mode" in asked  # there PyTorch keeps no stack
             assert len(dash_inductor.sites()) == found
         assert [r.levelname for r in caplog.records if f"{setting} " in r.message] == ["WARNING"]
-        with config.patch(strict=True), pytest.raises(BackendCompilerFailed, match="passes_off") as error:
+        with config.patch(strict=True), pytest.raises(SiteKeptError, match="passes_off"):
             seen(**asked)
-        assert isinstance(error.value.inner_exception, SiteKeptError)
         if "mode" not in asked:
             assert seen() == 1
             assert dash_inductor.sites()[-1].status == "replaced"

@@ -10,7 +10,7 @@ from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 
-from .support import sass
+from .support import kernel_code, sass
 from .support.cases import some
 from .support.hopper_builds import TILES, Built, Case, built
 from .support.ptx import following
@@ -173,6 +173,13 @@ def test_others_are_pinned() -> None:
 192/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 230908, in loops 0+0
 256/256 full ascending float16 group 1: registers 168, spilled 0/0, shared 213996, in loops 0+0""",
     )
+
+
+@PINNED
+@cases
+def test_code_is_that_of_the_golden_file(case: Case) -> None:
+    """A change that should not touch this kernel does not; one that should rewrites the file, see `kernel_code`."""
+    assert kernel_code.digest(built(case).ptx) == kernel_code.golden()[str(case)]
 
 
 @cases

@@ -8,7 +8,7 @@ from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 
-from .support import sass
+from .support import kernel_code, sass
 from .support.cases import some
 from .support.hopper_builds import TILES, Case, built
 from .support.triton_version import PINNED, UNTUNED
@@ -54,6 +54,13 @@ def test_fits(case: Case) -> None:
     spilled, in_loop = (120, 1) if case.dims == (256, 256) else (300, 28) if case.dense else (240, 18)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
+
+
+@PINNED
+@cases
+def test_code_is_that_of_the_golden_file(case: Case) -> None:
+    """A change that should not touch this kernel does not; one that should rewrites the file, see `kernel_code`."""
+    assert kernel_code.digest(built(case).ptx) == kernel_code.golden()[str(case)]
 
 
 @cases

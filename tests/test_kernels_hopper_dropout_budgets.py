@@ -10,6 +10,7 @@ from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 
+from .support import kernel_code
 from .support.hopper_builds import TILES, Case, built
 from .support.triton_version import PINNED
 from .test_kernels_hopper_budgets import HALF, SHARED_BYTES, is_ordered
@@ -68,6 +69,13 @@ def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
     scores = tiles.block_q * tiles.block_kv // (32 * build.WARPS)
     assert used.ptx.count("shfl.sync.bfly") == scores // 4
     assert "shfl.sync.bfly" not in plain.ptx
+
+
+@PINNED
+@cases
+def test_code_is_that_of_the_golden_file(case: Case) -> None:
+    """A change that should not touch this kernel does not; one that should rewrites the file, see `kernel_code`."""
+    assert kernel_code.digest(built(case).ptx) == kernel_code.golden()[str(case)]
 
 
 @cases

@@ -51,6 +51,7 @@ class Launch:
     group: int = 1
     kv_heads: int = 2
     batch: int = 1
+    stamped: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group}"
@@ -65,7 +66,9 @@ class Launch:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
         tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
         even = self.kv_len % BLOCK_KV == 0
-        return build.Specialisation("bfloat16", *self.dims, self.group, self.schedule, lo, hi, even, tiles)
+        return build.Specialisation(
+            "bfloat16", *self.dims, self.group, self.schedule, lo, hi, even, tiles, stamped=self.stamped
+        )
 
     def constants(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Compile-time constants and types of the kernel's arguments, as `build` has them."""
@@ -82,9 +85,14 @@ class Launch:
         return {}
 
     def run(
-        self, schedule: SimpleNamespace | None = None, constants: dict[str, Any] | None = None, **how: Any
-    ) -> Simulation:
-        """Simulated with its schedule's functions and the constants of the build, or with others."""
+        self, schedule: SimpleNamespace | None = None, constants: dict[str, Any] | None = None,
+        stamped_heads: int | None = None, **how: Any,
+    ) -> Simulation:  # fmt: skip
+        """Simulated with its schedule's functions and the constants of the build, or with others.
+
+        Args:
+            stamped_heads: how many query heads are stamped; by default all of a stamped launch.
+        """
         values, types = self.constants()
         f, work = schedule or functions(self.schedule, self.tables), self.tables
         functions_of = {name: getattr(f, value.__name__) for name, value in values.items() if callable(value)}
@@ -94,6 +102,9 @@ class Launch:
         arguments |= {"ticket_ptr": Pointer("ticket"), "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
         arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | self.data_arguments()
+        if self.stamped:
+            stamped = self.batch * work.heads if stamped_heads is None else stamped_heads
+            arguments |= {"stamps_ptr": Pointer("stamps"), "stamped_heads": stamped}
         for name, text in types.items():
             match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text)
             if match:
@@ -301,7 +312,9 @@ CONTROLS = {
     "phase of V by parts": (EMPTY_FIRST, WAITS, "v_full.index(0), walks & 1", "v_full.index(0), part & 1"),
     "K and V in use": (PAIRS, f"{EARLY}|{IN_USE}", "mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)", "pass"),
     "room a phase later": (FLAGSHIP, WAITS, "((it // shared.STAGES) & 1) ^ 1)", "(it // shared.STAGES) & 1)"),
-    "room not waited for": (FLAGSHIP, "more arrivals", "            wait_for_room(shared, it)", "            pass"),
+    "room not waited for": (
+        FLAGSHIP, "more arrivals", "            wait_for_room(shared, stamps, it)", "            pass",
+    ),
     "slots of Q from zero in every part": (PAIRS, WRONG, "(first_slot + step) % shared", "step % shared"),
     "another slot of dO": (FLAGSHIP, EARLY, "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),

@@ -10,9 +10,9 @@ from dash_inductor.kernels.hopper import build
 from dash_inductor.model import Band
 
 from .support import hopper_forward_builds as forward_builds
-from .support import sass
+from .support import kernel_code, sass
 from .support.hopper_builds import TILES, Case, built
-from .support.triton_version import UNTUNED
+from .support.triton_version import PINNED, UNTUNED
 from .test_kernels_hopper_budgets import HALF, SHARED_BYTES, dependent_launches, is_ordered
 
 PART = r"@%p\d+ st\.global\.v4\.b32"
@@ -48,6 +48,13 @@ def test_backwards_fit(case: Case) -> None:
     ptx, parts = re.subn(PART, "", used.ptx)  # groups store whole tiles of sums, under no condition
     assert parts
     assert is_ordered(ptx, case.group)
+
+
+@PINNED
+@pytest.mark.parametrize("case", BACKWARDS, ids=str)
+def test_code_is_that_of_the_golden_file(case: Case) -> None:
+    """A change that should not touch this kernel does not; one that should rewrites the file, see `kernel_code`."""
+    assert kernel_code.digest(built(case).ptx) == kernel_code.golden()[str(case)]
 
 
 @UNTUNED

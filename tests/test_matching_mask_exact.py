@@ -108,7 +108,7 @@ def test_lengths_are_checked_within_their_range(bounds, monkeypatch) -> None:
 
     def compare(node, band, plane, values, sizes):
         checked.append(tuple(int(values.size(n)) for n in plane[-2:]))
-        real(node, band, plane, values, sizes)
+        return real(node, band, plane, values, sizes)
 
     monkeypatch.setattr(verification, "_compare", compare)
     assert compiled_mask(lambda q, k: columns(k) <= rows(q), 70, 96, dynamic=("q", "kv"), bounds=bounds) == "causal"

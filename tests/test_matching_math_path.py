@@ -101,7 +101,7 @@ def test_one_record_per_call() -> None:
         return hand_written(plain(q, k, v), k, v)
 
     compiled(model, tensors(*QKV))
-    assert [r.reason for r in sites()] == [None, *[Reason.MATH_PATH] * 4]
+    assert [r.reason for r in sites()] == [*[Reason.MATH_PATH] * 4, None]  # as the forward runs them
     assert len({r.name for r in sites()}) == 5
 
 
@@ -137,8 +137,7 @@ def test_strict_counts_it_as_any_other_site_of_its_device(cpu: str) -> None:
     if cpu == "off":
         compiled(dropout, tensors(*QKV), cpu=cpu, strict=True)
     else:
-        with pytest.raises(Exception, match=r"math_path: .*dropout") as raised:
+        with pytest.raises(SiteKeptError, match=r"math_path: .*dropout"):
             compiled(dropout, tensors(*QKV), cpu=cpu, strict=True)
-        assert SiteKeptError.__name__ in repr(raised.value) or isinstance(raised.value, SiteKeptError)
     assert [r.reason for r in sites()] == [Reason.MATH_PATH]
     assert config.strict is False

@@ -53,7 +53,7 @@ def calls_of(owner: type, name: str) -> int:
 STEPS = [
     (emit.Emitter, "call", False),
     (emit.Emitter, "call", True),
-    (Graph, "call_function", False),
+    (Graph, "create_node", False),
     (Node, "replace_all_uses_with", False),
     (Node, "replace_all_uses_with", True),
 ]

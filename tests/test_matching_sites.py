@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import Graph
+from torch.utils.checkpoint import CheckpointPolicy
 
 import dash_inductor
 from dash_inductor.config import config
@@ -169,7 +170,12 @@ def test_two_backwards_of_one_forward_share_the_new_forward() -> None:
 
 def test_metadata_is_inherited_except_values() -> None:
     module = joint_graph(flash)
-    tags = {"recompute": "must", "ac_graph_id": 3, "seq_nr": 7, "stack_trace": 'File "model.py", line 5, in f'}
+    tags = {
+        "recompute": CheckpointPolicy.MUST_SAVE,
+        "ac_graph_id": 3,
+        "seq_nr": 7,
+        "stack_trace": 'File "model.py", line 5, in f',
+    }
     for node in module.graph.nodes:
         node.meta |= tags
         node.meta["eager_input_vals"] = "stale"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from expecttest import assert_expected_inline
 from torch._dynamo.utils import counters
+from torch._guards import CompileContext, CompileId, TracingContext, compile_context, tracing
 from torch._logging._internal import trace_log
 
 import dash_inductor
@@ -19,8 +20,8 @@ from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.model.reasons import Reason
 from dash_inductor.model.site import Site
 from dash_inductor.observe import records
-from dash_inductor.observe.records import SiteRecord, clear_sites, format_table, sites
-from dash_inductor.observe.report import publish
+from dash_inductor.observe.records import GraphRecord, SiteRecord, Tensors, clear_sites, format_table, graphs, sites
+from dash_inductor.observe.report import finish, publish
 from tests.support.calls import call_of
 
 SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, call_of(Band(0, None), 0.0883))
@@ -35,7 +36,8 @@ REPLACED = SiteRecord(
     plan=PLAN,
     forward="hopper",
     mask="causal",
-    source="model.py:12 in layers.0.attn",
+    line="model.py:12",
+    module="layers.0.attn",
 )
 KEPT = SiteRecord(
     name="flash_backward_1",
@@ -47,9 +49,8 @@ KEPT = SiteRecord(
     plan=None,
     forward="kept",
     mask="",
-    source="",
 )
-FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "", "")
+FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "")
 
 
 def test_one_line_per_record() -> None:
@@ -63,7 +64,7 @@ flash_backward_1: kept, dropout: Dropout is replaced only together with its forw
 
 def test_table_counts_equal_decisions_at_one_line() -> None:
     assert_expected_inline(
-        format_table([REPLACED, replace(REPLACED, source="model.py:12 in layers.1.attn"), KEPT, KEPT]),
+        format_table([REPLACED, replace(REPLACED, module="layers.1.attn"), KEPT, KEPT]),
         """\
 sites  status    shape                      mask    plan or reason                                              forward  source
 -----  --------  -------------------------  ------  ----------------------------------------------------------  -------  ----------------------------
@@ -103,18 +104,71 @@ def artifacts() -> Iterator[list[dict[str, Any]]]:
 def test_published_everywhere(artifacts, caplog) -> None:
     counters["dash_inductor"].clear()
     with caplog.at_level(logging.INFO, logger="dash_inductor"):
-        publish([REPLACED, KEPT, FAILED])
+        publish([REPLACED, KEPT, FAILED], "joint")
     assert sites() == dash_inductor.sites() == (REPLACED, KEPT, FAILED)
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "dash_inductor"]
     assert lines == [("INFO", str(REPLACED)), ("INFO", str(KEPT)), ("WARNING", str(FAILED))]
     assert counters["dash_inductor"] == {"replaced": 1, "kept": 2, "kept_dropout": 1, "kept_internal_error": 1}
     (artifact,) = (a for a in artifacts if a["metadata"].get("artifact", {}).get("name") == "dash_sites")
     assert artifact["metadata"]["artifact"]["encoding"] == "json"
-    assert json.loads(artifact["payload"]) == [record.as_dict() for record in (REPLACED, KEPT, FAILED)]
-    assert json.loads(artifact["payload"])[0]["plan"] == str(PLAN)
+    assert json.loads(artifact["payload"]) == graphs()[0].as_dict()
+    assert GraphRecord.from_json(artifact["payload"]) == GraphRecord("", "joint", "compiled", (REPLACED, KEPT, FAILED))
+
+
+def test_every_field_survives_a_cache() -> None:
+    """What a cache keeps of a record is its JSON."""
+    full = replace(
+        REPLACED,
+        detail="a note",
+        tensors=Tensors((2, 16, None, 128), (2, 4, None, 128), (2, 4, None, 64), "bfloat16", "cuda:1"),
+        inputs=("attention_mask",),
+        recognised="read back",
+        arch="sm_90",
+        predicted_us=12.5,
+        plan=replace(PLAN, critical_path=3.5, schedule_note="a note"),
+    )
+    assert all(getattr(full, field.name) not in (None, "", ()) for field in fields(full) if field.name != "reason")
+    for record in (full, KEPT, FAILED):
+        graph = GraphRecord("0/1", "joint", "compiled", (record,))
+        assert GraphRecord.from_json(graph.to_json()) == graph
+    assert str(full.tensors) == "q 2x16x?x128, k 2x4x?x128, v 2x4x?x64, bfloat16"
+
+
+def test_graphs_are_told_apart_by_their_compiles() -> None:
+    """A graph and those nested in it are one record; another compile, and one after a forward was made, another."""
+
+    def under(context: TracingContext, compile_id: str, record: SiteRecord) -> None:
+        with tracing(context), compile_context(CompileContext(CompileId.from_string(compile_id))):
+            publish([record], "joint")
+
+    first, second = TracingContext(None), TracingContext(None)
+    under(first, "0/0", REPLACED)
+    under(second, "!1/0/0", KEPT)
+    under(first, "0/0", KEPT)
+    with tracing(first), compile_context(CompileContext(CompileId.from_string("0/0"))):
+        kept = GraphRecord.from_json(finish())
+        assert finish() == ""
+    under(first, "0/0", FAILED)
+    assert [(graph.compile_id, graph.sites) for graph in graphs()] == [
+        ("0/0", (REPLACED, KEPT)),
+        ("!1/0/0", (KEPT,)),
+        ("0/0", (FAILED,)),
+    ]
+    assert kept == graphs()[0]
+
+
+def test_headlines() -> None:
+    sites = (REPLACED, KEPT)
+    assert [
+        str(GraphRecord(*graph))
+        for graph in (("0/0_1", "joint", "compiled", sites), ("", "inference", "precompile", (KEPT,)))
+    ] == [
+        "graph 0/0_1 (joint, compiled): 2 sites, 1 replaced",
+        "graph (inference, from a cache (precompile)): 1 site, 0 replaced",
+    ]
 
 
 def test_clear() -> None:
-    records.add([REPLACED])
+    records.add(GraphRecord("0/0", "joint", "compiled", (REPLACED,)))
     clear_sites()
     assert sites() == ()

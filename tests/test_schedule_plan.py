@@ -16,7 +16,8 @@ from dash_inductor.model.plan import Kept, Plan
 from dash_inductor.model.reasons import Reason
 from dash_inductor.model.site import Site
 from dash_inductor.planning import costs, families
-from dash_inductor.planning.planner import critical_path, decide, plan
+from dash_inductor.planning.nominal import critical_path
+from dash_inductor.planning.planner import decide, plan
 from dash_inductor.schedule.schedules import NAMES, supports
 from dash_inductor.schedule.table_walk import Tables
 from dash_inductor.schedule.visibility import EMPTY, FULL

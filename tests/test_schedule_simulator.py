@@ -1,4 +1,4 @@
-"""The simulator: closed formulas, the order of accumulation, hangs, pictures."""
+"""The simulator: closed formulas, the order of accumulation, hangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule import timeline
 from dash_inductor.schedule.jobs import Job, tables
 from dash_inductor.schedule.simulator import Costs, simulate
 from dash_inductor.schedule.walk import ClosedForm, Problem
@@ -124,16 +123,3 @@ def test_a_hang_is_reported() -> None:
     run = simulate(tables("shift", Problem(FULL, 4, 4, 1, 1)), 3)
     assert run.makespan == math.inf
     assert run.unfinished == (0, 1, 2, 3)
-
-
-def test_text_timeline() -> None:
-    run = simulate(tables("shift", Problem(FULL, 2, 2, 1, 1, heads=2)), 2, Costs(1.0, 1.0))
-    assert timeline.text(run, width=16) == "   0 aa++aa++bb++bb++\n   1 aa++aa++bb++bb++\nmakespan 8\n"
-    stuck = simulate(tables("shift", Problem(FULL, 2, 2, 1, 1)), 1)
-    assert "hangs: tickets 0, 1 never finish" in timeline.text(stuck)
-
-
-def test_svg_timeline_has_two_bars_per_tile_pair() -> None:
-    image = timeline.svg(simulate(tables("spt", Problem(CAUSAL, 3, 3, 1, 1)), 2))
-    assert image.count("<rect") == 2 * 6
-    assert "head 0.0 kv 2 q 2 rank 0" in image

@@ -8,6 +8,26 @@ venv=$1
 requirements=$2
 python=${BASE_PYTHON:-python3}
 
+# step TEXT COMMAND...: say what is done, run the command, and say every 10 seconds that it still runs.
+step() {
+    text=$1
+    shift
+    echo "$text"
+    (
+        seconds=0
+        while sleep 10 >/dev/null 2>&1 && kill -0 $$; do # until the script ends, however it ends
+            seconds=$((seconds + 10))
+            echo "  ... $seconds s"
+        done
+    ) &
+    ticker=$!
+    status=0
+    "$@" || status=$?
+    kill "$ticker"
+    wait "$ticker" 2>/dev/null || true
+    [ "$status" = 0 ] || { echo "error: this step failed: $text" >&2; exit "$status"; }
+}
+
 missing=""
 if command -v "$python" >/dev/null; then
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
@@ -24,17 +44,18 @@ command -v g++ >/dev/null || command -v clang++ >/dev/null || missing="$missing 
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "installing$missing"
-        apt-get update -qq
+        step "updating the list of packages" apt-get update -qq
         # shellcheck disable=SC2086  # one word per package
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+        step "installing$missing" \
+            env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
     else
         echo "error: missing:$missing.  On Debian or Ubuntu: sudo apt-get install$missing" >&2
         exit 1
     fi
 fi
 
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install -q --upgrade "pip>=23.1"
-"$venv/bin/python" -m pip install -q -r "$requirements"
-"$venv/bin/python" -m pip install -qq --no-build-isolation --no-deps -e .
+[ -x "$venv/bin/python" ] || step "making the virtual environment $venv" "$python" -m venv "$venv"
+step "updating pip" "$venv/bin/python" -m pip install -q --upgrade "pip>=23.1"
+step "installing what $requirements names: torch is large, and this can take minutes" \
+    "$venv/bin/python" -m pip install -q -r "$requirements"
+step "installing dash_inductor" "$venv/bin/python" -m pip install -qq --no-build-isolation --no-deps -e .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -49,3 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DashError as error:
         print(f"dash-inductor {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would write at its end
+        return 1

@@ -32,12 +32,13 @@ class Emitter:
         *,
         before: Node,
         like: Node,
+        name: str | None = None,
     ) -> Node:
         """``target(*args, **kwargs)`` in front of `before`, with the metadata of `like` and the value of running it on
-        fakes.
+        fakes; `name` is what FX makes the node's name of, by default the operator's.
         """
         with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args, kwargs)
+            node = self.graph.create_node("call_function", target, args, kwargs, name)
         self.created.append(node)
         node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
         values = tree_map_only(Node, lambda n: n.meta["val"], args)

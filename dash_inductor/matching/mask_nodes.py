@@ -88,6 +88,18 @@ def depends_on_input(node: Node, known: dict[Node, bool]) -> bool:
     return known[node]
 
 
+def inputs_of(node: Node) -> list[Node]:
+    """The tensor inputs of the graph on whose values `node` depends, in the graph's order."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current not in seen:
+            seen.add(current)
+            stack += _tensors_read(current)
+    return sorted(found for found in seen if found.op == "placeholder" and not is_size(found))
+
+
 def producers(node: Node, readable: Container[str]) -> list[Node]:
     """The nodes on whose values `node` depends, numbers included, inputs first.
 

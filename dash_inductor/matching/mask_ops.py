@@ -10,6 +10,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx import Node
 
+from .._arguments import name_of
 from .index_expr import Leaf, NotRecognised, Value
 from .mask_nodes import Position, as_expr, is_size, meta_of
 from .mask_reader import MaskReader, Rule
@@ -213,4 +214,4 @@ def _placeholder(reader: MaskReader, node: Node, args: dict[str, Any], position:
     del reader, args, position
     if is_size(node):
         raise NotRecognised("unknown_op", f"size {node.name} is used as a tensor")
-    raise NotRecognised("depends_on_input", f"input {node.name}")
+    raise NotRecognised("depends_on_input", f"input {name_of(node)}")

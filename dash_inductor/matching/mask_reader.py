@@ -9,6 +9,7 @@ and `reduce_ops`, keyed by operator name; arguments are bound by name.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from .attention_ops import bind, op_name
 from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value
 from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
 from .token_data import Load, Loads
+
+log = logging.getLogger("dash_inductor")
 
 Rule = Callable[["MaskReader", Node, dict[str, Any], Position], Value]
 
@@ -61,14 +64,19 @@ class MaskReader:
             raise NotRecognised("not_a_band", f"{node.name} has no elements")
         data = self._loads.find(node, position)
         if data is None:
-            return self._by_rule(node, position)
+            return self._logged(node, position, self._by_rule(node, position), "by its rule")
         whole = data.axes <= {"b", "kv"} or self._planes_whole
         if meta_of(node).dtype == torch.bool and whole:  # the graph computes what the mask needs
-            return self._opaque(data)
+            return self._logged(node, position, self._opaque(data), "as data")
         try:
-            return self._by_rule(node, position)
-        except NotRecognised:
-            return self._opaque(data)
+            return self._logged(node, position, self._by_rule(node, position), "by its rule")
+        except NotRecognised as error:
+            return self._logged(node, position, self._opaque(data), f"as data, because {error.detail}")
+
+    def _logged(self, node: Node, position: Position, value: Value, how: str) -> Value:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("mask: %s%s is %s, %s read %s", node.name, list(position), value, node.target, how)
+        return value
 
     def _by_rule(self, node: Node, position: Position) -> Value:
         if node not in self._bound:

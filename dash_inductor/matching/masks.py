@@ -11,8 +11,9 @@ reading, which by itself would prove nothing of data.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -30,6 +31,17 @@ from .normal_form import Terms, require_visible_keys, terms
 from .restarts import Restarts
 from .token_data import Loads
 
+log = logging.getLogger("dash_inductor")
+
+MOST_NAMES = 12
+"""Operators that are named where it is told how a mask was read."""
+
+_WAYS = {
+    (False, False): "read as a band with vectors of data",
+    (True, False): "read with planes of data",
+    (True, True): "read with planes of data, as large as possible",
+}
+
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
 RULES = index_ops.RULES | mask_ops.RULES | arithmetic_ops.RULES | reduce_ops.RULES
@@ -46,11 +58,13 @@ class MaskResult:
             ("unknown_op"), or the values that the graph computes are not those of the terms, or could not be checked
             ("value_mismatch").
         detail: the node, operator or condition that decided.
+        how: in words, how the terms were read and verified.
     """
 
     terms: Terms | None
     reason: MaskReason | None = None
     detail: str = ""
+    how: str = field(default="", compare=False)
 
     @staticmethod
     def refused(cause: NotRecognised) -> MaskResult:
@@ -124,8 +138,10 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     cause = None
     for dense, whole in ((False, False), (True, False), (True, True)):
         try:
-            return MaskResult(_terms(node, chain, plane, dense, whole))
+            found, verified = _terms(node, chain, plane, dense, whole)
+            return MaskResult(found, how=f"{_read_through(chain)}; {verified}")
         except NotRecognised as e:
+            log.debug("mask %s, %s: %s: %s", node.name, _WAYS[dense, whole], e.reason, e.detail)
             cause = cause or e
             if e.reason == "value_mismatch" or not depends_on_input(node, {}):
                 break
@@ -135,8 +151,19 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     return MaskResult.refused(cause)
 
 
-def _terms(node: Node, chain: list[Node], plane: Position, dense: bool, whole: bool) -> Terms:
-    """The terms of a mask, read with loads of vectors alone or also of planes (`dense`); `whole` is `MaskReader`'s."""
+def _read_through(chain: list[Node]) -> str:
+    """How many operators were read, and which."""
+    names = [op_name(node).partition("::")[2] for node in chain if op_name(node)]
+    kinds = list(dict.fromkeys(names))
+    shown = ", ".join(kinds[:MOST_NAMES]) + (", ..." if len(kinds) > MOST_NAMES else "")
+    return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
+
+
+def _terms(node: Node, chain: list[Node], plane: Position, dense: bool, whole: bool) -> tuple[Terms, str]:
+    """The terms of a mask, read with loads of vectors alone or also of planes (`dense`), and how they were verified.
+
+    `whole` is `MaskReader`'s.
+    """
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)
     for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
@@ -156,8 +183,8 @@ def _terms(node: Node, chain: list[Node], plane: Position, dense: bool, whole: b
     found = terms(scores, visible, loads, None if dense else Restarts(RULES, shape_env))
     if not infinite:
         require_visible_keys(scores, found)
-    verification.verify(node, chain, found, plane, shape_env)
-    return found
+    log.debug("mask %s, %s: %s", node.name, _WAYS[dense, whole], found)
+    return found, verification.verify(node, chain, found, plane, shape_env)
 
 
 def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:

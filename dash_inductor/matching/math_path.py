@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from ..observe.records import Tensors
+from . import layout
 from .attention_ops import op_name
 
 OP = "aten::_scaled_dot_product_attention_math"
@@ -28,11 +30,13 @@ class MathCall:
         softmax: the nodes of its softmax.
         device: where it runs.
         detail: what can be seen of the call; the cause is among it.
+        tensors: its query, key and value, heads repeated as PyTorch repeated them; None where they cannot be read.
     """
 
     softmax: tuple[Node, ...]
     device: torch.device
     detail: str
+    tensors: Tensors | None
 
 
 def math_calls(graph: Graph) -> Iterator[MathCall]:
@@ -53,14 +57,16 @@ def math_calls(graph: Graph) -> Iterator[MathCall]:
         value = nodes[0].meta.get("val")
         if isinstance(value, Tensor) and (number in with_backward or (call is not None and call in with_backward)):
             same = nodes if call is None else forward[call]
-            yield MathCall(tuple(nodes), value.device, "; ".join(_facts(value, same)))
+            yield MathCall(
+                tuple(nodes), value.device, "; ".join(_facts(value, same)), _tensors(nodes[-1].meta["val"], same)
+            )
 
 
 def _facts(scores: Tensor, nodes: Iterable[Node]) -> Iterator[str]:
     """What keeps PyTorch from its fused operators, as far as the decomposed call shows it."""
     nodes = list(nodes)
     names = {_aten(node) for node in nodes}
-    products = [node.all_input_nodes for node in nodes if _aten(node) in _PRODUCTS]
+    factors = _factors(nodes)
     yield f"{str(scores.dtype).removeprefix('torch.')} on {scores.device.type}"
     if scores.dim() != 4 and not any(name.endswith("view") for name in names):
         yield f"{scores.dim()} dimensions instead of 4"
@@ -70,11 +76,35 @@ def _facts(scores: Tensor, nodes: Iterable[Node]) -> Iterator[str]:
         yield "a mask"
     if names & {"aten::repeat_interleave", "aten::unsqueeze"}:
         yield "grouped heads"
-    if len(products) == 2 and len(products[0]) == len(products[1]) == 2:
-        (query, _), (_, value) = products
-        head_dim, value_dim = query.meta["val"].shape[-1], value.meta["val"].shape[-1]
+    if factors is not None:
+        head_dim, value_dim = (factor.shape[-1] for factor in factors)
         if head_dim != value_dim:
             yield f"head dimension {head_dim}, of value {value_dim}"
+
+
+def _factors(nodes: Iterable[Node]) -> tuple[Tensor, Tensor] | None:
+    """Query and value as they are multiplied, where the two products of the call can be told."""
+    products = [node.all_input_nodes for node in nodes if _aten(node) in _PRODUCTS]
+    if [len(factors) for factors in products] != [2, 2]:
+        return None
+    (query, _), (_, value) = products
+    return query.meta["val"], value.meta["val"]
+
+
+def _tensors(probabilities: Tensor, nodes: Iterable[Node]) -> Tensors | None:
+    factors = _factors(nodes)
+    if factors is None or probabilities.dim() != 4:
+        return None
+    query, value = factors
+    sizes = (*probabilities.shape, query.shape[-1], value.shape[-1])
+    batch, heads, q_len, kv_len, head_dim, value_dim = map(layout.static, sizes)
+    return Tensors(
+        query=(batch, heads, q_len, head_dim),
+        key=(batch, heads, kv_len, head_dim),
+        value=(batch, heads, kv_len, value_dim),
+        dtype=str(query.dtype).removeprefix("torch."),
+        device=str(query.device),
+    )
 
 
 def _aten(node: Node) -> str:

@@ -10,11 +10,10 @@ from torch.fx import Node
 _OF_PYTORCH = re.compile(r"/torch/(nn/attention|nested/_internal)/\w+\.py$")
 
 
-def model_line(nodes: Iterable[Node]) -> str:
-    """``file:line in module.path`` from the first of these nodes that knows it, "" if none does.
+def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
+    """``file:line`` and the path of the module, from the first of these nodes that knows the line; "" is unknown.
 
-    `line` is the innermost line of the model's stack, without PyTorch's own functions that call an attention operator;
-    the module path is left out where PyTorch recorded none.
+    The line is the innermost one of the model's stack, without PyTorch's own functions that call an attention operator.
     """
     for node in nodes:
         frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
@@ -22,9 +21,14 @@ def model_line(nodes: Iterable[Node]) -> str:
             frames.pop()
         if frames:
             file, line = frames[-1]
-            module = _module_path(node)
-            return f"{file}:{line} in {module}" if module else f"{file}:{line}"
-    return ""
+            return f"{file}:{line}", _module_path(node)
+    return "", ""
+
+
+def site_text(node: Node) -> str:
+    """An attention backward as the new operators name it: its name and, where that is known, its module's path."""
+    module = model_line([node, *node.users])[1]
+    return f"{node.name} in {module}" if module else str(node.name)
 
 
 def _module_path(node: Node) -> str:

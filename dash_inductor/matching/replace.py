@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,13 @@ from torch.fx import Graph, Node
 
 from ..ops import attention_backward, attention_backward_with_bias, attention_forward
 from . import packed
+from .attention_ops import find_forward
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
 from .extras import extras
 from .forwards import out_order
+from .model_line import model_line, site_text
 from .operands import Gradient, output
 from .repeat_kv import Repeat
 from .sites import Match
@@ -70,8 +73,9 @@ def _new_forward(
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(forward))
-    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), match.node.name)
-    node = emitter.call(attention_forward, arguments, before=forward, like=forward)
+    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
+    name = _node_name("dash_forward", forward)
+    node = emitter.call(attention_forward, arguments, before=forward, like=forward, name=name)
     out = logsumexp = None
     for user in forward.users:
         if user.args[1] == 0:
@@ -118,13 +122,16 @@ def _new_backward(
         extras,
         str(call),
         str(match.plan),
-        old.name,
+        site_text(old),
     )
-    bias = match.bias
+    bias, name = match.bias, _node_name("dash_backward", old)
     if bias is None or bias.gradient is None:
-        node = emitter.call(attention_backward, arguments, before=old, like=old)
+        node = emitter.call(attention_backward, arguments, before=old, like=old, name=name)
     else:
-        node = emitter.call(attention_backward_with_bias, (*arguments, list(bias.summed)), before=old, like=old)
+        arguments = (*arguments, list(bias.summed))
+        node = emitter.call(attention_backward_with_bias, arguments, before=old, like=old, name=name)
+    _lead_to_model(node, match)
+    if bias is not None and bias.gradient is not None:
         swaps.append((bias.gradient, _bias_gradient(emitter, match, bias, node)))
     repeats = (None, *(match.operands.repeats or (None, None)))
     for index, (gradient, repeat) in enumerate(zip(gradients, repeats, strict=True)):
@@ -133,6 +140,21 @@ def _new_backward(
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
             result = _as_before(emitter, match, result, old, used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
+
+
+def _node_name(kind: str, old: Node) -> str:
+    """A name that tells of which module of the model a node is: generated code and Inductor's provenance show it."""
+    return "_".join([kind, *re.findall(r"\w+", model_line([old, *old.users])[1])])
+
+
+def _lead_to_model(backward: Node, match: Match) -> None:
+    """Let Inductor's provenance lead from a backward to the model's call.
+
+    PyTorch notes the node of Dynamo's graph that another one is made from in the forward alone.
+    """
+    forward = find_forward(match.backend, match.args)
+    if forward is not None and "from_node" in forward.meta:
+        backward.meta.setdefault("from_node", forward.meta["from_node"])
 
 
 def _as_before(emitter: Emitter, match: Match, result: Node, before: Node, like: Node) -> Node:

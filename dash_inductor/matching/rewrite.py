@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Graph, Node
 
-from .. import _switch
+from .. import _arguments, _switch
 from ..config import config
-from ..errors import SiteKeptError
 from ..model.plan import Plan
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..observe.records import SiteRecord
-from ..observe.report import publish
+from ..observe.report import publish, trace_graph
 from ..planning.planner import keeping
+from ..planning.prediction import predicted_us
 from . import masks
 from .attention_ops import find_forward, is_attention_backward, op_name
+from .forward_order import Places
 from .forwards import cause_to_keep
+from .kept_error import kept_error
 from .math_path import OP, MathCall, math_calls
 from .model_line import model_line
 from .replace import replace
@@ -36,7 +38,7 @@ _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass
 
 
 def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
-    """Replace what can be replaced, in place, and publish a record per site (see `observe`).
+    """Replace what can be replaced, in place, and publish a record per site (see `observe`), in the forward's order.
 
     Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
     attention backward.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
@@ -53,13 +55,18 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
             count: PyTorch's CPU kernels are deterministic, and leaving them alone was asked for.
     """
     readings, calls = _read(graph)
+    if readings or calls:
+        trace_graph("dash_graph_before", graph)
     if compile_kernels is not None:
         for reading in readings:
             reading.compile(compile_kernels)
     for group in _by_forward(readings):
         _replace_group(graph, group)
-    _publish(readings, calls)
-    return any(reading.reason is None for reading in readings)
+    changed = any(reading.reason is None for reading in readings)
+    if changed:
+        trace_graph("dash_graph_after", graph)
+    _refuse(_publish(graph, readings, calls))
+    return changed
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
@@ -74,63 +81,96 @@ def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
     Raises:
         SiteKeptError: as `rewrite_graph`.
     """
-    found = [_read(graph) for graph in graphs]
-    readings = [reading for of_graph, _ in found for reading in of_graph]
-    for reading in readings:
-        if reading.reason is None:
-            reading.keep(Reason.PASSES_OFF, cause)
-    _publish(readings, [call for _, of_graph in found for call in of_graph])
-    return any(reading.reason is Reason.PASSES_OFF for reading in readings)
+    unseen, kept = False, []
+    for graph in graphs:
+        readings, calls = _read(graph)
+        for reading in readings:
+            if reading.reason is None:
+                reading.keep(Reason.PASSES_OFF, cause)
+                unseen = True
+        kept += _publish(graph, readings, calls)
+    _refuse(kept)
+    return unseen
 
 
-def _read(graph: Graph) -> tuple[list[_Reading], list[MathCall]]:
-    """The sites of a graph that are not recorded yet, and the calls that PyTorch decomposed.
+def _read(graph: Graph) -> tuple[list[_Reading], list[tuple[int, MathCall]]]:
+    """The sites of a graph that are not recorded yet, and the calls that PyTorch decomposed, with their places.
 
     None where graphs are to be left alone.
     """
     if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
         return [], []
-    readings = [_Reading(node) for node in graph.nodes if is_attention_backward(node) and _RECORDED not in node.meta]
+    places = Places(graph)
+    readings = [
+        _Reading(node, places.of_backward(node))
+        for node in graph.nodes
+        if is_attention_backward(node) and _RECORDED not in node.meta
+    ]
     try:
         for reading in readings:
             reading.read()
     finally:
         masks.forget(graph)
-    return readings, [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
+    calls = [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
+    return readings, [(places.of(call.softmax[0]), call) for call in calls]
 
 
-def _publish(readings: list[_Reading], calls: list[MathCall]) -> None:
+def _publish(graph: Graph, readings: list[_Reading], calls: list[tuple[int, MathCall]]) -> list[SiteRecord]:
+    """Publish the records of a graph's sites; returns those that were kept though nobody asked for that."""
     if not readings and not calls:
-        return
+        return []
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
-    for call in calls:
+    for _, call in calls:
         call.softmax[0].meta[_RECORDED] = True
-    records = [*(reading.record() for reading in readings), *map(_math_record, calls)]
-    publish(records)
-    left_alone = {call.softmax[0].name for call in calls if call.device.type == "cpu" and config.cpu == "off"}
-    kept = [
+    placed = [(reading.place, reading.record()) for reading in readings]
+    placed += [(place, _math_record(call)) for place, call in calls]
+    records = [record for _, record in sorted(placed, key=lambda pair: pair[0])]
+    publish(records, "joint" if any(map(_is_tangent, graph.nodes)) else "inference")
+    left_alone = {call.softmax[0].name for _, call in calls if call.device.type == "cpu" and config.cpu == "off"}
+    return [
         record
         for record in records
         if record.status == "kept" and record.reason is not Reason.CPU_OFF and record.name not in left_alone
     ]
+
+
+def _refuse(kept: list[SiteRecord]) -> None:
     if config.strict and kept:
-        raise SiteKeptError(
+        raise kept_error(
             "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
         )
 
 
+def _is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and str(node.target).startswith("tangents_")
+
+
 def _math_record(call: MathCall) -> SiteRecord:
-    name, source = call.softmax[0].name, model_line(call.softmax)
-    return SiteRecord(name, OP, "kept", Reason.MATH_PATH, call.detail, None, None, "kept", "", source)
+    line, module = model_line(call.softmax)
+    return SiteRecord(
+        name=call.softmax[0].name,
+        op=OP,
+        status="kept",
+        reason=Reason.MATH_PATH,
+        detail=call.detail,
+        site=None,
+        plan=None,
+        forward="kept",
+        mask="",
+        line=line,
+        module=module,
+        tensors=call.tensors,
+    )
 
 
 @dataclass
 class _Reading:
-    """One site on its way to a record."""
+    """One site on its way to a record; `place` is that of its forward in the graph."""
 
     node: Node
+    place: int
     match: Match | None = None
     reason: Reason | None = None
     detail: str = ""
@@ -139,18 +179,32 @@ class _Reading:
     facts: Facts = field(default_factory=Facts)
 
     def __post_init__(self) -> None:
-        self.name, self.op = self.node.name, op_name(self.node)
-        self.source = model_line([self.node, *self.node.users])
+        self.name, self.op, self.graph = self.node.name, op_name(self.node), self.node.graph
+        self.line, self.module = model_line([self.node, *self.node.users])
 
     def read(self) -> None:
         try:
             self.match = analyse(self.node, self.facts)
             self.forward = find_forward(self.match.backend, self.match.args)
             self.detail = self.match.detail
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
         except NotReadable as error:
             self.keep(error.kept.reason, error.kept.detail)
         except Exception as error:
             self.fail(error)
+
+    def _steps(self, match: Match) -> Iterator[str]:
+        """How the site was matched, for the log."""
+        yield f"backward of {match.backend.forward}, whose forward is {self.forward or 'in no graph that is seen here'}"
+        operands = match.operands
+        yield f"query {operands.query}, key {operands.key}, value {operands.value}"
+        if operands.repeats is not None:
+            yield "key and value are read from {} and {}, without their repeats".format(
+                *(repeat.base for repeat in operands.repeats)
+            )
+        yield f"mask {self.facts.mask}: {self.facts.recognised or 'told by the operator'}"
+        yield f"planned for {self.facts.arch}: {match.plan}"
 
     def compile(self, compile_kernels: CompileKernels) -> None:
         if self.match is None:
@@ -180,18 +234,24 @@ class _Reading:
         self.keep(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}")
 
     def record(self) -> SiteRecord:
-        plan = self.match.plan if self.match else None
+        plan, facts, graph = self.match.plan if self.match else None, self.facts, self.graph
         return SiteRecord(
             name=self.name,
             op=self.op,
             status="kept" if self.reason else "replaced",
             reason=self.reason,
-            detail=self.detail,
-            site=self.facts.site,
+            detail=_arguments.in_words(self.detail, graph),
+            site=facts.site,
             plan=plan,
             forward=plan.forward if plan and not self.forward_kept else f"kept: {self.forward_kept}".removesuffix(": "),
-            mask=self.facts.mask,
-            source=self.source,
+            mask=facts.mask,
+            line=self.line,
+            module=self.module,
+            tensors=facts.tensors,
+            inputs=facts.inputs,
+            recognised=facts.recognised,
+            arch=facts.arch,
+            predicted_us=predicted_us(plan, facts.site, facts.arch) if plan and facts.site else None,
         )
 
 

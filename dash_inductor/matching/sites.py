@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch._functorch import config as functorch_config
 from torch.fx import Node
 
 from .. import toolchain
+from .._arguments import name_of
 from ..config import config
 from ..model.call import Bias as CallBias
 from ..model.call import Call
@@ -19,11 +21,13 @@ from ..model.mask import Band, Dense, Keys, Mask, Operand, Placed, Segments
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import DType, Site
+from ..observe.records import Tensors
 from ..planning import decide
 from . import arch, layout, packed
 from .attention_ops import BACKENDS, FLASH, KEPT, Backend, find_forward, op_name, origin
 from .biases import Bias, find_bias
 from .documents import Documents
+from .mask_nodes import inputs_of
 from .masks import recognise
 from .normal_form import Terms
 from .operands import Operands, find_operands, output
@@ -90,10 +94,14 @@ class Match:
 
 @dataclass
 class Facts:
-    """What is known so far of a site; the record of a kept site shows it too."""
+    """What is known so far of a site; the record of a kept site shows it too.  The fields are those of `SiteRecord`."""
 
     site: Site | None = None
     mask: str = ""
+    tensors: Tensors | None = None
+    inputs: tuple[str, ...] = ()
+    recognised: str = ""
+    arch: str = ""
 
 
 def analyse(node: Node, facts: Facts) -> Match:
@@ -102,6 +110,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     Raises:
         NotReadable: the node stays as it is.
     """
+    _look(node, facts)
     device = _device(node)
     if device.type == "cpu" and config.cpu == "off":
         raise NotReadable(Reason.CPU_OFF)
@@ -118,7 +127,7 @@ def analyse(node: Node, facts: Facts) -> Match:
     _check_dtypes(backend, args)
     if not backend.packed:  # whose forward is always replaced
         _check_logsumexp(args["logsumexp"].meta["val"], query)
-    terms, bias, cause = _terms(node, backend, args)
+    terms, bias, cause = _terms(node, backend, args, facts)
     mask = mask_of(terms)
     facts.mask = str(mask) if bias is None else f"{mask} + bias"
     # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
@@ -145,10 +154,11 @@ def analyse(node: Node, facts: Facts) -> Match:
         call=call,
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
     )
+    facts.arch = arch.arch_of(device)
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
             raise NotReadable(Reason.LAYOUT, f"{name} is not dense")
-    decision = decide(site, arch.arch_of(device), config.schedule, compiler=toolchain.settings())
+    decision = decide(site, facts.arch, config.schedule, compiler=toolchain.settings())
     if isinstance(decision, Kept):
         if decision.reason is Reason.MASK_UNSUPPORTED and cause is not None:
             raise NotReadable(cause.reason, cause.detail)
@@ -157,6 +167,40 @@ def analyse(node: Node, facts: Facts) -> Match:
     if cause is not None:
         note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
     return Match(node, backend, args, site, decision, operands, terms, bias, note)
+
+
+def _look(node: Node, facts: Facts) -> None:
+    """What can be seen without reading anything back."""
+    backend = BACKENDS.get(op_name(node))
+    if backend is None:
+        facts.tensors = _tensors(node.args[:3])  # of FlexAttention, and of other operators of PyTorch
+        return
+    args = backend.arguments(node)
+    facts.tensors = _tensors([args[name] for name in ("query", "key", "value")])
+    mask = args[backend.mask] if backend.mask else None
+    sources = [args["cu_seq_q"], args["cu_seq_k"]] if backend.packed else [mask]
+    nodes = [source for source in sources if isinstance(source, Node)]
+    facts.inputs = tuple(dict.fromkeys(name_of(found) for source in nodes for found in inputs_of(source)))
+    if isinstance(mask, Node):
+        facts.recognised = f"not read: {_mask_text(mask)}"
+    elif not backend.packed:
+        facts.mask = str(Band(0, None) if args["is_causal"] else Band())
+
+
+def _mask_text(mask: Node) -> str:
+    value = mask.meta["val"]
+    shape = "x".join("?" if n is None else str(n) for n in map(layout.static, value.shape))
+    return f"a tensor {shape} {str(value.dtype).removeprefix('torch.')}"
+
+
+def _tensors(nodes: Sequence[object]) -> Tensors | None:
+    """What records say of query, key and value; None where they are something else than tensors."""
+    values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
+    found = [value for value in values if isinstance(value, Tensor)]
+    if len(found) != 3:
+        return None
+    query, key, value = (tuple(layout.static(n) for n in tensor.shape) for tensor in found)
+    return Tensors(query, key, value, str(found[0].dtype).removeprefix("torch."), str(found[0].device))
 
 
 def _device(node: Node) -> torch.device:
@@ -253,9 +297,10 @@ def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
         raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _terms(node: Node, backend: Backend, args: dict[str, Any]) -> tuple[Terms, Bias | None, Kept | None]:
+def _terms(node: Node, backend: Backend, args: dict[str, Any], facts: Facts) -> tuple[Terms, Bias | None, Kept | None]:
     """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
     if backend.packed:
+        facts.recognised = "documents of packed tokens, whose offsets are arguments of the operator"
         return Terms(packed.band(args), documents=Documents(origin(args["cu_seq_q"]))), None, None
     query, key = args["query"], args["key"]
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
@@ -274,9 +319,14 @@ def _terms(node: Node, backend: Backend, args: dict[str, Any]) -> tuple[Terms, B
         if result.terms is None:
             cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
         else:
+            facts.recognised = result.how
             found.append(result.terms)
     if cause is not None:
+        assert mask is not None
+        facts.recognised = f"not recognised: {_mask_text(mask)}"
         bias = _bias(node, backend, args)
+        if bias is not None:
+            facts.recognised += ", which is added to the scores as it is"
         if bias is None:
             raise NotReadable(cause.reason, cause.detail)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))

@@ -49,19 +49,24 @@ FEW_VALUES = (-100, *range(-1, 4), 100)
 Sizes = dict[sympy.Symbol, sympy.Integer]
 
 
-def verify(node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None) -> None:
+def verify(node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None) -> str:
     """Raise `NotRecognised` ("value_mismatch") unless the checked elements of the mask are those of `terms`.
 
     Args:
         node: the mask; `chain` its producers.
         plane: shape of the scores, [B, H, q_len, kv_len].
+
+    Returns:
+        What was compared, in words.
     """
-    checked = 0
+    checked = elements = 0
     for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
-        _compare(node, terms, plane, _values(terms, chain, sizes), sizes)
+        elements += _compare(node, terms, plane, _values(terms, chain, sizes), sizes)
         checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
+    lengths = "" if checked == 1 else f" at {checked} choices of lengths"
+    return f"{elements} elements compared with what the graph computes{lengths}"
 
 
 def _values(terms: Terms, chain: list[Node], sizes: Sizes) -> RealValues:
@@ -100,7 +105,9 @@ def _positions(load: Load, values: RealValues, generator: torch.Generator) -> to
     return steps.cumsum(dim).to(dtype)
 
 
-def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> None:
+def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> int:
+    """The number of elements compared."""
+    compared = 0
     q_len, kv_len = (values.size(n) for n in plane[-2:])
     resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
@@ -112,6 +119,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         except (RuntimeError, IndexError, ValueError, TypeError) as e:
             raise NotRecognised("value_mismatch", f"{node.name} cannot be evaluated{_at(sizes)}: {e}") from e
         values.forget()
+        compared += mask.numel()
         expected = _visible(resolved, rows, columns)
         entries = window[0] if len(shape) == 4 else (0, 1)
         if keys is not None:
@@ -131,6 +139,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
             place = [int(i) for i in wrong.nonzero()[0]]
             where = f"element {place} of the window {window}{_at(sizes)}"
             raise NotRecognised("value_mismatch", f"{node.name} differs from {terms}: {where}")
+    return compared
 
 
 def _vectors(

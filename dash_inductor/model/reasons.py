@@ -10,62 +10,191 @@ class Reason(Enum):
 
     Attributes:
         explanation: one sentence for users.
+        advice: what would make such a site replaceable, or why nothing has to be done.  `docs/troubleshooting.md` and
+            the reports of `dash_inductor.explain` show it; names of code stand in backticks.
     """
 
     explanation: str
+    advice: str
 
-    def __new__(cls, value: str, explanation: str = "") -> Reason:
+    def __new__(cls, value: str, explanation: str = "", advice: str = "") -> Reason:
         member = object.__new__(cls)
         member._value_ = value
         member.explanation = explanation
+        member.advice = advice
         return member
 
-    CPU_OFF = "cpu_off", "PyTorch's CPU kernel is deterministic already; cpu='reference' replaces it."
-    DEVICE = "device", "Only CUDA devices (not ROCm) and the CPU are supported."
-    UNSUPPORTED_OP = "unsupported_op", "This attention operator is not one that is replaced."
-    MATH_PATH = "math_path", "PyTorch computes this call by its math implementation, without a fused operator."
+    CPU_OFF = (
+        "cpu_off",
+        "PyTorch's CPU kernel is deterministic already; cpu='reference' replaces it.",
+        'Usually nothing, because PyTorch\'s CPU kernel is deterministic. For tests, set `config.cpu = "reference"`.',
+    )
+    DEVICE = (
+        "device",
+        "Only CUDA devices (not ROCm) and the CPU are supported.",
+        "Use a CUDA device or the CPU.",
+    )
+    UNSUPPORTED_OP = (
+        "unsupported_op",
+        "This attention operator is not one that is replaced.",
+        "Choose another SDPA backend.",
+    )
+    MATH_PATH = (
+        "math_path",
+        "PyTorch computes this call by its math implementation, without a fused operator.",
+        (
+            "`detail` says what can be seen of the call, and the cause is part of it: dropout (on CPU), float64, "
+            "three dimensions, unequal head dimensions, or grouped heads with a mask. A program that uses "
+            "`sdpa_kernel(SDPBackend.MATH)` has asked for it."
+        ),
+    )
     VARLEN = (
         "varlen",
         "Packed attention is replaced where queries and keys have the same documents; the detail says what differs.",
+        (
+            "Pass one tensor as `cu_seq_q` and `cu_seq_k`, of int32 or int64 [documents + 1] and on the device of "
+            "query, with as many tokens of query as of key, and no dropout, `seqused_k` or `block_table`. Its first "
+            "number must be 0: tokens before the first document have no row, and no results. Nested tensors in "
+            "float32 call another operator, which is kept: use float16 or bfloat16. Or let the model call SDPA and "
+            "pass `position_ids` that restart with every document, without a cache: these packed documents are "
+            "replaced too."
+        ),
     )
-    FLEX_ATTENTION = "flex_attention", "FlexAttention has a backward of its own, which is not replaced."
+    FLEX_ATTENTION = (
+        "flex_attention",
+        "FlexAttention has a backward of its own, which is not replaced.",
+        "Express a band mask through SDPA.",
+    )
     DROPOUT = (
         "dropout",
-        "Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing.",
+        (
+            "Dropout is replaced only together with its forward, by kernels that have it; the detail says what is "
+            "missing."
+        ),
+        (
+            '`detail` says what is missing. Leave `config.forward` at `"auto"`, let nothing else read the forward\'s '
+            "log-sum-exp or random state, and choose an `activation_memory_budget` above 0, which would have the "
+            "backward draw other random numbers than the forward. A probability of 1 leaves nothing. Or set "
+            "attention dropout to 0."
+        ),
     )
-    DTYPE = "dtype", "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site."
+    DTYPE = (
+        "dtype",
+        "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site.",
+        "Cast query, key and value to one of the three dtypes: float16, bfloat16 or float32.",
+    )
     HEAD_DIM = (
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
+        (
+            "Pad the head dimension to a multiple of 8. Above 128, and up to 256, there is a kernel only for 16-bit "
+            "types on sm_90."
+        ),
     )
     VALUE_DIM = (
         "value_dim",
-        "No kernel for this device and dtype has a head dimension of value that differs so from that of query and key.",
+        (
+            "No kernel for this device and dtype has a head dimension of value that differs so from that of query "
+            "and key."
+        ),
+        (
+            "Pad value to the head dimension of query and key. For 16-bit types on sm_90, head dimensions of 136 to "
+            "192 with value dimensions of 72 to 128 need no padding."
+        ),
     )
-    SHAPE = "shape", "The shapes are not those of [batch, heads, length, head_dim] attention."
+    SHAPE = (
+        "shape",
+        "The shapes are not those of [batch, heads, length, head_dim] attention.",
+        "Reshape to four dimensions, with a number of query heads that is divisible by the number of kv heads.",
+    )
     DYNAMIC_DIMS = (
         "dynamic_dims",
         "Heads, head dimension or scale depend on data or were marked as dynamic: no guard can fix them.",
+        (
+            "The number of heads, the head dimension and `scale` may change from call to call, but they must not "
+            "come out of a tensor (`.item()`), nor be marked by `mark_dynamic`, which allows no guard. Use "
+            "`maybe_mark_dynamic` instead."
+        ),
     )
-    CAUSAL_LENGTHS = "causal_lengths", "Causal flash attention is replaced only where query and key lengths are equal."
+    CAUSAL_LENGTHS = (
+        "causal_lengths",
+        "Causal flash attention is replaced only where query and key lengths are equal.",
+        "The operator was called directly. Pass a mask, or equal lengths.",
+    )
     BIAS_GRADIENT = (
         "bias_gradient",
         "The attention bias needs a gradient, which no kernel for this device and head dimension gives.",
+        "Choose a head dimension up to 128, or detach the bias if you do not need its gradient.",
     )
     MASK_DEPENDS_ON_INPUT = (
         "mask_depends_on_input",
         "Model inputs decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",
+        (
+            "`detail` names the node that decides. A mask that hides keys by a finite number, such as "
+            "`torch.finfo(...).min`, is kept where data decide which: a query whose keys are all hidden would see "
+            "all of them alike. Use a bool mask, or minus infinity. A validity of queries can be left out, because "
+            "the outputs of such queries are not used."
+        ),
     )
-    MASK_NOT_A_BAND = "mask_not_a_band", "The mask is not a diagonal band, or not proved to be one for every length."
-    MASK_UNKNOWN_OP = "mask_unknown_op", "The mask is computed by an operation that cannot be read back."
-    MASK_VALUE_MISMATCH = "mask_value_mismatch", "The mask's values are not those of the terms that were read back."
-    MASK_UNSUPPORTED = "mask_unsupported", "No kernel for this device and head dimension reads a mask of this kind."
+    MASK_NOT_A_BAND = (
+        "mask_not_a_band",
+        "The mask is not a diagonal band, or not proved to be one for every length.",
+        (
+            "Nothing, if the mask is the intended one. Where `detail` says that values are not proved to be exact "
+            "in a type, compute positions in int64."
+        ),
+    )
+    MASK_UNKNOWN_OP = (
+        "mask_unknown_op",
+        "The mask is computed by an operation that cannot be read back.",
+        "Build the mask from comparisons of positions. Please report the operator that `detail` names.",
+    )
+    MASK_VALUE_MISMATCH = (
+        "mask_value_mismatch",
+        "The mask's values are not those of the terms that were read back.",
+        "Please report it: what was read of the mask failed the check against the mask's real values.",
+    )
+    MASK_UNSUPPORTED = (
+        "mask_unsupported",
+        "No kernel for this device and head dimension reads a mask of this kind.",
+        "Choose a head dimension up to 128, for which there are kernels that read masks that are data.",
+    )
     FORWARD_KEPT = (
         "forward_kept",
         "A query may be left without keys, and the log-sum-exp of a kept forward does not tell which.",
+        (
+            'Leave `config.forward` at `"auto"`, and use neither the log-sum-exp nor the random state of the '
+            "forward. `detail` says why the forward is kept."
+        ),
     )
-    LAYOUT = "layout", "A gradient or the log-sum-exp has a memory layout that cannot be produced or read."
-    SCHEDULE_UNSUPPORTED = "schedule_unsupported", "The planner has no plan for this site."
-    COMPILE_FAILED = "compile_failed", "A kernel of this site does not compile for this device, or does not fit it."
-    PASSES_OFF = "passes_off", "Inductor's settings let no joint-graph pass run, so that nothing is replaced."
-    INTERNAL_ERROR = "internal_error", "Replacing this site failed unexpectedly: please report it."
+    LAYOUT = (
+        "layout",
+        "A gradient or the log-sum-exp has a memory layout that cannot be produced or read.",
+        "Please report the strides in `detail`. Calling `.contiguous()` before SDPA avoids the problem.",
+    )
+    SCHEDULE_UNSUPPORTED = (
+        "schedule_unsupported",
+        "The planner has no plan for this site.",
+        "`detail` says what the planner does not cover, for example the architecture.",
+    )
+    COMPILE_FAILED = (
+        "compile_failed",
+        "A kernel of this site does not compile for this device, or does not fit it.",
+        (
+            "`detail` quotes the compiler's message, shortened if it is long; the log at level DEBUG has all of it. "
+            "Please report it with the GPU and the versions of torch and triton."
+        ),
+    )
+    PASSES_OFF = (
+        "passes_off",
+        "Inductor's settings let no joint-graph pass run, so that nothing is replaced.",
+        (
+            'Switch on `pattern_matcher` and `use_joint_graph_passes` of `torch._inductor.config`. `mode="lite"` '
+            "switches the second one off."
+        ),
+    )
+    INTERNAL_ERROR = (
+        "internal_error",
+        "Replacing this site failed unexpectedly: please report it.",
+        "Please report it.",
+    )

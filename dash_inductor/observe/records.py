@@ -1,18 +1,74 @@
-"""One record per attention backward that was seen while compiling: what was decided and why."""
+"""The records: of every compiled graph, and in it of every attention backward, what was decided and why."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from ..model.call import Call
 from ..model.plan import Plan
 from ..model.reasons import Reason
 from ..model.site import Site
 
-__all__ = ["Reason", "SiteRecord", "add", "clear_sites", "format_table", "sites"]
+__all__ = [
+    "GraphRecord",
+    "Reason",
+    "SiteRecord",
+    "Tensors",
+    "add",
+    "clear_sites",
+    "format_table",
+    "graphs",
+    "replace_graph",
+    "sites",
+]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What the graph says of the query, key and value of a site, whether it is replaced or kept.
+
+    Attributes:
+        query, key, value: shapes as the operator has them, [batch, heads, length, head dim], or, where documents are
+            packed, [tokens, heads, head dim]; None is a dynamic size.
+        dtype: of the query, for example "bfloat16".
+        device: where they are, for example "cuda:0".
+    """
+
+    query: tuple[int | None, ...]
+    key: tuple[int | None, ...]
+    value: tuple[int | None, ...]
+    dtype: str
+    device: str
+
+    def __str__(self) -> str:
+        """For example ``q 2x16x8192x128, k and v 2x4x8192x128, bfloat16``; ``?`` is a dynamic size."""
+        query, key, value = (_by(shape) for shape in (self.query, self.key, self.value))
+        if query == key == value:
+            shapes = f"q, k and v {query}"
+        elif key == value:
+            shapes = f"q {query}, k and v {key}"
+        else:
+            shapes = f"q {query}, k {key}, v {value}"
+        return f"{shapes}, {self.dtype}"
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain lists, strings and numbers only, for JSON."""
+        shapes = {name: list(getattr(self, name)) for name in ("query", "key", "value")}
+        return {**shapes, "dtype": self.dtype, "device": self.device}
+
+    @staticmethod
+    def from_dict(given: Mapping[str, Any]) -> Tensors:
+        """Inverse of `as_dict`."""
+        query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
+        return Tensors(query, key, value, given["dtype"], given["device"])
 
 
 @dataclass(frozen=True)
@@ -20,7 +76,7 @@ class SiteRecord:
     """What happened to one attention backward.
 
     Attributes:
-        name: the backward node's name in its joint graph; replaced sites carry it as the op's `site` argument.
+        name: the backward node's name in its joint graph; the new operators have it, with the module, as `site`.
         op: the backward operator that was found, for example ``aten::_scaled_dot_product_flash_attention_backward``.
         status: "replaced", or "kept" as PyTorch had it.
         reason: why it is kept; None for a replaced site.
@@ -28,8 +84,15 @@ class SiteRecord:
         site: the facts given to the planner; None if they could not be established.
         plan: what runs; None for a kept site.
         forward: what became of the forward: the plan's forward, or "kept" with the cause.
-        mask: the mask in normal form (``str(Band)``), "" if unknown.
-        source: the model's source line, ``file:line in module.path``; "" if the graph does not tell.
+        mask: the mask in normal form (``str(Mask)``, with ``+ bias`` where one is added), "" if unknown.
+        line: the model's source line, ``file:line``; "" if the graph does not tell.
+        module: the path of the module in the model, ``layers.0.attn``; "" if the graph does not tell.
+        tensors: shapes, dtype and device, as far as the graph tells; None where it does not.
+        inputs: the model's arguments, parameters and buffers from which the mask is computed, by the names that they
+            have in the model: ``attention_mask``, ``self.embedding.weight``; empty where it reads none.
+        recognised: in words, from what the mask was recognised and how that was verified; "" without a mask tensor.
+        arch: the architecture for which the site was planned, "sm_90" or "cpu"; "" if that was not reached.
+        predicted_us: the predicted time of the backward, in microseconds; None where nothing predicts it.
     """
 
     name: str
@@ -41,23 +104,72 @@ class SiteRecord:
     plan: Plan | None
     forward: str
     mask: str
-    source: str
+    line: str = ""
+    module: str = ""
+    tensors: Tensors | None = None
+    inputs: tuple[str, ...] = ()
+    recognised: str = ""
+    arch: str = ""
+    predicted_us: float | None = None
+
+    @property
+    def source(self) -> str:
+        """The model's source line and module, ``file:line in module.path``; "" if the graph does not tell."""
+        return f"{self.line} in {self.module}" if self.line and self.module else self.line
+
+    @property
+    def shape(self) -> str:
+        """As `shape_text` where the facts could be established, else as far as the tensors are known."""
+        if self.site is None and self.tensors is not None:
+            return str(self.tensors)
+        return shape_text(self.site)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain strings and numbers only, for JSON."""
+        """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
+        site = None
+        if self.site is not None:
+            site = {field.name: getattr(self.site, field.name) for field in dataclasses.fields(Site)}
+            site["call"] = str(self.site.call)
+        plan = None
+        if self.plan is not None:
+            plan = {"text": str(self.plan), **{name: getattr(self.plan, name) for name in _OF_PLAN}}
         return {
             "name": self.name,
             "op": self.op,
             "status": self.status,
             "reason": self.reason.value if self.reason else None,
+            "explanation": self.reason.explanation if self.reason else None,
             "detail": self.detail,
             "mask": self.mask,
-            "shape": shape_text(self.site),
-            "plan": str(self.plan) if self.plan else None,
-            "numerics_key": self.plan.numerics_key if self.plan else None,
+            "shape": self.shape,
+            "site": site,
+            "plan": plan,
             "forward": self.forward,
-            "source": self.source,
+            "line": self.line,
+            "module": self.module,
+            "tensors": self.tensors.as_dict() if self.tensors else None,
+            "inputs": list(self.inputs),
+            "recognised": self.recognised,
+            "arch": self.arch,
+            "predicted_us": self.predicted_us,
         }
+
+    @staticmethod
+    def from_dict(given: Mapping[str, Any]) -> SiteRecord:
+        """Inverse of `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
+        """
+        site, plan, reason = given["site"], given["plan"], given["reason"]
+        return SiteRecord(
+            **{name: given[name] for name in _PLAIN},
+            reason=Reason(reason) if reason else None,
+            site=Site(**{**site, "call": Call.parse(site["call"])}) if site else None,
+            plan=dataclasses.replace(Plan.parse(plan["text"]), **{n: plan[n] for n in _OF_PLAN}) if plan else None,
+            tensors=Tensors.from_dict(given["tensors"]) if given["tensors"] else None,
+            inputs=tuple(given["inputs"]),
+        )
 
     def __str__(self) -> str:
         """One line, as it is logged."""
@@ -68,30 +180,134 @@ class SiteRecord:
         return f"{self.name}: replaced, mask {self.mask}, plan {self.plan}, forward {self.forward}{note}{where}"
 
 
-_records: list[SiteRecord] = []
+_PLAIN = (  # fields that are the same in JSON
+    "name", "op", "status", "detail", "forward", "mask", "line", "module", "recognised", "arch", "predicted_us",
+)  # fmt: skip
+_OF_PLAN = ("numerics_key", "critical_path", "schedule_note")  # fields of a plan that are not part of its text
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph with attention in it, or one from a cache that does not tell whether it has any.
+
+    Attributes:
+        compile_id: which compile it is, as tlparse and the log lines of PyTorch name it: "0/0", "0/0_1" (a restarted
+            one) or "!1/0/0" (compiled autograd); the forward and the backward have the same one.  "" for a graph that
+            was compiled or loaded outside of Dynamo.
+        kind: "joint", a forward with its backward, or "inference", a graph without one; "" if that is not known.
+        origin: "compiled" in this process, or the cache that the graph is from: "AOTAutogradCache" or "precompile".
+        sites: in the order in which the forward runs them; those of nested graphs first.
+        missing: the graph is from a cache whose entry has no records; `sites` is empty then.
+    """
+
+    compile_id: str
+    kind: Literal["joint", "inference", ""]
+    origin: str
+    sites: tuple[SiteRecord, ...]
+    missing: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
+        return {
+            "compile_id": self.compile_id,
+            "kind": self.kind,
+            "origin": self.origin,
+            "missing": self.missing,
+            "sites": [site.as_dict() for site in self.sites],
+        }
+
+    @staticmethod
+    def from_dict(given: Mapping[str, Any]) -> GraphRecord:
+        """Inverse of `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
+        """
+        sites = tuple(map(SiteRecord.from_dict, given["sites"]))
+        return GraphRecord(given["compile_id"], given["kind"], given["origin"], sites, given["missing"])
+
+    def to_json(self) -> str:
+        """`as_dict` as text."""
+        return json.dumps(self.as_dict())
+
+    @staticmethod
+    def from_json(text: str) -> GraphRecord:
+        """Inverse of `to_json`; raises as `from_dict` does."""
+        return GraphRecord.from_dict(json.loads(text))
+
+    def __str__(self) -> str:
+        """A headline, without the sites: ``graph 0/0 (joint, compiled): 6 sites, 5 replaced``."""
+        number = f"graph {self.compile_id}" if self.compile_id else "graph"
+        if self.missing:
+            return f"{number}: from a cache ({self.origin}), without records"
+        replaced = sum(site.status == "replaced" for site in self.sites)
+        sites = f"{len(self.sites)} site" + ("" if len(self.sites) == 1 else "s")
+        origin = self.origin if self.origin == "compiled" else f"from a cache ({self.origin})"
+        return f"{number} ({', '.join(filter(None, (self.kind, origin)))}): {sites}, {replaced} replaced"
+
+
+_graphs: list[GraphRecord] = []
+_aside: ContextVar[list[GraphRecord] | None] = ContextVar("dash_inductor_records", default=None)
 _lock = threading.Lock()  # graphs may be compiled on several threads
 
 
-def add(records: Iterable[SiteRecord]) -> None:
-    """Append records, oldest first."""
+def add(graph: GraphRecord) -> None:
+    """Append the record of a graph."""
     with _lock:
-        _records.extend(records)
+        _here().append(graph)
+
+
+def replace_graph(old: GraphRecord, new: GraphRecord) -> None:
+    """Put `new` in the place of `old`, the same object that was added; at the end where it was cleared."""
+    with _lock:
+        graphs = _here()
+        for place, graph in enumerate(graphs):
+            if graph is old:
+                graphs[place] = new
+                return
+        graphs.append(new)
+
+
+@contextmanager
+def aside() -> Iterator[list[GraphRecord]]:
+    """The records of graphs that are compiled in the block, in this thread; the program's own records do not grow."""
+    found: list[GraphRecord] = []
+    token = _aside.set(found)
+    try:
+        yield found
+    finally:
+        _aside.reset(token)
+
+
+def _here() -> list[GraphRecord]:
+    found = _aside.get()
+    return _graphs if found is None else found
+
+
+def graphs() -> tuple[GraphRecord, ...]:
+    """Every graph with attention that was compiled, or taken from a cache, in this process since `clear_sites`, oldest
+    first.
+    """
+    with _lock:
+        return tuple(_graphs)
 
 
 def sites() -> tuple[SiteRecord, ...]:
-    """Every attention backward that was compiled in this process since `clear_sites`, oldest first.
+    """Every attention backward of `graphs`, in the order in which each graph's forward runs them.
 
-    Graphs that Inductor takes from a cache are not compiled and leave no record; with
-    ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`` every graph is compiled.
+    A graph that is from a cache brings its records along; where they are missing, `graphs` says so.
     """
-    with _lock:
-        return tuple(_records)
+    return tuple(site for graph in graphs() for site in graph.sites)
 
 
 def clear_sites() -> None:
     """Forget all records."""
     with _lock:
-        _records.clear()
+        _graphs.clear()
+
+
+def _by(shape: Sequence[int | None]) -> str:
+    return "x".join("?" if n is None else str(n) for n in shape)
 
 
 def shape_text(site: Site | None) -> str:
@@ -114,7 +330,7 @@ def format_table(records: Sequence[SiteRecord]) -> str:
     groups: dict[tuple[str, ...], list[SiteRecord]] = {}
     for r in records:
         decision = r.reason.value if r.reason else str(r.plan)
-        row = (r.status, shape_text(r.site), r.mask, decision, r.forward, re.sub(r"\.\d+(?=\.|$)", ".*", r.source))
+        row = (r.status, r.shape, r.mask, decision, r.forward, re.sub(r"\.\d+(?=\.|$)", ".*", r.source))
         groups.setdefault(row, []).append(r)
     rows: list[tuple[str, ...]] = [header]
     for (*cells, pattern), group in groups.items():

@@ -1,6 +1,6 @@
 """From the facts of a site to what becomes of it: candidates, their costs, and the one decision.
 
-Needs only the standard library and sympy.
+Needs only the standard library, and sympy for what must be simulated and for predictions.
 """
 
 from . import costs, families, forwards, planner

@@ -2,35 +2,31 @@
 
 Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
 with dynamic lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal
-problem (`costs.NOMINAL_LEN` square, `costs.NOMINAL_BATCH` x `costs.NOMINAL_HEADS`, `costs.WORKERS` CTAs at a time):
-each candidate of `costs.candidates` is run through the simulator with its costs, which gives the critical path of the
-DAG weighted by those costs, and the shortest wins (a candidate whose work alone is longer is not simulated).  Ties go
-to the earlier candidate.  Schedules that need co-residency, and `bent_fold`, are never chosen, only taken when named.
-Masks with segments are planned among `UPWARD` alone.
+problem (`nominal`): the candidate with the shortest critical path wins, of equally good ones the earlier.  Predictions
+for the site itself (`prediction`) decide nothing.  Schedules that need co-residency, and `bent_fold`, are never chosen,
+only taken when named.  Masks with segments are planned among `UPWARD` alone.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import ArgumentError, DashError
-from ..model.mask import MAX_LENGTH, Band, Mask
+from ..model.mask import MAX_LENGTH, Band
 from ..model.plan import Decision, Kept, Plan, Tiles
 from ..model.reasons import Reason
 from ..model.site import Site
-from ..schedule.jobs import tables
-from ..schedule.schedules import NAMES, check_name, define, supports
-from ..schedule.simulator import Costs, simulate
-from ..schedule.walk import ClosedForm, Problem
+from ..schedule.names import CO_RESIDENT, NAMES, check_name, supports
 from . import costs, forwards
 from .costs import Candidate
 from .families import BITS, FAMILIES, family, head_dims_in_words
 from .forwards import Forward
+from .nominal import critical_path, launched_together, must_be_simulated, work
 
 UPWARD = ("ascending", "spt", "two_pass")
 """What masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes up: down, all kv
@@ -50,7 +46,7 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
     """
     note = ""
     try:
-        known = _known(arch)
+        known = tables_of(arch)
         if not any(f.covers(site, known) for f in FAMILIES):
             return _why_not(site, known)
         if schedule != "auto":
@@ -86,13 +82,47 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
         ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or a site that
             no kernel covers.
     """
-    known = _known(arch)
+    return made(site, arch, choose(site, arch, schedule), compiler=compiler)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a site: a schedule with the tiles of a kernel family.
+
+    Args:
+        kernel: the name of the family.
+        length: the critical path on the nominal problem.
+    """
+
+    schedule: str
+    kernel: str
+    candidate: Candidate
+    length: float
+
+
+def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
+    """What is chosen for a site, with arguments and errors as for `plan`."""
+    known = tables_of(arch)
     _check(site, arch, schedule)
-    candidates = tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
-    likely = _likely(site.mask) if site.mask.operands else None
-    names = NAMES if site.mask.segments is None else UPWARD
-    allowed = names if schedule is None else (schedule,)
-    name, kernel, candidate, length = _choose(known, candidates, site.band, allowed, schedule is not None, likely)
+    allowed = schedules_for(site) if schedule is None else (schedule,)
+    return _choose(known, candidates(site, arch), site.band, allowed, schedule is not None, likely_band(site))
+
+
+def candidates(site: Site, arch: str) -> tuple[tuple[str, Candidate], ...]:
+    """The tiles to choose from at a site, with the names of their kernel families, in the order of `FAMILIES`."""
+    known = tables_of(arch)
+    return tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
+
+
+def schedules_for(site: Site) -> tuple[str, ...]:
+    """The schedules among which the planner chooses at a site, as far as they support its mask."""
+    return NAMES if site.mask.segments is None else UPWARD
+
+
+def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
+    """The plan that runs `choice` at a site that its kernels cover; arguments as for `plan`."""
+    known = tables_of(arch)
+    name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     forward = forwards.choose(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
@@ -100,7 +130,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     key += f"/{compiler}" if compiler else ""
     return Plan(
         kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
-        critical_path=length, numerics_key=key,
+        critical_path=choice.length, numerics_key=key,
     )  # fmt: skip
 
 
@@ -110,22 +140,27 @@ def keeping(plan: Plan, operator: str) -> Plan:
     return replace(plan, forward="keep", forward_tiles=None, numerics_key=key)
 
 
-def _known(arch: str) -> str:
+def tables_of(arch: str) -> str:
     """The architecture whose tables `arch` uses."""
     if arch not in costs.WORKERS and arch not in costs.SAME_AS:
         raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
     return costs.SAME_AS.get(arch, arch)
 
 
-def _check(site: Site, arch: str, schedule: str | None) -> None:
+def check_kind(site: Site, arch: str) -> None:
+    """Raise ArgumentError unless the dtype of a site is known and the architecture is one of its device."""
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in BITS:
         raise ArgumentError("dtype", site.dtype, BITS)
+
+
+def _check(site: Site, arch: str, schedule: str | None) -> None:
+    check_kind(site, arch)
     for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
         if dim < 8 or dim % 8:
             raise ArgumentError(name, dim, "a multiple of 8")
-    known = _known(arch)
+    known = tables_of(arch)
     if not any(f.covers_dims(site, known) for f in FAMILIES):
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
@@ -143,14 +178,16 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
             raise ArgumentError("schedule", schedule, f"one that supports the mask {site.band}: {reason}")
 
 
-def _likely(mask: Mask) -> Band:
-    """The band that the tile pairs seen under a mask that is data are likely to fill.
+def likely_band(site: Site) -> Band | None:
+    """The band that the tile pairs seen under a mask that is data are likely to fill; None where the mask is a band.
 
     A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is cut,
     as DDP cuts it.  A schedule for causal masks costs others nothing, while `ascending` takes nearly twice as long for
     a causal one, and its CTAs wait (docs/schedules.md).
     """
-    return Band(0) if mask.dense is not None and mask.band.is_full else mask.band
+    if not site.mask.operands:
+        return None
+    return Band(0) if site.mask.dense is not None and site.band.is_full else site.band
 
 
 @lru_cache(maxsize=256)
@@ -161,110 +198,66 @@ def _choose(
     names: tuple[str, ...],
     named: bool,
     likely: Band | None,
-) -> tuple[str, str, Candidate, float]:
-    """(schedule, kernel family, tiles, critical path) with the shortest critical path on the nominal problem.
+) -> Choice:
+    """The choice with the shortest critical path on the nominal problem.
 
     Args:
         names: the schedules to choose from; if `named`, the one that must be taken.
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
     """
-    best: tuple[str, str, Candidate, float] | None = None
-    for kernel, candidate in candidates:
-        by_tables = likely is not None and family(kernel).walks_by_tables
-        walked = likely if likely is not None and by_tables else mask
-        for name in names:
-            if (name == "two_pass") != (candidate.dq is not None) or supports(name, mask) is not None:
-                continue
-            if not named and (supports(name, walked) is not None or _only_if_named(name, walked)):
-                continue
-            if by_tables and define(name, mask).resident is not None:
-                continue  # restricted to what is seen, its CTAs could wait for one another
-            if best is not None and not named and _work(name, candidate, walked, arch) >= best[3]:
-                continue  # cannot be shorter
-            length = critical_path(name, candidate, walked if supports(name, walked) is None else mask, arch)
-            if best is None or length < best[3]:
-                best = name, kernel, candidate, length
+    options = [
+        (index, name, kernel, candidate, walked_band(name, kernel, mask, likely))
+        for index, ((kernel, candidate), name) in enumerate(itertools.product(candidates, names))
+        if objection(name, kernel, candidate, mask, likely, named) is None
+    ]
+    # What must be simulated comes last: its work alone is nearly always longer than the others' critical paths.
+    options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
+    best: tuple[float, int, Choice] | None = None
+    for index, name, kernel, candidate, walked in options:
+        if best is not None and (work(name, candidate, walked, arch), index) > best[:2]:
+            continue
+        length = critical_path(name, candidate, walked, arch)
+        if best is None or (length, index) < best[:2]:
+            best = length, index, Choice(name, kernel, candidate, length)
     if best is None:
         allowed = "one of a single pass: these head dims have no kernels of two passes"
         if likely is not None and names != ("two_pass",):
             allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
         raise ArgumentError("schedule", names[0], allowed)
-    return best
+    return best[2]
 
 
-def _only_if_named(name: str, mask: Band) -> bool:
-    """Schedules that need co-residency, and `bent_fold`, which the model prefers and a GPU does not (docs/notes.md)."""
-    return name == "bent_fold" or define(name, mask).resident is not None
+def walked_band(name: str, kernel: str, mask: Band, likely: Band | None) -> Band:
+    """The band for whose tile pairs a schedule is planned: `likely` for kernels that walk by tables, else `mask`."""
+    by_tables = likely is not None and family(kernel).walks_by_tables and supports(name, likely) is None
+    return likely if likely is not None and by_tables else mask
 
 
-def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `costs`)."""
-    kernels = _kernels(name, candidate, mask, arch)
-    return round(sum(_makespan(name, problem, prices, arch) for problem, prices in kernels), 6)
+def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: Band | None, named: bool) -> str | None:
+    """Why a schedule is not considered with tiles of a kernel, in words; None where it is.
 
-
-def _work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """A lower bound of `critical_path`: the work, spread evenly over the workers."""
-    total = 0.0
-    for problem, prices in _kernels(name, candidate, mask, arch):
-        step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
-        total += problem.batch * problem.heads * sum(_steps(name, problem)) * step
-    return total / costs.WORKERS[arch]
-
-
-def _kernels(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
-    """The kernels of a candidate on the nominal problem, with what a step costs in each."""
-    if candidate.dq is None:
-        return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
-    # The dq kernel is the same loop seen from the other side: q tiles own, kv tiles stream by.
-    lo, hi = (None if x is None else -x for x in (mask.hi, mask.lo))
-    swapped = Tiles(candidate.dq.block_kv, candidate.dq.block_q, candidate.dq.num_warps, candidate.dq.num_stages)
-    return [
-        _kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=4),
-        _kernel(name, candidate, swapped, Band(lo, hi), arch, matmuls=3),
-    ]
-
-
-def _kernel(
-    name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
-) -> tuple[Problem, Costs]:
-    length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
-    section = _launched_together(name, band, arch, -(-length // tiles.block_kv))
-    problem = Problem(
-        band, length, length, tiles.block_q, tiles.block_kv, costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, section=section
-    )
-    compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
-    reduce = candidate.reduce * tiles.block_q / 128
-    return problem, Costs(compute, reduce, candidate.handover, depth=candidate.depth)
-
-
-def _steps(name: str, problem: Problem) -> list[int]:
-    """Tile pairs per kv tile."""
-    walk = ClosedForm(name, problem)
-    return [walk.visits(0, kv) for kv in range(problem.n_kv)]
-
-
-def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
-    """Simulated time of one kernel; without waits (two passes, or one worker) that is plain list scheduling."""
-    walk = ClosedForm(name, problem)
-    if walk.shared_accumulator and costs.WORKERS[arch] > 1:
-        return simulate(tables(name, problem), max(costs.WORKERS[arch], walk.resident), prices).makespan
-    steps = _steps(name, problem)
-    free = [0.0] * costs.WORKERS[arch]
-    for _ in range(problem.batch * problem.heads):
-        for count in steps:
-            heapq.heapreplace(free, free[0] + count * (prices.compute + prices.reduce))
-    return max(free)
-
-
-def _launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
-    """Heads per section: where nobody waits, a few balance the tail of a mask; else about two waves of CTAs."""
-    if name in ("shift", "symmetric_shift"):
-        return 1
-    if name == "two_pass":
-        return 1 if mask.is_full else 4
-    return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
+    Args:
+        mask, likely, named: as for `_choose`.
+    """
+    if (name == "two_pass") != (candidate.dq is not None):
+        return "the tiles are those of two passes" if candidate.dq is not None else "the tiles are those of one pass"
+    reason = supports(name, mask)
+    if reason is not None:
+        return reason
+    by_tables = likely is not None and family(kernel).walks_by_tables
+    walked = likely if likely is not None and by_tables else mask
+    if not named:
+        reason = supports(name, walked)
+        if reason is not None:
+            return reason
+        if name in CO_RESIDENT:
+            return "its CTAs must all be resident at the same time; it runs only where it is named"
+        if name == "bent_fold":
+            return "it was slower than fold on the regular shapes that were measured; it runs only where it is named"
+    if by_tables and name in CO_RESIDENT:
+        return "the mask is data: restricted to what is seen, its CTAs could wait for one another"
+    return None
 
 
 def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
@@ -272,7 +265,7 @@ def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate
     if family(kernel).cta_per_query_head:
         longest = max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len)
         return _fits_l2(site, longest if site.mask.segments is None else -(-longest // SEGMENTS))
-    return _launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
+    return launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
 
 
 def _fits_l2(site: Site, length: int) -> int:

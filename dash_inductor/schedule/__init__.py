@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codegen import python_functions, triton_source
     from .jobs import Column, Job, jobs_of, tables
-    from .schedules import NAMES, PARTS, Schedule, define, supports
+    from .names import NAMES, PARTS, supports
+    from .problem import Problem
+    from .schedules import Schedule, define
     from .simulator import Costs, Run, simulate
     from .table_walk import Tables
     from .validity import check, check_tables
-    from .walk import ClosedForm, Problem, Walk
+    from .walk import ClosedForm, Walk
 
 _HOME = {
     "codegen": ("python_functions", "triton_source"),
     "jobs": ("Column", "Job", "jobs_of", "tables"),
-    "schedules": ("NAMES", "PARTS", "Schedule", "define", "supports"),
+    "names": ("NAMES", "PARTS", "supports"),
+    "problem": ("Problem",),
+    "schedules": ("Schedule", "define"),
     "simulator": ("Costs", "Run", "simulate"),
     "table_walk": ("Tables",),
     "validity": ("check", "check_tables"),
-    "walk": ("ClosedForm", "Problem", "Walk"),
+    "walk": ("ClosedForm", "Walk"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 

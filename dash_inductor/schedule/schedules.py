@@ -27,6 +27,10 @@ import sympy
 from ..errors import ArgumentError
 from ..model.mask import Band
 from .geometry import N_KV, N_Q, Interval, Range, kv_range, q_range, seen_keys, seen_rows
+from .names import NAMES as NAMES
+from .names import PARTS as PARTS
+from .names import check_name as check_name
+from .names import supports as supports
 from .symbols import (
     BATCH,
     HEAD,
@@ -334,27 +338,6 @@ _LOWER: dict[str, Callable[[Visible, bool], Schedule]] = {
     "bent_fold": _bent_fold,
 }
 """Schedules of bands without upper bound; the second argument is whether there is a lower one."""
-NAMES = (*_COLUMNS, *_LOWER)
-PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
-
-
-def check_name(name: str) -> None:
-    """Raise ArgumentError unless `name` is one of `NAMES`."""
-    if name not in NAMES:
-        raise ArgumentError("schedule", name, NAMES)
-
-
-def supports(name: str, band: Band) -> str | None:
-    """Why the schedule cannot run this mask, or None if it can, at any lengths >= 1.
-
-    Raises ArgumentError on an unknown name.
-    """
-    check_name(name)
-    if name == "shift" and not band.is_full:
-        return "shift needs the full mask"
-    if name in _LOWER and band.hi is not None:
-        return f"{name} needs a mask without upper bound on i - j"
-    return None
 
 
 @cache

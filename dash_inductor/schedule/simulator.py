@@ -19,9 +19,10 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .jobs import Job
+if TYPE_CHECKING:  # jobs need sympy, which the prices alone do not
+    from .jobs import Job
 
 Accumulator = tuple[int, int, int]  # head, query head within the group, q tile
 

@@ -7,80 +7,14 @@ comes from.  `ClosedForm` evaluates the expressions of a schedule, the same ones
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Protocol
 
 import sympy
 
-from ..errors import ArgumentError
-from ..model.mask import MAX_LENGTH, Band
 from .codegen import python_functions
+from .problem import Problem as Problem
 from .schedules import define, first_mirrored
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One attention backward as the schedules see it.
-
-    Args:
-        band: the mask; any anchor.
-        q_len, kv_len: lengths in tokens, >= 1.
-        block_q, block_kv: tile shape in tokens.
-        batch: batch elements.
-        heads: heads of the schedule per batch element, see `jobs.walked_query_heads`.
-        group: query heads that a CTA runs through, in ascending order.
-        section: heads that are launched together.
-    """
-
-    band: Band
-    q_len: int
-    kv_len: int
-    block_q: int
-    block_kv: int
-    batch: int = 1
-    heads: int = 1
-    group: int = 1
-    section: int = 1
-
-    def __post_init__(self) -> None:
-        for f in fields(self)[1:]:
-            if getattr(self, f.name) < 1:
-                raise ArgumentError(f.name, getattr(self, f.name), "an integer >= 1")
-        far = {"q_len": self.q_len, "kv_len": self.kv_len, "band.lo": self.band.lo or 0, "band.hi": self.band.hi or 0}
-        for name, value in far.items():
-            if abs(value) > MAX_LENGTH:
-                raise ArgumentError(name, value, f"at most {MAX_LENGTH} in magnitude")
-
-    @property
-    def n_q(self) -> int:
-        """Query tiles."""
-        return -(-self.q_len // self.block_q)
-
-    @property
-    def n_kv(self) -> int:
-        """Key/value tiles."""
-        return -(-self.kv_len // self.block_kv)
-
-    @property
-    def resolved(self) -> Problem:
-        """The same problem with the mask anchored top left, as the generated functions want it.
-
-        Bounds that exclude nothing are kept: whether a bound exists is a fact of the mask, not of the lengths.
-        """
-        offset = self.kv_len - self.q_len if self.band.anchor == "bottom_right" else 0
-        lo, hi = (None if x is None else x - offset for x in (self.band.lo, self.band.hi))
-        return replace(self, band=Band(lo, hi))
-
-    def tail(self) -> tuple[tuple[int, ...], int, int]:
-        """What the arguments of most generated functions end with: `codegen.WALK` as a tuple, and the tile shape."""
-        return (self.heads, self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """lo and hi, anchored top left; 0 where there is none."""
-        band = self.resolved.band
-        return band.lo or 0, band.hi or 0
 
 
 class Walk(Protocol):

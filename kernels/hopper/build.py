@@ -20,7 +20,7 @@ from ...model.plan import Plan, Tiles
 from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
-from . import data, dropout, place_arguments
+from . import data, dropout, place_arguments, stamps
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
 from .entry import hopper_backward
 from .finish import finish
@@ -96,6 +96,7 @@ class Specialisation:
         has_dense: the mask has a dense mask.
         has_dropout: probabilities are dropped.
         placed: the mask is one of rows, see `places`.
+        stamped: the main kernel writes down when it does what, see `stamps`; its results are the same.
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -111,6 +112,7 @@ class Specialisation:
     has_dense: bool = False
     has_dropout: bool = False
     placed: bool = False
+    stamped: bool = False
 
     def __post_init__(self) -> None:
         ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
@@ -122,6 +124,7 @@ class Specialisation:
     @staticmethod
     def of(
         mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, has_dropout: bool = False,
+        stamped: bool = False,
     ) -> Specialisation:  # fmt: skip
         """What the kernels of a plan are compiled for.
 
@@ -129,6 +132,7 @@ class Specialisation:
             dims: the head dims of q and k, and of v.
             group: query heads per kv head.
             has_dropout: probabilities are dropped.
+            stamped: the main kernel writes down when it does what.
 
         Raises:
             ArgumentError: a dtype of another width, or tiles that the kernel does not have.
@@ -139,11 +143,13 @@ class Specialisation:
         bounds = mask.band.lo is not None, mask.band.hi is not None
         kinds = data.kinds(mask)
         placed = mask.placed is not None
-        return Specialisation(dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout, placed)
+        return Specialisation(
+            dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout, placed, stamped
+        )
 
     @staticmethod
-    def of_site(site: Site, plan: Plan) -> Specialisation:
-        """What the kernels of a site's plan are compiled for.
+    def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
+        """What the kernels of a site's plan are compiled for, which write down when they do what if they are `stamped`.
 
         Raises:
             ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
@@ -154,7 +160,7 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = site.head_dim, site.value_dim
         drops = site.call.dropout is not None
-        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len, drops)
+        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len, drops, stamped)
 
     @property
     def has_data(self) -> bool:
@@ -199,8 +205,10 @@ class Kernels:
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, "PLACED": p.row_block,
+            "STAMPED": p.stamped,
             **self._absent(data.MAIN), **({} if p.has_dropout else dict.fromkeys(dropout.ARGUMENTS)),
             **({} if p.placed else dict.fromkeys(of_places)),
+            **({} if p.stamped else dict.fromkeys(stamps.ARGUMENTS)),
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
         types = {
@@ -211,6 +219,7 @@ class Kernels:
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES, **of_places,
+            **stamps.TYPES,
         }  # fmt: skip
         alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}

@@ -11,8 +11,9 @@ from .dropout import AllKept, Dropout
 from .places import Places, Target
 from .producer import produce
 from .reducer import reduce
+from .stamps import NoStamps, Stamps, record
 from .table_walk import TableWalk, allocate_told
-from .work import Work, allocate_shared, pieces
+from .work import Work, allocate_shared, barriers, pieces
 
 
 @gluon.jit
@@ -21,13 +22,14 @@ def hopper_backward(
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
     visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i,
     dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
+    stamps_ptr, stamped_heads,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
     ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
-    PLACED: gl.constexpr,
+    PLACED: gl.constexpr, STAMPED: gl.constexpr,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -41,7 +43,8 @@ def hopper_backward(
     threshold and rescale with DROPOUT only, see `dropout`.
 
     With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of dq, lse and delta,
-    while the other tensors have tokens; see `places`, also for the last arguments, which are given then only.
+    while the other tensors have tokens; see `places`, also for the arguments from place_ptr on, which are given then
+    only.  With STAMPED the kernel writes down when it does what, see `stamps`.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -64,6 +67,9 @@ def hopper_backward(
     else:
         walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
+    stamps = NoStamps()
+    if STAMPED:
+        stamps = Stamps(work, stamps_ptr, stamped_heads, ticket, barriers(STAGES), STAGES)
     places = Places(place_ptr, count_ptr, kv_len, PLACED)
     dk_target = Target(dk_ptr, dk_h, dk_row, dk_dim)
     dv_target = Target(dv_ptr, dv_h, dv_row, dv_dim)
@@ -75,28 +81,55 @@ def hopper_backward(
     WARPS: gl.constexpr = gl.num_warps()
     # A reducer for each step in flight.  Gluon wants both lists literal: names for their entries would turn
     # constants into values.
-    if STAGES == 1:
+    if STAGES == 1 and not STAMPED:
         gl.warp_specialize(
             [
                 (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
                            group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, places, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                            group_semaphores, AHEAD)),
-                (reduce, (walk, shared, dq_desc, semaphores, 0, 1)),
+                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 1)),
             ],
             [1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS],
+        )  # fmt: skip
+    elif not STAMPED:
+        gl.warp_specialize(
+            [
+                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
+                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, AHEAD)),
+                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 2)),
+                (reduce, (walk, stamps, shared, dq_desc, semaphores, 1, 2)),
+            ],
+            [1, 1, 1],
+            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
+        )  # fmt: skip
+    elif STAGES == 1:
+        gl.warp_specialize(
+            [
+                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
+                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, AHEAD)),
+                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 1)),
+                (record, (walk, shared, stamps)),
+            ],
+            [1, 1, 1],
+            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
                            group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, places, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
                            group_semaphores, AHEAD)),
-                (reduce, (walk, shared, dq_desc, semaphores, 0, 2)),
-                (reduce, (walk, shared, dq_desc, semaphores, 1, 2)),
+                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 2)),
+                (reduce, (walk, stamps, shared, dq_desc, semaphores, 1, 2)),
+                (record, (walk, shared, stamps)),
             ],
-            [1, 1, 1],
-            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
+            [1, 1, 1, 1],
+            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
         )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import compat
+from ...config import config
 from ...errors import ArgumentError
 from ...model.call import Call
 from ...model.plan import Plan
@@ -26,6 +27,8 @@ from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
 from .compiling import constant_count
 from .data import NOTHING, Arguments, BackwardData, Facts
 from .dropout import ARGUMENTS
+from .recording import NOTHING as NO_STAMPS
+from .recording import Recording
 from .tensors import DTYPES, SeenRows, describe, readable
 
 _Strides = tuple[int, ...]
@@ -37,7 +40,7 @@ _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan, data: BackwardData | None = None, dropout: Drops | None = None,
+    call: Call, plan: Plan, data: BackwardData | None = None, dropout: Drops | None = None, site: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv of attention, bitwise reproducible.
 
@@ -51,6 +54,7 @@ def backward(
             key is -inf there.  Under a mask of rows it has rows, and all else tokens.
         dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
             random bits drop a probability, and what kept probabilities are multiplied with; None for none.
+        site: what the call is called where `config.profile` asks for its times.
 
     Raises:
         ArgumentError: a plan of another kernel; data that are not those of the mask; another seed or threshold; a
@@ -67,12 +71,12 @@ def backward(
         call, plan, query.dtype, query.device.index,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
-        dropout is not None,
+        dropout is not None, config.profile,
     )  # fmt: skip
     if torch.cuda.current_device() != query.device.index:
         with torch.cuda.device(query.device):
-            return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout)
-    return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout)
+            return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout, site)
+    return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout, site)
 
 
 def _check_dropout(dropout: Drops, device: torch.device) -> None:
@@ -101,7 +105,7 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: Facts | None, rows: int | None, has_dropout: bool,
+        data: Facts | None, rows: int | None, has_dropout: bool, stamped: bool,
     ) -> None:  # fmt: skip
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
@@ -112,7 +116,7 @@ class _State:
         orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
         group = self.q_heads // self.kv_heads
         dims = head_dim, value_dim
-        of = Specialisation.of(call.mask, plan, DTYPES[dtype], dims, group, self.kv_len, has_dropout)
+        of = Specialisation.of(call.mask, plan, DTYPES[dtype], dims, group, self.kv_len, has_dropout, stamped)
         self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
@@ -151,6 +155,9 @@ class _State:
         self.main_sizes = (self.batch, *sizes, plan.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
         self.dims = head_dim, value_dim
+        self.recording = None
+        if stamped:
+            self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
         self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
         ctas = self._checked(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
@@ -188,6 +195,7 @@ class _State:
         logsumexp: Tensor,
         data: BackwardData | None,
         dropout: Drops | None,
+        site: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (compat.empty_cuda(*facts) for facts in self.outputs)
         workspace = compat.empty_cuda((self.workspace_bytes,), (1,), torch.uint8)
@@ -201,6 +209,11 @@ class _State:
         if data is not None and data.row_place is not None and data.row_count is not None:
             of_places = data.row_place.data_ptr(), data.row_count.data_ptr()
             of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
+        # Before the kernels, so that nothing comes between two of them that overlap.
+        recorded = None if self.recording is None else self.recording.begin(site, self.device)
+        of_stamps: tuple[int | None, ...] = (None, None) if self.recording is None else NO_STAMPS
+        if recorded is not None:
+            of_stamps = recorded.table.data_ptr(), recorded.heads
         self.prepare(
             stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes,
             *of_places,
@@ -214,7 +227,9 @@ class _State:
         drops = (None,) * len(ARGUMENTS) if dropout is None else (dropout[0].data_ptr(), *dropout[1:])
         self.main(
             stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data, *drops, *of_places,
-            *of_targets,
+            *of_targets, *of_stamps,
         )  # fmt: skip
         self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes, *finish_data, *of_places)
+        if recorded is not None:
+            recorded.end()
         return dq, dk, dv

@@ -10,9 +10,10 @@ from .operations import begin_load, load_rows
 
 
 @gluon.jit
-def wait_for_room(shared, it):
-    """Wait until step ``it - STAGES`` is done: then there is room for the tiles of step `it`, in the Q ring too."""
+def wait_for_room(shared, stamps, it):
+    """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles, in the Q ring too."""
     mbarrier.wait(shared.step_done.index(it % shared.STAGES), ((it // shared.STAGES) & 1) ^ 1)
+    stamps.wait_until_noted(it)
 
 
 @gluon.jit
@@ -49,7 +50,8 @@ def _clear_queries(shared, slot, do_slot, landings):
 
 @gluon.jit
 def produce(
-    walk, places, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, AHEAD: gl.constexpr
+    walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
@@ -102,7 +104,7 @@ def produce(
                 q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)
             row = work.tile_index(q) * work.BLOCK_Q
             it = done + step
-            wait_for_room(shared, it)
+            wait_for_room(shared, stamps, it)
             slot = (first_slot + step) % shared.Q_STAGES
             full = shared.q_full.index(slot)
             if walk.CLEARS:
@@ -139,7 +141,7 @@ def produce(
         done += steps
         if AHEAD:
             if steps > 0:
-                wait_for_room(shared, done)
+                wait_for_room(shared, stamps, done)
                 mbarrier.arrive(shared.q_full.index(first_slot % shared.Q_STAGES), count=1)
                 first_slot += 1
         if work.GROUP > 1:

@@ -8,7 +8,7 @@ from .operations import as_blocks, async_reduce_add, begin_store, pass_turn_on, 
 
 
 @gluon.jit
-def reduce(walk, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
+def reduce(walk, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
     """Steps WARP, WARP + WARPS, ... of the walk; see Note [Ordered accumulation on Hopper].
 
     While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
@@ -35,9 +35,11 @@ def reduce(walk, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.cons
             _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
+            added = stamps.now()
             wait_until_read()
             mbarrier.arrive(shared.dq_empty.index(slot), count=1)
             pass_turn_on(semaphores + tile, rank)
+            stamps.write(kv, 1 + walk.q_tile(word), 2, added, stamps.now())
         done += steps
 
 

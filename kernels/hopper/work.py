@@ -101,11 +101,12 @@ def pieces(step):
 
 
 @gluon.jit
-def _barriers(COUNT: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+def barriers(COUNT: gl.constexpr):
+    """A ring of barriers for one arrival each."""
+    ring = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=1)
-    return barriers
+        mbarrier.init(ring.index(i), count=1)
+    return ring
 
 
 @aggregate
@@ -211,7 +212,7 @@ def allocate_shared(
         dq_tail = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * TAIL_D // 32, 32])
     turn = ds  # never read
     if GROUP > 1:
-        turn = _barriers(1)
+        turn = barriers(1)
     return Shared(
         k,
         k_tail,
@@ -225,13 +226,13 @@ def allocate_shared(
         p,
         dq,
         dq_tail,
-        _barriers(1 + OWN),
-        _barriers(1 + OWN),
-        _barriers(1),
-        _barriers(Q_STAGES + OWN),
-        _barriers(STAGES + OWN),
-        _barriers(DQ_STAGES),
-        _barriers(STAGES),
+        barriers(1 + OWN),
+        barriers(1 + OWN),
+        barriers(1),
+        barriers(Q_STAGES + OWN),
+        barriers(STAGES + OWN),
+        barriers(DQ_STAGES),
+        barriers(STAGES),
         turn,
         Q_STAGES,
         STAGES,

@@ -26,7 +26,7 @@ TILES = {
 @dataclass(frozen=True)
 class Case:
     """A variant: head dims of q, k and of v, band, schedule, dtype, query heads per kv head, no ragged kv tile, and
-    which data the mask has, dropout, a mask of rows."""
+    which data the mask has, dropout, a mask of rows, stamps."""
 
     dims: tuple[int, int]
     mask: Band
@@ -38,10 +38,12 @@ class Case:
     dense: bool = False
     dropout: bool = False
     placed: bool = False
+    stamped: bool = False
 
     def __str__(self) -> str:
         ragged = "" if self.even_kv else " ragged"
         data = " codes" * self.codes + " dense" * self.dense + " dropout" * self.dropout + " placed" * self.placed
+        data += " stamped" * self.stamped
         return (
             f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}{data}"
         )
@@ -50,7 +52,7 @@ class Case:
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
             self.even_kv and not self.codes and not self.dense, TILES[self.dims], self.codes, self.dense,
-            self.dropout, self.placed,
+            self.dropout, self.placed, self.stamped,
         )  # fmt: skip
 
 

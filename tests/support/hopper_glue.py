@@ -33,6 +33,7 @@ from dash_inductor.kernels.hopper import (
     places,
     producer,
     reducer,
+    stamps,
     steps,
     table_walk,
     work,
@@ -235,6 +236,7 @@ class Store(NamedTuple):
     coordinates: tuple[int, ...]
     parts: tuple[Any, ...]
     ticket: int
+    time: int = 0
 
 
 class _Abandoned(BaseException):
@@ -255,8 +257,10 @@ class Simulation:
         edits: replacements in the source, for controls that must fail.
 
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
-    pointer, `semaphores` the final counts by pointer, and `cleared` of the tiles
-    whose rows were cleared what they had, and what said which rows.
+    pointer, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer, and `cleared`
+    of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock finds it one
+    later; the SM of a CTA is its ticket + 1000.  `passed` is what the clock showed when a semaphore was set after its
+    turn of a rank, and `arrived` when the consumers of a CTA arrived at a barrier.
     """
 
     def __init__(
@@ -268,6 +272,10 @@ class Simulation:
         self.stores: list[Store] = []
         self.sums: dict[Pointer, Value] = {}
         self.semaphores: dict[Pointer, int] = defaultdict(int)
+        self.stamps: dict[Pointer, int] = {}
+        self.time = 0
+        self.passed: dict[tuple[Pointer, int], int] = {}
+        self.arrived: dict[int, list[int]] = defaultdict(list)
         self.cleared: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self.tickets = 0
         self.barriers: list[Barrier] = []
@@ -357,7 +365,8 @@ class Simulation:
 
 
 _MODULES = (
-    operations, clear, places, work, closed_form, table_walk, dropout, steps, group, producer, consumer, reducer, entry,
+    operations, clear, places, work, closed_form, table_walk, dropout, steps, group, stamps, producer, consumer,
+    reducer, entry,
 )  # fmt: skip
 
 
@@ -413,6 +422,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     def init(barrier: Barrier, count: int) -> None:
         barrier.count = barrier.arrivals = count
 
+    def arrive(barrier: Barrier, count: int) -> None:
+        if current().name == "consume":
+            s.arrived[current().ticket].append(s.time)
+        barrier.arrive(count)
+
     def expect(barrier: Barrier, number: int) -> None:
         barrier.bytes += number
         barrier.arrive(1)
@@ -455,7 +469,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     def copy_out(how: str) -> Callable[..., None]:
         def copy(desc: Descriptor, coordinates: Sequence[int], source: tuple[Tile, int]) -> None:
             tile = source[0]
-            s.stores.append(Store(how, desc.name, tuple(coordinates), tile.by_async_proxy(), current().ticket))
+            s.stores.append(Store(how, desc.name, tuple(coordinates), tile.by_async_proxy(), current().ticket, s.time))
             tile.readers.append(current())
             current().storing.append(tile)
 
@@ -509,6 +523,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         if s.semaphores[semaphore] != rank:
             raise Fault(f"{semaphore} is passed on out of turn")
         s.semaphores[semaphore] = rank + 1
+        s.passed[semaphore, rank] = s.time
 
     def add(pointer: Pointer, what: Any, sem: str) -> Any:
         assert sem == "relaxed"
@@ -530,8 +545,17 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             raise Fault(f"{pointer} is read before it is written")
         return s.sums[pointer]
 
-    def store(pointer: Pointer, value: Value) -> None:
-        s.sums[pointer] = Value(value.shape, value.read())
+    def store(pointer: Pointer, value: Value | int, mask: bool = True) -> None:
+        if isinstance(value, Value):
+            s.sums[pointer] = Value(value.shape, value.read())
+        elif mask:
+            if pointer in s.stamps:
+                raise Fault(f"{pointer} is stamped twice")
+            s.stamps[pointer] = value
+
+    def globaltimer() -> int:
+        s.time += 1
+        return s.time
 
     def unseen_keys(keys_seen: Pointer, row: int, kv: int, kv_len: int, block_kv: int) -> Value:
         begin, first = row * kv_len, kv * block_kv
@@ -591,10 +615,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
-            arrive=lambda barrier, count: barrier.arrive(count),
+            arrive=arrive,
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
+        "globaltimer": globaltimer, "smid": lambda: 1000 + current().ticket,
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,

@@ -18,7 +18,7 @@ from .distribution import ROOT
 
 HOST = {
     "registry.py", "standalone.py", "launch.py", "forward.py", "strides.py", "schedule_functions.py", "mask_tables.py",
-    "mask_data.py", "data.py", "place_arguments.py",
+    "mask_data.py", "data.py", "place_arguments.py", "recording.py",
 }  # fmt: skip
 """Modules of kernels/ of which nothing runs on a device."""
 

@@ -1,0 +1,12 @@
+"""The lengths of the packed documents that are measured."""
+
+from __future__ import annotations
+
+PARTS = (5, 8, 10, 12, 13, 15, 17, 20)
+"""Lengths of documents, in parts of their sum, over and over."""
+
+
+def packed(count: int, length: int) -> tuple[int, ...]:
+    """The ends of so many documents in a row of tokens."""
+    parts = [PARTS[i % len(PARTS)] for i in range(count)]
+    return tuple(length * sum(parts[: i + 1]) // sum(parts) for i in range(count))

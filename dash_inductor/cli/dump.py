@@ -1,0 +1,38 @@
+"""``dash-inductor dump script.py [arguments]``: a folder of pages about every graph that a script compiles."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import webbrowser
+from pathlib import Path
+
+EPILOG = """
+The script runs in this process, to its end; what it prints goes to the standard error.  No graph is taken from a cache.
+Exit status: 0, 1 if no graph with attention was compiled or if the script failed, 2 for bad arguments.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("-o", "--output", metavar="FOLDER", default="dash_inductor_dump", help="default: %(default)s")
+    parser.add_argument("--arch", help="plan, and compile kernels, for this architecture; no such GPU is needed")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument("script", help="a Python file that compiles and runs a training step")
+    parser.add_argument("script_arguments", metavar="arguments", nargs=argparse.REMAINDER, help="of the script")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..observe.dump import writer
+    from ..observe.script import explain_script
+
+    with writer.dumping(str(Path(arguments.output).resolve()), arguments.arch):
+        explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
+        page = writer.index()
+    if arguments.json:
+        print(json.dumps({"index": str(page) if page else None, **explanation.to_dict()}, indent=2))
+    else:
+        print("\n".join([*explanation.notes, str(page) if page else "no graph was dumped"]))
+    if page is not None and arguments.open:
+        webbrowser.open(page.as_uri())
+    return 0 if page is not None and ended and explanation.sites else 1

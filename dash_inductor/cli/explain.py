@@ -1,0 +1,33 @@
+"""``dash-inductor explain script.py [arguments]``: what became of every attention that a script compiled, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+EPILOG = """
+The script runs in this process, to its end; what it prints goes to the standard error.  Exit status: 0 if everything
+was replaced, 1 if something was kept, if nothing was seen or if the script failed, 2 for bad arguments.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("--arch", help="plan for this architecture, for example sm_90; no such GPU is needed")
+    parser.add_argument("--html", metavar="FILE", help="also write the report as a page")
+    parser.add_argument("script", help="a Python file that compiles and runs a training step")
+    parser.add_argument("script_arguments", metavar="arguments", nargs=argparse.REMAINDER, help="of the script")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..observe.script import explain_script
+
+    explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
+    if arguments.html:
+        Path(arguments.html).write_text(explanation.to_html(), encoding="utf-8")
+    if arguments.json:
+        print(json.dumps(explanation.to_dict(), indent=2))
+    else:
+        explanation.show()
+    return 0 if ended and explanation.all_replaced else 1

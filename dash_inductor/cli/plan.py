@@ -1,0 +1,151 @@
+"""`dash-inductor plan`: the plan of a shape and a mask, all candidates, and their timelines."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError
+from ..model.plan import Kept, Plan
+from ..planning import planner, prediction
+from ..planning.ranking import Candidacy, rank
+from ..schedule.schedules import NAMES
+from ..timeline import files, planned
+from . import site_arguments
+from .site_arguments import Request
+
+WIDTH = 100
+"""Columns of everything that is printed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    site_arguments.add_arguments(parser)
+    parser.add_argument("--schedule", metavar="NAME", help=f"plan with this schedule: {', '.join(NAMES)}")
+    parser.add_argument(
+        "--timeline", action="append", default=[], type=Path, metavar="FILE",
+        help="draw workers over time for every schedule, may be repeated:\n"
+        ".html an interactive page, .svg and .png images, .txt text,\n.json a trace for Perfetto and chrome://tracing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draw", default="", metavar="NAME,NAME", help="draw these schedules, by default all of the chosen kernels"
+    )
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="draw this recorded run beside the prediction")
+    parser.add_argument("--workers", type=int, metavar="N", help="workers of the timelines, instead of the GPU's SMs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan.
+
+    Returns:
+        1 if no kernel covers the site, else 0.
+    """
+    asked = site_arguments.request(arguments)
+    if arguments.workers is not None and arguments.workers < 1:
+        raise ArgumentError("workers", arguments.workers, "a number >= 1")
+    for path in arguments.timeline:
+        files.check_path(path)
+    if not arguments.timeline and (arguments.measured or arguments.draw):
+        name = "measured" if arguments.measured else "draw"
+        raise ArgumentError(name, str(getattr(arguments, name)), "an argument beside --timeline, which draws")
+    found = planner.decide(asked.site, asked.arch)
+    if not isinstance(found, Kept):
+        found = planner.plan(asked.site, asked.arch, arguments.schedule)
+    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu, documents=asked.documents)
+    if arguments.timeline and isinstance(found, Plan):
+        picture = planned.picture(
+            asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
+            gpu=asked.gpu, workers=arguments.workers, recorded=arguments.measured,
+        )  # fmt: skip
+        for path in arguments.timeline:
+            files.write(picture, path)
+    if arguments.json:
+        print(json.dumps(_document(asked, found, ranking, arguments.timeline), indent=2))
+    else:
+        _print(asked, found, ranking, arguments.timeline)
+    return int(isinstance(found, Kept))
+
+
+def _document(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:
+    kept = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Kept) else None
+    return {
+        "site": {**dataclasses.asdict(asked.site), "call": str(asked.site.call)},
+        "arch": asked.arch,
+        "gpu": asked.gpu,
+        "plan": _plain(found) if isinstance(found, Plan) else None,
+        "kept": kept,
+        "candidates": [_plain(candidacy) for candidacy in ranking],
+        "timelines": [str(path) for path in written] if kept is None else [],
+    }
+
+
+def _plain(value: Plan | Candidacy) -> dict[str, Any]:
+    """The fields, with plans and tiles as text."""
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    plain = {name: x if isinstance(x, (str, int, float, type(None))) else str(x) for name, x in fields.items()}
+    return {"text": str(value), **plain} if isinstance(value, Plan) else plain
+
+
+def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], written: Sequence[Path]) -> None:
+    facts = [("site", f"{planned.in_words(asked.site)}, on {asked.arch}")]
+    if isinstance(found, Kept):
+        facts.append(("kept", f"{found.reason.explanation} {found.detail}"))
+    else:
+        where = found, asked.site, asked.arch, asked.gpu
+        times = {
+            "backward": prediction.predicted_us(*where, asked.documents),
+            "forward": prediction.predicted_forward_us(*where),
+        }
+        known = [f"{name} {time:,.0f} µs" for name, time in times.items() if time is not None]
+        unknown = prediction.unknown(*where, asked.documents)
+        tiles = f"tiles {found.dkdv}" + (f" and {found.dq} for dq" if found.dq else "")
+        facts += [
+            (
+                "backward",
+                f"{found.kernel} kernels, schedule {found.schedule}, {tiles}, {found.section} heads a section",
+            ),
+            ("forward", f"{found.forward} kernels, tiles {found.forward_tiles}"),
+            ("predicted", "; ".join(known + ([f"backward unknown: {unknown}"] if unknown else []))),
+            ("numerics", f"{found.numerics_key}, and the compiler's settings"),
+            ("plan", str(found)),
+        ]
+    for name, text in facts:
+        lines = textwrap.wrap(text, WIDTH - 11, break_on_hyphens=False)
+        print("\n".join(f"{name if i == 0 else '':<10} {line}" for i, line in enumerate(lines)))
+    print()
+    _table([planned.row(candidacy) for candidacy in ranking])
+    print(f"\n* chosen; predicted: the backward of this site on an {asked.gpu}")
+    for path in written if isinstance(found, Plan) else ():
+        print(f"drawn: {path}")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    """Print the candidates: by rich where it is installed, else plainly."""
+    try:
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print("\n".join(_plain_table(rows)))
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    for name in planned.HEAD:
+        table.add_column(name, no_wrap=name != "why", justify="right" if name == "predicted" else "left")
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] else None)
+    Console(width=WIDTH, highlight=False).print(table)
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (planned.HEAD, *rows)) for i in range(len(planned.HEAD) - 1)]
+    room = WIDTH - sum(widths) - 2 * len(widths)
+    lines = []
+    for row in (planned.HEAD, *rows):
+        for i, words in enumerate(textwrap.wrap(row[-1], room) or [""]):
+            cells = (cell if i == 0 else "" for cell in row[:-1])
+            lines.append("  ".join([*(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)), words]))
+    return [line.rstrip() for line in lines]

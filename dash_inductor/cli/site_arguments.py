@@ -1,0 +1,149 @@
+"""Arguments of the command line that describe a site."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from ..model.call import Bias, Call
+from ..model.dropout import Dropout
+from ..model.mask import Anchor, Band, Dense, Keys, Mask, Operand, Segments
+from ..model.site import Site
+from ..planning import costs
+from ..planning.calibration import CALIBRATIONS
+from ..planning.families import BITS
+from ..planning.prediction import GPU
+from ..timeline.data import Data
+
+GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
+"""Names of GPUs, beside those of architectures; on those of `CALIBRATIONS` times have been measured."""
+
+MASKS = """\
+terms joined by '+'.  One of
+  full, causal, window:LO,HI    query i sees key j if LO <= i - j <= HI; 'none' is no bound;
+                                ':bottom_right' behind any of them aligns the last query with the last key
+and any of
+  keys, keys:N,N,...            padding: a mask of valid keys; the first N are valid in each batch element
+  documents, documents:N,N,...  packed documents; their lengths
+  dense                         a tensor with a truth value for each query and key"""
+
+_WINDOW = re.compile(r"window:(none|-?\d+),(none|-?\d+)")
+_DATA = re.compile(r"(keys|documents)(?::(\d+(?:,\d+)*))?")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A site on an architecture.
+
+    Args:
+        gpu: the GPU for which times are predicted, a key of `CALIBRATIONS`.
+        data: what a mask that is data hides there; None where that was not said.
+    """
+
+    site: Site
+    arch: str
+    gpu: str
+    data: Data | None
+
+    @property
+    def documents(self) -> tuple[int, ...] | None:
+        """The lengths of the documents, where they were said."""
+        return None if self.data is None else self.data.documents
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `request` reads."""
+    parser.formatter_class = argparse.RawTextHelpFormatter
+    parser.add_argument(
+        "--shape", required=True, metavar="B,Hq,Hkv,Sq,Skv,D[,Dv]",
+        help="batch, query heads, kv heads, queries, keys, head dims of q and k, and of v",
+    )  # fmt: skip
+    parser.add_argument("--mask", default="causal", help=MASKS)
+    parser.add_argument("--arch", default="h100", help=f"{', '.join(GPUS)}, cpu, or an architecture such as sm_90")
+    parser.add_argument("--dtype", default="bfloat16", help=", ".join(BITS))
+    parser.add_argument("--dropout", type=float, metavar="P", help="the probability with which dropout drops")
+    parser.add_argument("--bias", action="store_true", help="a bias is added to the scores")
+    parser.add_argument("--bias-gradient", action="store_true", help="a bias is added that needs a gradient")
+
+
+def request(arguments: argparse.Namespace) -> Request:
+    """The site that the arguments describe.
+
+    Raises:
+        ArgumentError: naming the argument, its value and what is allowed.
+    """
+    sizes = _shape(arguments.shape)
+    batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim = sizes
+    arch = GPUS.get(arguments.arch, arguments.arch)
+    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
+        raise ArgumentError("arch", arguments.arch, [*GPUS, *costs.WORKERS, *costs.SAME_AS])
+    if arguments.dtype not in BITS:
+        raise ArgumentError("dtype", arguments.dtype, BITS)
+    mask, data, operands = _mask(arguments.mask)
+    if data is not None:
+        data.check(batch, q_len, kv_len)
+    bias = dropout = None
+    if arguments.bias or arguments.bias_gradient:
+        bias, operands = Bias(Operand(operands), arguments.bias_gradient), operands + 1
+    if arguments.dropout is not None:
+        if not 0 < arguments.dropout < 1:
+            raise ArgumentError("dropout", arguments.dropout, "a number greater than 0 and less than 1")
+        dropout = Dropout(arguments.dropout, Operand(operands))
+    call = Call(mask, 1 / math.sqrt(head_dim), bias=bias, dropout=dropout)
+    site = Site(
+        "cpu" if arch == "cpu" else "cuda", arguments.dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim,
+        value_dim, call,
+    )  # fmt: skip
+    gpu = arguments.arch.upper()
+    return Request(site, arch, gpu if gpu in CALIBRATIONS else GPU, data)
+
+
+def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
+    allowed = "six or seven numbers >= 1: B,Hq,Hkv,Sq,Skv,D[,Dv], where Hq is a multiple of Hkv"
+    if not re.fullmatch(r"\d+(,\d+){5,6}", text):
+        raise ArgumentError("shape", text, allowed)
+    numbers = [int(word) for word in text.split(",")]
+    if min(numbers) < 1 or numbers[1] % numbers[2]:
+        raise ArgumentError("shape", text, allowed)
+    batch, q_heads, kv_heads, q_len, kv_len, head_dim = numbers[:6]
+    return batch, q_heads, kv_heads, q_len, kv_len, head_dim, numbers[6] if len(numbers) > 6 else head_dim
+
+
+def _mask(text: str) -> tuple[Mask, Data | None, int]:
+    """The mask, what it hides as far as that is said, and the number of tensors that it reads."""
+    band, keys, segments, dense, operands = None, None, None, None, 0
+    lengths: dict[str, tuple[int, ...]] = {}
+    for term in (word.strip() for word in text.split("+")):
+        data = _DATA.fullmatch(term)
+        if data is not None and (keys if data[1] == "keys" else segments) is None:
+            if data[1] == "keys":
+                keys, operands = Keys(Operand(operands)), operands + 1
+            else:
+                segments, operands = Segments(Operand(operands), Operand(operands)), operands + 1
+            if data[2]:
+                lengths[data[1]] = tuple(int(word) for word in data[2].split(","))
+        elif term == "dense" and dense is None:
+            dense, operands = Dense(Operand(operands)), operands + 1
+        elif data is None and term != "dense" and band is None:
+            band = _band(term, text)
+        else:
+            raise ArgumentError("mask", text, f"every kind of term once: {MASKS}")
+    hidden = Data(lengths.get("documents"), lengths.get("keys")) if lengths else None
+    return Mask(band or Band(), keys, segments, dense), hidden, operands
+
+
+def _band(term: str, text: str) -> Band:
+    word = term.removesuffix(":bottom_right")
+    anchor: Anchor = "top_left" if word == term else "bottom_right"
+    window = _WINDOW.fullmatch(word)
+    if window is not None:
+        lo, hi = (None if bound == "none" else int(bound) for bound in window.groups())
+        if lo is not None and hi is not None and lo > hi:
+            raise ArgumentError("mask", text, "window:LO,HI where LO <= HI")
+        return Band(lo, hi, anchor)
+    if word not in ("full", "causal"):
+        raise ArgumentError("mask", text, MASKS)
+    return Band(0 if word == "causal" else None, None, anchor)

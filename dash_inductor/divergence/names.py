@@ -1,0 +1,108 @@
+"""Names of modules and parameters that are the same in every run, whoever wraps a model."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def inner(module: nn.Module) -> nn.Module | None:
+    """The module that a wrapper of PyTorch is around; None for any other module."""
+    if isinstance(module, (DataParallel, DistributedDataParallel)):
+        found: nn.Module = module.module
+        return found
+    compiled: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this question
+    if compiled is not None and isinstance(module, compiled.OptimizedModule):
+        original: nn.Module = module._orig_mod
+        return original
+    return None
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    while (next_ := inner(module)) is not None:
+        module = next_
+    return module
+
+
+class Names:
+    """Paths of modules and parameters, from the roots that were added.
+
+    Paths within the first root that has parameters stand as they are; those of other roots begin with its class.
+    """
+
+    def __init__(self) -> None:
+        self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._parameters = WeakTensorKeyDictionary()
+        self._roots: dict[str, int] = {}
+        self._nowhere: set[int] = set()  # ids of parameters that were looked for
+
+    def add(self, root: nn.Module) -> None:
+        """Name the modules and parameters of a model, where they have no names yet."""
+        root = unwrapped(root)
+        if root in self._modules:
+            return
+        prefix = self._prefix(root)
+        for path, module in root.named_modules():
+            self._modules.setdefault(module, _joined(prefix, path) or type(root).__name__)
+        for path, parameter in root.named_parameters():
+            self._parameters.setdefault(parameter, _joined(prefix, path))
+
+    def _prefix(self, root: nn.Module) -> str:
+        has_parameters = next(root.parameters(), None) is not None
+        if has_parameters and "" not in self._roots:
+            self._roots[""] = 1
+            return ""
+        kind = type(root).__name__
+        self._roots[kind] = self._roots.get(kind, 0) + 1
+        return kind if self._roots[kind] == 1 else f"{kind}({self._roots[kind]})"
+
+    def of_module(self, module: nn.Module) -> str:
+        """The path of a module; its class if it belongs to no root."""
+        return self._modules.get(unwrapped(module)) or type(unwrapped(module)).__name__
+
+    def of_parameter(self, parameter: Tensor) -> str:
+        """The path of a parameter of a model that was added."""
+        return str(self._parameters[parameter])
+
+    def of_parameters(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+        """All parameters of an optimizer with their paths.
+
+        Those of models that are not known yet are looked for among all modules that are alive; what belongs to none
+        is named by its place in the optimizer.
+        """
+        groups = [group["params"] for group in optimizer.param_groups]
+        unknown = {id(parameter) for group in groups for parameter in group if parameter not in self._parameters}
+        if unknown - self._nowhere:
+            self._look_for(unknown)
+            self._nowhere = unknown
+        kind = type(optimizer).__name__
+        return [
+            (self._parameters.get(parameter) or f"{kind}.{number}.{place}", parameter)
+            for number, group in enumerate(groups)
+            for place, parameter in enumerate(group)
+        ]
+
+    def _look_for(self, unknown: set[int]) -> None:
+        things: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        modules: list[nn.Module] = [thing for thing in things if "_modules" in vars(thing)]  # __init__ has run
+        inside = {id(child) for module in modules for child in module.modules() if child is not module}
+        found: list[tuple[int, str, int, nn.Module]] = []
+        for module in modules:
+            count = sum(id(parameter) in unknown for parameter in module.parameters())
+            if count and id(module) not in inside:
+                found.append((-count, type(unwrapped(module)).__name__, len(found), module))
+        for *_, module in sorted(found):
+            self.add(module)
+
+
+def _joined(prefix: str, path: str) -> str:
+    return ".".join(part for part in (prefix, *path.split(".")) if part and part not in _WRAPPERS)

@@ -1,0 +1,65 @@
+"""Where the lanes of one device are added up, and how they come to the host without anybody waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .fingerprint import add_lanes
+from .sizes import LANES
+
+CAPACITY = 4096
+"""Fingerprints that are kept on a device until they are copied to the host."""
+
+Ready = Callable[[], list[list[int]]]
+"""Waits for a copy and returns its rows; called by the thread that writes."""
+
+
+class Rows:
+    """The lanes of one device, in the order of `add`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._results = torch.zeros(CAPACITY, LANES, dtype=torch.int64, device=device)
+        self._used = 0
+
+    def room(self) -> int:
+        return CAPACITY - self._used
+
+    def add(self, tensors: Sequence[Tensor]) -> range:
+        """Hash tensors, at most `room()`; the numbers of their rows."""
+        rows = range(self._used, self._used + len(tensors))
+        add_lanes(tensors, self._results, rows)
+        self._used = rows.stop
+        return rows
+
+    def copy(self, rows: range) -> Tensor:
+        """Rows that were added, on the device."""
+        return self._results[rows.start : rows.stop].clone()
+
+    def take(self) -> Ready:
+        """Send all rows to the host, and begin anew."""
+        used, self._used = self._results[: self._used], 0
+        ready = to_host(used)
+        used.zero_()
+        return ready
+
+
+def to_host(tensor: Tensor) -> Ready:
+    """Begin to copy a tensor to the host."""
+    if not tensor.is_cuda:
+        copy = tensor.clone()
+        return copy.tolist
+    with torch.cuda.device(tensor.device):
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+    def wait() -> list[list[int]]:
+        arrived.synchronize()
+        rows: list[list[int]] = host.tolist()
+        return rows
+
+    return wait

@@ -1,0 +1,14 @@
+"""What on a machine, or in a program, keeps dash_inductor from its work or a training run from being deterministic.
+
+    diagnose()                      this machine and this process, as ``dash-inductor doctor`` prints it
+    diagnose_program(run)           the same while a program compiles: what it sets by itself counts too
+
+Every check is a small function in one of the lists `machine.CHECKS`, `settings.CHECKS` and `program.COMPILING`.
+"""
+
+from __future__ import annotations
+
+from .diagnosis import diagnose, diagnose_program
+from .findings import Finding, Severity, exit_code
+
+__all__ = ["Finding", "Severity", "diagnose", "diagnose_program", "exit_code"]

@@ -1,0 +1,41 @@
+"""Running all checks, for a machine or while a program compiles."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from . import machine, program, settings
+from .findings import Finding, Severity, run
+
+
+def diagnose() -> tuple[Finding, ...]:
+    """What there is to say about this machine and this process, in the order of the checks.
+
+    Settings that a program makes in its own process are not seen; call it there, or use `diagnose_program`.
+    """
+    return tuple(run((*machine.CHECKS, *settings.CHECKS)))
+
+
+def diagnose_program(run_program: Callable[[], object]) -> tuple[Finding, ...]:
+    """As `diagnose`, and what there is to say about a program, whose settings are looked at whenever it compiles.
+
+    Args:
+        run_program: runs the program.  No graph is taken from a cache.  An exception that ends it is a finding, and its
+            traceback goes to the standard error.
+    """
+    found: dict[Finding, None] = dict.fromkeys(run(machine.CHECKS))
+    with program.watching(found):
+        try:
+            run_program()
+        except Exception as error:
+            traceback.print_exc()
+            what = f"the program ended with {type(error).__name__}{_first_line(error)}"
+            found[Finding("program", Severity.WARNING, what, "Its traceback is on the standard error.")] = None
+    found.update(dict.fromkeys(run(program.AFTERWARDS)))
+    return tuple(found)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f": {lines[0]}" if lines else ""

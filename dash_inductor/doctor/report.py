@@ -1,0 +1,46 @@
+"""A diagnosis as text that fits 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from .findings import Finding, Severity
+
+WIDTH = 100
+_COLOURS = {Severity.OK: "32", Severity.NOTE: "36", Severity.WARNING: "33", Severity.ERROR: "31"}
+
+
+def format_report(findings: Sequence[Finding], *, colours: bool = False) -> str:
+    """Facts first, then what there is to do, the worst last, where a terminal shows it.
+
+    Args:
+        colours: write the severities in colour, by escape sequences of terminals.
+    """
+    lines = [line for finding in sorted(findings, key=lambda one: one.severity) for line in _lines(finding, colours)]
+    return "\n".join([*lines, "", summary(findings)])
+
+
+def _lines(finding: Finding, colours: bool) -> Iterator[str]:
+    head = f"{finding.severity.name.lower():8} {finding.check.replace('_', ' '):24} "
+    indent = " " * len(head)
+    first, *rest = textwrap.wrap(finding.what, WIDTH - len(head), break_on_hyphens=False) or [""]
+    if colours:
+        head = f"\033[{_COLOURS[finding.severity]}m{head[:8]}\033[0m{head[8:]}"
+    yield head + first
+    yield from (indent + line for line in rest)
+    if finding.advice:
+        wrapped = textwrap.wrap(finding.advice, WIDTH - len(indent) - 3, break_on_hyphens=False)
+        yield from (f"{indent}{'   ' if i else '-> '}{line}" for i, line in enumerate(wrapped))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line: how many findings of each severity there are that are more than facts."""
+    counts = Counter(finding.severity for finding in findings)
+    shown = [
+        f"{counts[severity]} {severity.name.lower()}{'s' if counts[severity] > 1 else ''}"
+        for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+        if counts[severity]
+    ]
+    return ", ".join(shown) if shown else "Everything is as it should be."

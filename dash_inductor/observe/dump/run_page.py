@@ -1,0 +1,41 @@
+"""The pages above those of graphs: the graphs of a run, and the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from .. import html
+from .graph_page import GraphPage
+
+
+def graphs(run: str, pages: Sequence[GraphPage]) -> str:
+    """The page of a run."""
+    rows = []
+    for page in pages:
+        sites = page.explanation.sites
+        kept = [site.kept.reason.value for site in sites if site.kept is not None]
+        rows.append(
+            (
+                f'<a href="{page.folder.name}/index.html">{escape(page.record.compile_id or page.folder.name)}</a>',
+                escape(page.record.kind), str(len(sites)), str(len(sites) - len(kept)),
+                escape(", ".join(dict.fromkeys(kept))),
+                escape(", ".join(dict.fromkeys(site.record.module for site in sites if site.record.module)))[:200],
+            )
+        )  # fmt: skip
+    header = ("graph", "kind", ">attention backwards", ">replaced", "kept because of", "modules")
+    trail = '<a href="../index.html">runs</a>'
+    return html.page(f"{len(pages)} graph{'s' * (len(pages) != 1)} of {run}", [html.table(header, rows)], trail)
+
+
+def runs(folder: Path) -> str:
+    """The page of all runs."""
+    found = sorted(path.parent for path in folder.glob("*/index.html"))
+    rows = [
+        (f'<a href="{run.name}/index.html">{escape(run.name)}</a>', str(len(list(run.glob("*/index.html")))))
+        for run in found
+    ]
+    return html.page(
+        f"Compiled graphs: {len(rows)} run{'s' * (len(rows) != 1)}", [html.table(("run", ">graphs"), rows)]
+    )

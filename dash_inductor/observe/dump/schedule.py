@@ -1,0 +1,30 @@
+"""The picture of the schedule that a plan has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ... import timeline
+from ...model.plan import Plan
+from ...model.site import Site
+from ...planning import costs
+from ...timeline.svg import svg as draw
+
+TILES, HEADS, WORKERS = 8, 4, 8
+"""The picture shows this many tiles along either length, heads and workers: of more, none could be told apart."""
+
+
+def svg(site: Site, arch: str, plan: Plan) -> str:
+    """Workers over time, simulated for a few heads and tiles like those of the site.
+
+    Raises:
+        ArgumentError: an unknown architecture.
+    """
+    tile = max(plan.dkdv.block_q, plan.dkdv.block_kv)
+    q_len, kv_len = (min(length or costs.NOMINAL_LEN, TILES * tile) for length in (site.q_len, site.kv_len))
+    kv_heads = min(site.kv_heads, max(1, HEADS // site.group))
+    small = replace(site, batch=1, q_heads=kv_heads * site.group, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len)
+    run = timeline.of_plan(small, arch, plan, workers=WORKERS)
+    title = f"{plan.schedule} at {small.q_heads} heads, {q_len} queries, {kv_len} keys"
+    subtitle = f"Simulated for {arch}, with {WORKERS} workers, in tiles of {tile}; the site may have more of each."
+    return draw(timeline.Picture(title, subtitle, (run,)))

@@ -1,0 +1,166 @@
+"""An explanation as text: a table of all sites, then what is to say of each; equal sites are told once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from ..model.plan import Plan
+from ..planning.ranking import Candidacy
+from . import tables
+from .explanation import Explanation, SiteExplanation
+from .tables import Block, Facts, Heading, Table
+
+LEGEND = (
+    (">", "chosen"),
+    ("µs", "predicted time of the backward at these sizes"),
+    ("path", "critical path on the planner's nominal problem, in tile pairs: the shortest is chosen"),
+)
+
+Group = list[tuple[int, SiteExplanation]]
+"""Sites, with their numbers, of which the same is to say but for their module."""
+
+
+def text(explanation: Explanation) -> str:
+    """A text of at most `tables.WIDTH` columns."""
+    return tables.text(list(blocks(explanation)))
+
+
+def show(explanation: Explanation, file: TextIO | None = None) -> None:
+    """Print the text; in colours where that is possible."""
+    tables.show(list(blocks(explanation)), file)
+
+
+def blocks(explanation: Explanation) -> Iterator[Block]:
+    """The parts of the text."""
+    yield Heading(headline(explanation))
+    yield Facts(tuple(("note", note) for note in explanation.notes))
+    yield Facts(tuple(("graph", str(graph).removeprefix("graph ")) for graph in explanation.graphs))
+    groups = grouped(explanation)
+    if groups:
+        header = (">site", "module", "shape", "mask", "what runs", ">µs")
+        yield Table(header, tuple(map(_row, groups)))
+    for group in groups:
+        yield from _group(group)
+    if any(site.candidates for site in explanation.sites):
+        yield Heading("")
+        yield Facts(LEGEND)
+
+
+def headline(explanation: Explanation) -> str:
+    """For example ``5 of 6 attention backwards are replaced on sm_90, 1 is kept``."""
+    kept = sum(site.kept is not None for site in explanation.sites)
+    sites = len(explanation.sites)
+    archs = sorted({site.arch for site in explanation.sites if site.arch})
+    where = f" on {' and '.join(archs)}" if archs else ""
+    if not sites:
+        return "no attention backward was seen"
+    return f"{sites - kept} of {sites} attention backward{'s' * (sites > 1)} replaced{where}, {kept} kept"
+
+
+def grouped(explanation: Explanation) -> list[Group]:
+    """The sites with their numbers, counted from 1, equal ones together."""
+    groups: dict[object, Group] = {}
+    for number, (graph, site) in enumerate(zip(explanation.graph_of, explanation.sites, strict=True), start=1):
+        record = site.record
+        same = graph.compile_id, record.line, record.shape, record.inputs, record.recognised, site.decision
+        groups.setdefault((*same, record.mask, record.detail, site.candidates), []).append((number, site))
+    return list(groups.values())
+
+
+def numbers(group: Group) -> str:
+    """For example ``1-5, 7``."""
+    runs: list[list[int]] = []
+    for number, _ in group:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def module(group: Group) -> str:
+    """The module path; the numbers of layers in which the paths differ are ``*``."""
+    paths = [site.record.module for _, site in group]
+    return paths[0] if len(set(paths)) == 1 else re.sub(r"\.\d+(?=\.|$)", ".*", paths[0])
+
+
+def microseconds(predicted: float | None) -> str:
+    """Three digits count; "" where nothing is predicted."""
+    return "" if predicted is None else f"{predicted:.3g}" if predicted < 1000 else f"{predicted:.0f}"
+
+
+def tiles(candidate: Candidacy) -> str:
+    """For example ``64x64w4s2 dq 128x64w8s3``."""
+    return f"{candidate.dkdv or ''}" + (f" dq {candidate.dq}" if candidate.dq else "")
+
+
+def facts(group: Group) -> list[tuple[str, str]]:
+    """Labels and texts of what is known of the sites of a group."""
+    site = group[0][1]
+    record, plan, kept = site.record, site.plan, site.kept
+    inputs = f"read from {', '.join(record.inputs)}" if record.inputs else ""
+    scale = "" if record.site is None else f"scale {record.site.scale:.4g}"
+    where = f"{record.line} in {module(group)}" if record.line and record.module else record.line
+    return [
+        ("at", where),
+        ("attention", ", ".join(filter(None, (record.shape, scale)))),
+        ("mask", "; ".join(filter(None, (record.mask, inputs, record.recognised)))),
+        ("runs", _runs(plan) if plan else ""),
+        ("prediction", next((f"none, {c.note}" for c in site.candidates if c.chosen and c.note), "")),
+        ("bits", plan.numerics_key if plan else ""),
+        ("detail", record.detail if kept is None else ""),
+        ("kept", f"{kept.reason.value}: {kept.reason.explanation}" if kept else ""),
+        ("detail", kept.detail if kept else ""),
+        ("what to do", site.advice),
+    ]
+
+
+def candidates(site: SiteExplanation) -> tuple[Sequence[Candidacy], str]:
+    """The candidates that could run, and in words those that could not."""
+    able = [candidate for candidate in site.candidates if candidate.plan is not None]
+    not_able = [candidate for candidate in site.candidates if candidate.plan is None]
+    return able, "; ".join(f"{' '.join(filter(None, (c.kernel, c.schedule)))}: {c.why}" for c in not_able)
+
+
+def _row(group: Group) -> tuple[str, ...]:
+    site = group[0][1]
+    record, plan = site.record, site.plan
+    runs = f"{plan.kernel} {plan.schedule}" if plan else f"kept: {site.kept.reason.value}" if site.kept else ""
+    return numbers(group), module(group), record.shape, record.mask, runs, microseconds(site.predicted_us)
+
+
+def _group(group: Group) -> Iterator[Block]:
+    site = group[0][1]
+    yield Heading(f"site{'s' * (len(group) > 1)} {numbers(group)}: {site.record.name}")
+    yield Facts(tuple(facts(group)))
+    able, not_able = candidates(site)
+    families: dict[str, list[Candidacy]] = {}
+    for candidate in able:
+        families.setdefault(f"{candidate.kernel}, tiles {tiles(candidate)}", []).append(candidate)
+    yield from (_ranking(title, members) for title, members in families.items())
+    if not_able:
+        yield Heading("")
+    yield Facts((("cannot run", not_able),))
+
+
+def _ranking(title: str, members: Sequence[Candidacy]) -> Table:
+    """The candidates of one kernel family and one choice of tiles."""
+    predicted = any(c.predicted_us is not None for c in members)
+    header = ("schedule", *([">µs"] if predicted else []), ">path", "why")
+    rows = tuple(
+        (
+            c.schedule or "", *([microseconds(c.predicted_us)] if predicted else []),
+            "" if c.critical_path is None else f"{c.critical_path:.0f}", c.why,
+        )
+        for c in members
+    )  # fmt: skip
+    return Table(header, rows, title, frozenset(number for number, c in enumerate(members) if c.chosen))
+
+
+def _runs(plan: Plan) -> str:
+    forward = "PyTorch's own forward" if plan.forward == "keep" else f"forward {plan.forward} {plan.forward_tiles}"
+    dq = f", dq {plan.dq}" if plan.dq else ""
+    tf32 = ", tf32" if plan.tf32 else ""
+    return f"{plan.kernel} {plan.schedule}, tiles {plan.dkdv}{dq}, sections of {plan.section} heads, {forward}{tf32}"

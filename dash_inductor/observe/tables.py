@@ -1,0 +1,158 @@
+"""Headings, facts and tables as text of a given width: by rich where that is installed, else by plain characters."""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A line that stands out, with an empty one before it; only that one where there is no text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Labels, and what is to say of each; a fact without a text is left out."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def known(self) -> list[tuple[str, str]]:
+        """The facts that have a text."""
+        return [(label, text) for label, text in self.pairs if text]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header.
+
+    Args:
+        header: of the columns; one that begins with ``>`` is of numbers, flush right.
+        rows: a text per column.
+        title: a line above the header; "" for none.
+        marked: the numbers of the rows that stand out; None for a table that has no such rows.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    marked: frozenset[int] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The header, with a column for marks if rows can have them."""
+        return self.header if self.marked is None else ("", *self.header)
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows, with their marks if they can have them."""
+        if self.marked is None:
+            return list(self.rows)
+        return [(">" if number in self.marked else "", *row) for number, row in enumerate(self.rows)]
+
+
+Block = Heading | Facts | Table
+
+
+def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
+    """The blocks as text without colours, no line longer than `width`."""
+    file = io.StringIO()
+    if not _with_rich(blocks, file, width, colours=False):
+        file.write("".join(f"{line}\n" for line in plain(blocks, width)))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+
+
+def show(blocks: Sequence[Block], file: TextIO | None = None, width: int = WIDTH) -> None:
+    """Print to `file`, by default the standard output; in colours if that is a terminal and rich is installed."""
+    file = file or sys.stdout
+    if not (file.isatty() and _with_rich(blocks, file, width, colours=True)):
+        print(text(blocks, width), file=file)
+
+
+def plain(blocks: Sequence[Block], width: int = WIDTH) -> Iterator[str]:
+    """The lines of the blocks, in plain characters."""
+    for block in blocks:
+        if isinstance(block, Heading):
+            yield from ("", *(_wrapped(block.text, width) if block.text else ()))
+        elif isinstance(block, Facts):
+            margin = 2 + max((len(label) for label, _ in block.known), default=0) + 2
+            for label, words in block.known:
+                first, *rest = _wrapped(words, width - margin)
+                yield f"  {label}".ljust(margin) + first
+                yield from (" " * margin + line for line in rest)
+        else:
+            yield from _table(block, width)
+
+
+def _table(table: Table, width: int) -> Iterator[str]:
+    header = tuple(name.removeprefix(">") for name in table.columns)
+    right = [name.startswith(">") for name in table.columns]
+    widths = _widths([header, *table.cells], width - 2 - 2 * (len(header) - 1))
+    yield ""
+    if table.title:
+        yield f"  {table.title}"
+    for row in (header, tuple("-" * n for n in widths), *table.cells):
+        wrapped = [_wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
+        for place in range(max(map(len, wrapped))):
+            parts = [lines[place] if place < len(lines) else "" for lines in wrapped]
+            parts = [p.rjust(n) if r else p.ljust(n) for p, n, r in zip(parts, widths, right, strict=True)]
+            yield "  " + "  ".join(parts).rstrip()
+
+
+def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The widths of columns: as their texts are, until there is no room; then the widest gives way."""
+    widths = [max(1, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    return textwrap.wrap(words, width, break_on_hyphens=False) or [""]
+
+
+def _with_rich(blocks: Sequence[Block], file: TextIO, width: int, *, colours: bool) -> bool:
+    """Print by rich; whether it is installed."""
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.table import Table as RichTable
+        from rich.text import Text
+    except ImportError:
+        return False
+    console = Console(file=file, width=width, color_system="auto" if colours else None, force_terminal=colours or None)
+    for block in blocks:
+        if isinstance(block, Heading):
+            console.print()
+            if block.text:
+                console.print(Text(block.text, style="bold"))
+        elif isinstance(block, Facts):
+            grid = RichTable.grid(padding=(0, 2))
+            grid.add_column(style="cyan", no_wrap=True)
+            grid.add_column(overflow="fold")
+            for label, words in block.known:
+                grid.add_row(label, Text(words))
+            console.print(Padding(grid, (0, 0, 0, 2)))
+        else:
+            table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="cyan")
+            for name in block.columns:
+                right = name.startswith(">")
+                table.add_column(name.removeprefix(">"), justify="right" if right else "left", overflow="fold")
+            for number, row in enumerate(block.cells):
+                table.add_row(*map(Text, row), style="bold green" if number in (block.marked or ()) else "")
+            console.print()
+            if block.title:
+                console.print(Padding(Text(block.title), (0, 0, 0, 2)))
+            console.print(Padding(table, (0, 0, 0, 2)))
+    return True

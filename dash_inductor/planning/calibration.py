@@ -1,0 +1,100 @@
+"""What steps and CTAs of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
+
+They serve `prediction` alone.  No choice depends on them, and none is taken at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Dims = tuple[int, int]
+"""Head dims of a tile, of q and k, and of v: a key of `costs.HOPPER`."""
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Times of the main kernel of the backward, in microseconds.
+
+    Args:
+        step: one tile pair.
+        masked: what a tile pair takes longer that the mask cuts.
+        cta: what every CTA takes beside its steps: loading, storing dk and dv, taking the next ticket.
+        group: what a CTA takes longer where query heads share a kv head, and dk and dv are sums over them.
+        down: what a CTA takes longer that begins at the last q tile, where the others of its head begin too.
+        bent: a step of `bent_fold` relative to one of the other schedules; its expressions are longer.
+    """
+
+    step: float
+    masked: float
+    cta: float
+    group: float
+    down: float
+    bent: float
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Times of the forward, in microseconds.
+
+    Args:
+        step: one kv tile of a tile of queries.
+        masked: what a kv tile takes longer that the mask cuts.
+        tile: what a tile of queries takes beside its steps.
+        launch: what a call takes beside its tiles.
+    """
+
+    step: float
+    masked: float
+    tile: float
+    launch: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on one kind of GPU.
+
+    Args:
+        around: time of the kernels around the main kernel of the backward, for 2**25 elements of q; memory decides it.
+        launch: what a backward takes beside that.
+        backward: by the head dims of a tile; what has not been measured is missing.
+        forward: by the head dims of a tile, and whether the mask is a window, whose tiles share their keys with
+            neighbours.
+    """
+
+    around: float
+    launch: float
+    backward: Mapping[Dims, Backward]
+    forward: Mapping[tuple[int, int, bool], Forward]
+
+
+CALIBRATIONS: dict[str, Calibration] = {
+    "H100": Calibration(85.0, 10.0, {
+        (64, 64): Backward(2.39, 0.96, 4.95, 0.0, 2.72, 1.046),
+        (128, 128): Backward(2.17, 0.0, 8.37, 2.63, 3.63, 1.041),
+        (192, 128): Backward(3.22, 0.0, 8.4, 2.63, 3.63, 1.041),
+    }, {}),
+    "H200": Calibration(59.0, 10.0, {
+        (64, 64): Backward(2.466, 0.5, 4.82, 0.0, 2.72, 1.046),
+        (128, 128): Backward(2.179, 0.0, 6.82, 5.43, 3.64, 1.041),
+    }, {
+        (64, 64, False): Forward(1.426, 0.83, 0.0, 27.3),
+        (64, 64, True): Forward(1.084, 0.0, 5.07, 27.3),
+        (128, 128, False): Forward(1.484, 1.1, 0.56, 19.8),
+        (128, 128, True): Forward(0.778, 0.0, 8.23, 19.8),
+        (192, 128, False): Forward(1.771, 5.12, 0.86, 0.0),
+        (256, 256, False): Forward(1.396, 2.92, 0.0, 6.0),
+    }),
+}  # fmt: skip
+
+ALONE = {"fold": 1.15, "spt": 1.087, "descending": 0.972}
+"""Time of the main kernel under a causal mask relative to the model's, where all CTAs run at once.
+
+Walks that go up follow one another, and go at the pace of the slowest; where there are more CTAs than workers, the next
+ones fill the gaps.
+"""
+
+DATA = {"keys": 1.04, "dense": 1.07, "dropout": 1.3}
+"""Time of a backward at head dims of 128 with valid keys, a dense mask or dropout, relative to the closed form of the
+same tile pairs: from the rows of benchmarks/results/masks.json that ran beside one.
+"""

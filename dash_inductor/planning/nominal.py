@@ -1,0 +1,165 @@
+"""The nominal problem, on which candidates are compared, and how long each takes there: its *critical path*.
+
+Schedules whose CTAs wait for one another are simulated.  For the Hopper kernels this has been done in advance for every
+band that contains the diagonal (`critical_paths.json`, written by ``tools/critical_paths.py``), because a simulation
+takes a tenth of a second and imports sympy.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..model.mask import Band
+from ..model.plan import Tiles
+from ..schedule.names import CO_RESIDENT
+from ..schedule.problem import Problem
+from ..schedule.simulator import Costs
+from . import costs
+from .costs import Candidate
+
+ARCH = "sm_90"
+"""The architecture whose critical paths have been made in advance."""
+
+SCHEDULES = ("ascending", "descending", "spt", "fold")
+"""The schedules whose critical paths have been made in advance: those that are chosen, of the ones whose CTAs wait."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a band that contains the diagonal reaches on the nominal problem, in q tiles below and above a kv tile.
+
+    Bands of equal reach see the same tile pairs, and so have equal walks.
+    """
+
+    below: int
+    above: int
+
+    @staticmethod
+    def of(band: Band, tiles: Tiles) -> Reach | None:
+        """The reach of a band; None where it does not contain the diagonal."""
+        most = farthest(tiles)
+        below = most.below if band.lo is None else -(band.lo // tiles.block_q)
+        above = most.above if band.hi is None else -(-band.hi // tiles.block_q)
+        return Reach(min(below, most.below), min(above, most.above)) if below >= 0 and above >= 0 else None
+
+    def band(self, tiles: Tiles) -> Band:
+        """A band of this reach."""
+        return Band(-self.below * tiles.block_q, self.above * tiles.block_q)
+
+
+def farthest(tiles: Tiles) -> Reach:
+    """The reach of the full mask."""
+    rest = (costs.NOMINAL_LEN - tiles.block_kv) // tiles.block_q
+    return Reach(rest, rest)
+
+
+def key(candidate: Candidate) -> str:
+    """All that a candidate's critical paths depend on beside band and schedule, as `critical_paths.json` names it."""
+    c = candidate
+    problem = f"{costs.NOMINAL_BATCH}x{costs.NOMINAL_HEADS}x{costs.NOMINAL_LEN} on {costs.WORKERS[ARCH]}"
+    prices = f"matmul={c.matmul} reduce={c.reduce} handover={c.handover} depth={c.depth}"
+    return f"{problem}: {c.dkdv.block_q}x{c.dkdv.block_kv} {prices}"
+
+
+@cache
+def _made_in_advance() -> dict[str, dict[str, list[list[float]]]]:
+    """Candidate -> schedule -> q tiles below -> q tiles above -> critical path."""
+    found = json.loads(Path(__file__).with_name("critical_paths.json").read_text())
+    return {
+        name: {schedule: [[float(x) for x in row.split()] for row in rows] for schedule, rows in schedules.items()}
+        for name, schedules in found.items()
+    }
+
+
+def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> float | None:
+    """The critical path, where it has been made in advance."""
+    if arch != ARCH or name not in SCHEDULES or candidate.dq is not None:
+        return None
+    reach, rows = Reach.of(mask, candidate.dkdv), _made_in_advance().get(key(candidate))
+    return None if reach is None or rows is None else rows[name][reach.below][reach.above]
+
+
+def waits(name: str, arch: str) -> bool:
+    """Whether CTAs wait for one another: they share an accumulator, and there is more than one worker."""
+    return name != "two_pass" and costs.WORKERS[arch] > 1
+
+
+def must_be_simulated(name: str, candidate: Candidate, mask: Band, arch: str) -> bool:
+    """Whether `critical_path` needs the simulator."""
+    return waits(name, arch) and made_in_advance(name, candidate, mask, arch) is None
+
+
+def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
+    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `costs`)."""
+    known = made_in_advance(name, candidate, mask, arch)
+    return simulated(name, candidate, mask, arch) if known is None else known
+
+
+def simulated(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
+    """`critical_path`, from the simulator where CTAs wait for one another."""
+    return round(sum(_makespan(name, *kernel, arch) for kernel in passes(name, candidate, mask, arch)), 6)
+
+
+def work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
+    """A lower bound of `critical_path`: the work, spread evenly over the workers."""
+    total = 0.0
+    for problem, prices in passes(name, candidate, mask, arch):
+        step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
+        total += problem.batch * problem.heads * sum(map(problem.steps, range(problem.n_kv))) * step
+    return total / costs.WORKERS[arch]
+
+
+def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
+    """The kernels of a candidate on the nominal problem, with what a step costs in each."""
+    if candidate.dq is None:
+        return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
+    # The dq kernel is the same loop seen from the other side: q tiles own, kv tiles stream by.
+    lo, hi = (None if x is None else -x for x in (mask.hi, mask.lo))
+    swapped = Tiles(candidate.dq.block_kv, candidate.dq.block_q, candidate.dq.num_warps, candidate.dq.num_stages)
+    return [
+        _kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=4),
+        _kernel(name, candidate, swapped, Band(lo, hi), arch, matmuls=3),
+    ]
+
+
+def _kernel(
+    name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
+) -> tuple[Problem, Costs]:
+    length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
+    section = launched_together(name, band, arch, -(-length // tiles.block_kv))
+    problem = Problem(
+        band, length, length, tiles.block_q, tiles.block_kv, costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, section=section
+    )
+    compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
+    reduce = candidate.reduce * tiles.block_q / 128
+    return problem, Costs(compute, reduce, candidate.handover, depth=candidate.depth)
+
+
+def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
+    """Simulated time of one kernel; without waits that is plain list scheduling."""
+    if waits(name, arch):
+        from ..schedule.jobs import tables
+        from ..schedule.simulator import simulate
+        from ..schedule.walk import ClosedForm
+
+        workers = max(costs.WORKERS[arch], ClosedForm(name, problem).resident)
+        return simulate(tables(name, problem), workers, prices).makespan
+    steps = [problem.steps(kv) for kv in range(problem.n_kv)]
+    free = [0.0] * costs.WORKERS[arch]
+    for _ in range(problem.batch * problem.heads):
+        for count in steps:
+            heapq.heapreplace(free, free[0] + count * (prices.compute + prices.reduce))
+    return max(free)
+
+
+def launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
+    """Heads per section: where nobody waits, a few balance the tail of a mask; else about two waves of CTAs."""
+    if name in CO_RESIDENT:
+        return 1
+    if name == "two_pass":
+        return 1 if mask.is_full else 4
+    return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())

@@ -1,0 +1,189 @@
+"""Every candidate that was considered for a site, with its predicted time, and in words why it lost or cannot run.
+
+The planner chooses on a nominal problem, because bits must not depend on lengths or the batch size; predictions are for
+the site itself.  Where the two disagree the choice stays as it is, and the ranking says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ..errors import ArgumentError
+from ..model.mask import Band
+from ..model.plan import Plan, Tiles
+from ..model.site import Site
+from ..schedule.names import NAMES
+from . import nominal, planner
+from .costs import Candidate
+from .families import BITS, FAMILIES, KernelFamily
+from .prediction import GPU, Documents, predicted_us, unknown
+
+
+@dataclass(frozen=True)
+class Candidacy:
+    """One candidate of a site: a schedule with the tiles of a kernel family, or a family that does not cover the site.
+
+    Args:
+        kernel: the name of the kernel family, as in `Plan.kernel`.
+        schedule: the name of the schedule; None where the family cannot run the site at all.
+        dkdv, dq: its tiles, as in `Plan`; None where the family cannot run the site at all.
+        predicted_us: predicted time of the backward of this site in microseconds; None where it is not known.
+        critical_path: its time on the planner's nominal problem, by which it is chosen, in units of one 128 x 128 tile
+            pair; None where the planner need not know it.
+        chosen: whether the planner chooses it.
+        why: in words why it was chosen, why it lost, or why it cannot run.
+        plan: the plan that would run it; None where it cannot run.  Its own `critical_path` is 0 where that was not
+            simulated.
+        note: why there is no prediction, in words; empty where there is one, and where it cannot run.
+    """
+
+    kernel: str
+    schedule: str | None
+    dkdv: Tiles | None
+    dq: Tiles | None
+    predicted_us: float | None
+    critical_path: float | None
+    chosen: bool
+    why: str
+    plan: Plan | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The arguments of `rank`, and the planner's answer."""
+
+    site: Site
+    arch: str
+    named: str | None
+    compiler: str
+    gpu: str
+    documents: Documents | None
+    best: planner.Choice
+
+    @property
+    def likely(self) -> Band | None:
+        return planner.likely_band(self.site)
+
+
+def rank(
+    site: Site,
+    arch: str,
+    schedule: str | None = None,
+    *,
+    compiler: str = "",
+    gpu: str = GPU,
+    documents: Documents | None = None,
+) -> tuple[Candidacy, ...]:
+    """Every candidate that is considered for a site: the shortest predicted time first, last what cannot run.
+
+    Candidates without a prediction are ordered by their critical paths, behind those with one.
+
+    Args:
+        arch, schedule, compiler: as for `planner.plan`.  At most one candidate is chosen; for a site that no kernel
+            covers none is.
+        gpu, documents: as for `predicted_us`.
+
+    Raises:
+        ArgumentError: an unknown architecture, GPU, dtype or schedule, a schedule that cannot run at the site, or
+            documents that are not those of the site.
+    """
+    known = planner.tables_of(arch)
+    planner.check_kind(site, arch)
+    families = [f for f in FAMILIES if (f.name == "reference") == (site.device == "cpu")]
+    found = [_uncovered(f, site, known) for f in families if not f.covers(site, known)]
+    if len(found) < len(families):
+        best = planner.choose(site, arch, schedule)
+        question = _Question(site, arch, schedule, compiler, gpu, documents, best)
+        covered = [
+            _candidacy(question, name, kernel, candidate)
+            for kernel, candidate in planner.candidates(site, arch)
+            for name in NAMES
+            if (name == "two_pass") == (candidate.dq is not None)
+        ]
+        chosen = next(c for c in covered if c.chosen)
+        found += covered if schedule is not None else [_compared(c, chosen) for c in covered]
+    return tuple(sorted(found, key=_order))
+
+
+def _order(candidacy: Candidacy) -> tuple[bool, float, float, bool]:
+    predicted, path = candidacy.predicted_us, candidacy.critical_path
+    return (
+        candidacy.plan is None,
+        math.inf if predicted is None else predicted,
+        math.inf if path is None else path,
+        not candidacy.chosen,
+    )
+
+
+def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
+    """The candidacy, which says so if it is predicted to be faster than what is chosen."""
+    if c.predicted_us is None or chosen.predicted_us is None or c.predicted_us >= chosen.predicted_us:
+        return c
+    return replace(c, why=f"{c.why}; at this site it is predicted to be faster, but choices ignore lengths and batch")
+
+
+def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
+    if not f.runs_on(arch, BITS[site.dtype]):
+        why = f"there are no such kernels for {arch} and {site.dtype}"
+    elif not f.covers_dims(site, arch):
+        why = f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {f.head_dims}"
+    else:
+        why = f"its kernels do not read {', '.join(sorted(site.call.data - f.reads))}"
+    return Candidacy(f.name, None, None, None, None, None, False, why, None)
+
+
+def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate) -> Candidacy:
+    site, arch, best = question.site, question.arch, question.best
+    unable = planner.objection(name, kernel, candidate, site.band, question.likely, named=True)
+    if unable is not None:
+        return Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, unable, None)
+    chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
+    walked = planner.walked_band(name, kernel, site.band, question.likely)
+    facts = name, candidate, walked, planner.tables_of(arch)
+    length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
+    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=question.compiler)
+    if chosen:
+        why = "its critical path is the shortest" if question.named is None else "it was named"
+    else:
+        why = _objection(question, name, kernel, candidate) or _longer(best, length, nominal.work(*facts))
+    predicted = predicted_us(plan, site, arch, question.gpu, question.documents)
+    note = unknown(plan, site, arch, question.gpu, question.documents) or ""
+    return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan, note)
+
+
+def _objection(question: _Question, name: str, kernel: str, candidate: Candidate) -> str | None:
+    """Why the planner did not even compare it, None where it did."""
+    named = question.named
+    if named is not None and name != named:
+        return f"schedule={named!r} was named"
+    if named is None and name not in planner.schedules_for(question.site):
+        return f"masks with segments are planned among {', '.join(planner.UPWARD)}"
+    return planner.objection(
+        name, kernel, candidate, question.site.band, question.likely, named=named is not None
+    )  # fmt: skip
+
+
+def _longer(best: planner.Choice, length: float | None, work: float) -> str:
+    if length is None:
+        return f"its work alone is {_percent(work / best.length)} than the critical path of {best.schedule}"
+    if length == best.length:
+        return f"its critical path is as long as that of {best.schedule}, which is considered first"
+    return f"its critical path is {_percent(length / best.length)} than that of {best.schedule}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):.1f} % longer"
+
+
+def chosen_of(ranking: tuple[Candidacy, ...]) -> Candidacy:
+    """The candidate that the planner chooses.
+
+    Raises:
+        ArgumentError: none is chosen, because no kernel covers the site.
+    """
+    for candidacy in ranking:
+        if candidacy.chosen:
+            return candidacy
+    raise ArgumentError("ranking", "one without a choice", "that of a site that a kernel covers")

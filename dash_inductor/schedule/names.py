@@ -1,0 +1,37 @@
+"""The names of the schedules and what they can run, without their expressions: needs the standard library alone.
+
+`schedules` defines the expressions, and needs sympy, which takes longer to import than a plan to make.
+"""
+
+from __future__ import annotations
+
+from ..errors import ArgumentError
+from ..model.mask import Band
+
+UNBOUNDED = ("symmetric_shift", "bent_fold")
+"""Schedules of bands without an upper bound on i - j."""
+
+NAMES = ("ascending", "descending", "shift", "spt", "fold", "two_pass", *UNBOUNDED)
+PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
+
+CO_RESIDENT = ("shift", "symmetric_shift")
+"""Schedules of which some CTA waits for a later ticket: those that have `schedules.Schedule.resident`."""
+
+
+def check_name(name: str) -> None:
+    """Raise ArgumentError unless `name` is one of `NAMES`."""
+    if name not in NAMES:
+        raise ArgumentError("schedule", name, NAMES)
+
+
+def supports(name: str, band: Band) -> str | None:
+    """Why the schedule cannot run this mask, or None if it can, at any lengths >= 1.
+
+    Raises ArgumentError on an unknown name.
+    """
+    check_name(name)
+    if name == "shift" and not band.is_full:
+        return "shift needs the full mask"
+    if name in UNBOUNDED and band.hi is not None:
+        return f"{name} needs a mask without upper bound on i - j"
+    return None

@@ -1,0 +1,33 @@
+"""Timelines: which worker computes, waits and adds when, simulated or recorded, and pictures of that.
+
+Needs only the standard library and sympy; PNG pictures need matplotlib.  Names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import Data
+    from .files import SUFFIXES, write
+    from .model import Picture, Step, Timeline
+    from .simulated import of_plan, timeline
+
+_HOME = {
+    "data": ("Data",),
+    "files": ("SUFFIXES", "write"),
+    "model": ("Picture", "Step", "Timeline"),
+    "simulated": ("of_plan", "timeline"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["SUFFIXES", "Data", "Picture", "Step", "Timeline", "of_plan", "timeline", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULE[name]}", __name__), name)
+    globals()[name] = value
+    return value

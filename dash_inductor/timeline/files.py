@@ -1,0 +1,43 @@
+"""Pictures as files: the suffix says which kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import ArgumentError
+from .chrome import chrome
+from .html import html
+from .model import Picture
+from .png import png
+from .svg import svg
+from .text import text
+
+SUFFIXES: dict[str, Callable[[Picture], bytes]] = {
+    ".html": lambda picture: html(picture).encode(),
+    ".png": png,
+    ".svg": lambda picture: svg(picture).encode(),
+    ".json": lambda picture: json.dumps(chrome(picture), separators=(",", ":")).encode(),
+    ".txt": lambda picture: "\n".join(text(timeline) for timeline in picture.timelines).encode(),
+}
+"""How a picture becomes a file: an interactive page, two images, a trace for Perfetto and chrome://tracing, text."""
+
+
+def check_path(path: Path) -> None:
+    """Raise ArgumentError unless pictures can have this path: a suffix of `SUFFIXES`, in a folder that exists."""
+    if path.suffix not in SUFFIXES:
+        raise ArgumentError("timeline", str(path), f"a file name that ends with one of {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise ArgumentError("timeline", str(path), "a file name in a folder that exists")
+
+
+def write(picture: Picture, path: Path) -> None:
+    """Write a picture in the format that the path's suffix names.
+
+    Raises:
+        ArgumentError: another suffix, a folder that does not exist, or timelines in different units.
+        MissingPackageError: a PNG picture without matplotlib.
+    """
+    check_path(path)
+    path.write_bytes(SUFFIXES[path.suffix](picture))

@@ -1,0 +1,124 @@
+"""The picture of a site's candidates, and of a run that was recorded there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ..model.site import Site
+from ..planning import costs, planner
+from ..planning.prediction import GPU
+from ..planning.ranking import Candidacy, chosen_of
+from . import measured
+from .data import Data
+from .model import MICROSECONDS, Picture, Timeline
+from .simulated import of_plan, query_heads
+
+HEAD = ("", "schedule", "kernel", "tiles", "predicted", "why")
+"""What the columns of `rows` are."""
+
+SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
+"""Sizes of a site that a recorded run must share."""
+
+
+def picture(
+    site: Site,
+    arch: str,
+    ranking: Sequence[Candidacy],
+    *,
+    draw: Collection[str] = (),
+    data: Data | None = None,
+    gpu: str = GPU,
+    workers: int | None = None,
+    recorded: Path | None = None,
+) -> Picture:
+    """Timelines of the candidates of a site that can run, best first, behind the recorded run if there is one.
+
+    Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
+    those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
+    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.  Predictions are for the
+    GPU's own number of workers, and for valid keys alone.
+
+    Args:
+        site: with static lengths and batch.
+        ranking: what `ranking.rank` returned for it.
+        draw: the schedules to draw, of the chosen kernel family where that has them; by default all of that family.
+        data, gpu, workers: as for `simulated.of_plan`.
+        recorded: a file as `measured.read` reads it.
+
+    Raises:
+        ArgumentError: a schedule that cannot run at the site, no candidate that can, or what `of_plan` and
+            `measured.read` raise.
+    """
+    able = [c for c in ranking if c.plan is not None]
+    for name in draw:
+        if name not in {c.schedule for c in able}:
+            raise ArgumentError("draw", name, sorted({str(c.schedule) for c in able}))
+    chosen = chosen_of(tuple(ranking))
+    own_schedules = {c.schedule for c in able if c.kernel == chosen.kernel}
+    drawn = [
+        c
+        for c in able
+        if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
+        and (c.schedule in draw if draw else c.kernel == chosen.kernel)
+    ]
+    runs = [_run(site, arch, c, chosen, data, gpu, workers) for c in drawn]
+    real = None
+    if recorded is not None:
+        assert site.batch is not None
+        sizes = {name: getattr(site, name) for name in SIZES}
+        real = measured.read(recorded, query_heads(site.batch, site.q_heads), sizes)
+    own = _run(site, arch, chosen, chosen, data, gpu, workers) if chosen not in drawn else runs[drawn.index(chosen)]
+    applies = workers is None and (data is None or data.valid is None)
+    predicted = {c: c.predicted_us if applies else None for c in (*drawn, chosen)}
+    takes = predicted[chosen] or (real.end if real is not None else None)
+    if takes is not None:
+        scale = takes / own.end if own.end else 1.0
+        runs = [_scaled(run, predicted[c], scale, own.name) for run, c in zip(runs, drawn, strict=True)]
+    runs = runs if real is None else [real, *runs]
+    count = workers or costs.WORKERS[planner.tables_of(arch)]
+    beside = "" if recorded is None else "; the first run was recorded on a GPU"
+    subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
+    if site.mask.operands and data is None:
+        subtitle += ". Drawn as if the mask's tensors hid nothing"
+    rows = tuple(row(candidacy) for candidacy in ranking)
+    return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs), HEAD, rows)
+
+
+def _run(
+    site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Data | None, gpu: str, workers: int | None
+) -> Timeline:
+    """The simulated run of a candidate; its kernel family is named where that is not the chosen one."""
+    assert candidacy.plan is not None
+    run = of_plan(site, arch, candidacy.plan, data=data, gpu=gpu, workers=workers)
+    name = run.name if candidacy.kernel == chosen.kernel else f"{run.name}, {candidacy.kernel}"
+    return replace(run, name=name, badge="chosen" if candidacy.chosen else "")
+
+
+def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -> Timeline:
+    """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
+    if predicted is not None and run.end:
+        return run.in_unit(MICROSECONDS, predicted / run.end)
+    notes = (run.note, "" if run.badge else f"not calibrated, drawn to the scale of {chosen}")
+    return replace(run.in_unit(MICROSECONDS, scale), note="; ".join(filter(None, notes)))
+
+
+def row(candidacy: Candidacy) -> tuple[str, ...]:
+    """The cells of a candidate in a table, see `HEAD`; a star is for the chosen one."""
+    c = candidacy
+    tiles = " + ".join(f"{t.block_q}x{t.block_kv}" for t in (c.dkdv, c.dq) if t is not None)
+    predicted = "" if c.plan is None else "unknown" if c.predicted_us is None else f"{c.predicted_us:,.0f} µs"
+    return "*" if c.chosen else "", c.schedule or "", c.kernel, tiles, predicted, c.why
+
+
+def in_words(site: Site) -> str:
+    """The facts of a site as a phrase, for example "2 x 16 heads of 4096 tokens, head dim 128, causal, bfloat16"."""
+    heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
+    lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
+    dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
+    terms = {"keys": "valid keys", "segments": "documents", "dense": "a dense mask", "bias": "a bias"}
+    facts = [f"{heads} of {lengths}", dims, str(site.band), *(terms[name] for name in terms if name in site.call.data)]
+    facts += [f"dropout {site.dropout.p:g}"] if site.dropout is not None else []
+    return ", ".join([*facts, site.dtype])

@@ -1,0 +1,189 @@
+"""Timelines of simulated runs: of a schedule on any problem, and of a plan at a site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..errors import ArgumentError
+from ..model.plan import Plan
+from ..model.site import Site
+from ..planning import costs as _costs
+from ..planning import nominal, planner, prediction
+from ..planning.calibration import CALIBRATIONS
+from ..planning.families import HOPPER, family, hopper_dims
+from ..schedule.jobs import tables, walked_query_heads
+from ..schedule.simulator import Costs, Run, simulate
+from ..schedule.walk import ClosedForm, Problem
+from .data import Data, restricted
+from .model import TIMES, Step, Timeline, Unit
+
+MODEL_UNIT = Unit("units", "time; computing a tile pair takes 1")
+"""The unit where costs are relative to the computation of a tile pair."""
+
+PLAN_UNIT = Unit("units", "time; computing 128 x 128 queries and keys takes 1 at best")
+"""The unit of the planner's costs, see `planning.costs`."""
+
+MOST_TILE_PAIRS = 1 << 18
+"""Longest run that is simulated for a picture, in tile pairs: seconds of work."""
+
+
+def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timeline:
+    """The run of a schedule on a problem in the simulator.
+
+    Args:
+        name: of the schedule.
+        workers: CTAs at a time.
+        costs: of a tile pair; their unit is that of the timeline.
+
+    Raises:
+        ArgumentError: an unknown schedule, or one that does not support the mask.
+    """
+    shared = ClosedForm(name, problem).shared_accumulator
+    run = simulate(tables(name, problem), workers, costs, group=problem.group, ordered=shared)
+    return of_run(name, run, workers, query_heads(problem.batch, problem.heads * problem.group), costs, problem.group)
+
+
+def of_plan(
+    site: Site,
+    arch: str,
+    plan: Plan,
+    *,
+    data: Data | None = None,
+    gpu: str = prediction.GPU,
+    workers: int | None = None,
+) -> Timeline:
+    """The simulated run of a plan at a site.
+
+    Times are in the unit of the planner's costs.
+
+    Args:
+        site: with static lengths and batch.
+        arch: as for `planner.plan`.
+        data: what the mask hides beside its band.  Kernels that walk by tables visit only what it leaves.
+        gpu: where times of CTAs have been measured, a key of `CALIBRATIONS`.
+        workers: CTAs at a time, by default as many as the architecture has nominally.
+
+    Raises:
+        ArgumentError: dynamic sizes, data that does not fit the site, a run of more than `MOST_TILE_PAIRS` tile pairs,
+            or an unknown architecture.
+    """
+    for name, size in (("batch", site.batch), ("q_len", site.q_len), ("kv_len", site.kv_len)):
+        if size is None:
+            raise ArgumentError(name, size, "a number: dynamic sizes have no timeline")
+    if data is not None:
+        data.check(site.batch or 0, site.q_len or 0, site.kv_len or 0)
+    known = planner.tables_of(arch)
+    count = workers or _costs.WORKERS[known]
+    candidate = next(
+        c for kernel, c in planner.candidates(site, arch) if (kernel, c.dkdv, c.dq) == (plan.kernel, plan.dkdv, plan.dq)
+    )
+    passes = nominal.passes(plan.schedule, candidate, site.band, known)
+    runs = [
+        _pass(site, plan, example, _with_ends(steps, site, arch, plan, gpu), data, count, of_dq=index == 1)
+        for index, (example, steps) in enumerate(passes)
+    ]
+    return runs[0] if len(runs) == 1 else _one_after_the_other(runs[1], runs[0])
+
+
+def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
+    """The costs with what a CTA takes beside its steps, where that has been measured."""
+    dims = hopper_dims(site.head_dim, site.value_dim)
+    rates = CALIBRATIONS[gpu].backward.get(dims) if dims is not None else None
+    if arch != "sm_90" or plan.kernel != HOPPER.name or rates is None:
+        return prices
+    return replace(prices, epilogue=prices.compute * rates.cta / rates.step)
+
+
+def _pass(
+    site: Site, plan: Plan, example: Problem, prices: Costs, data: Data | None, workers: int, *, of_dq: bool
+) -> Timeline:
+    """The run of one kernel of a plan.
+
+    Args:
+        example: has the tiles of the kernel.
+        of_dq: it is the dq kernel of two passes.  That one has a CTA for every q tile of every query head, the last
+            ones first, and walks over the kv tiles: `spt` with queries and keys the other way round, without waits.
+    """
+    schedule = "spt" if of_dq else plan.schedule
+    p = _problem(site, plan, example, of_dq=of_dq)
+    jobs = tables(schedule, p)
+    if data is not None and family(plan.kernel).walks_by_tables:
+        jobs = restricted(jobs, data.seen(p), p.heads)
+    pairs = p.group * sum(len(column.steps) for job in jobs for column in job.columns)
+    if pairs > MOST_TILE_PAIRS:
+        allowed = f"one of at most {MOST_TILE_PAIRS} tile pairs: fewer heads or batch elements look alike"
+        raise ArgumentError("shape", f"one of {pairs} tile pairs", allowed)
+    shared = ClosedForm(plan.schedule, p).shared_accumulator
+    run = simulate(jobs, workers, prices, group=p.group, ordered=shared)
+    found = of_run(plan.schedule, run, workers, query_heads(p.batch, site.q_heads), prices, p.group, PLAN_UNIT)
+    if of_dq:
+        return replace(found, steps=tuple(s._replace(kv=s.q, q=s.kv) for s in found.steps))
+    members = walked_query_heads(p.group == 1, site.q_heads, site.kv_heads)
+    order = [b * site.q_heads + member for b in range(p.batch) for group in members for member in group]
+    return replace(found, steps=tuple(s._replace(head=order[s.head]) for s in found.steps))
+
+
+def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Problem:
+    """The problem of a site with the tiles of `example`."""
+    assert site.batch is not None
+    assert site.q_len is not None
+    assert site.kv_len is not None
+    heads = site.q_heads if of_dq or family(plan.kernel).cta_per_query_head else site.kv_heads
+    found = replace(
+        example,
+        band=site.band,
+        q_len=site.q_len,
+        kv_len=site.kv_len,
+        batch=site.batch,
+        heads=heads,
+        group=site.q_heads // heads,
+        section=plan.section,
+    )
+    if not of_dq:
+        return found
+    band = found.resolved.band
+    lo, hi = (None if x is None else -x for x in (band.hi, band.lo))
+    return replace(found, band=replace(band, lo=lo, hi=hi), q_len=site.kv_len, kv_len=site.q_len)
+
+
+def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
+    """The dq kernel and the one of dk and dv as one run; tickets go on counting."""
+    tickets = 1 + max((s.ticket for s in first.steps), default=-1)
+    later = (
+        s._replace(ticket=s.ticket + tickets, **{name: getattr(s, name) + first.end for name in TIMES})
+        for s in second.steps
+    )
+    note = "first dq, then dk and dv"
+    return replace(first, steps=(*first.steps, *later), end=first.end + second.end, note=note)
+
+
+def query_heads(batch: int, heads: int) -> tuple[str, ...]:
+    """Names of the query heads of all batch elements."""
+    names = [f"head {head}" for head in range(heads)]
+    return tuple(names if batch == 1 else (f"batch element {b}, {name}" for b in range(batch) for name in names))
+
+
+def of_run(
+    name: str, run: Run, workers: int, heads: Sequence[str], costs: Costs, group: int = 1, unit: Unit = MODEL_UNIT
+) -> Timeline:
+    """The timeline of a simulated run.
+
+    Args:
+        name: of the schedule.
+        run: what `simulate` returned for these workers, costs and group.
+        heads: for every head of the schedule the names of its `group` members, one after the other.
+        unit: of `costs`.
+    """
+    steps = tuple(
+        Step(s.worker, s.ticket, s.accumulator[0] * group + s.accumulator[1], s.kv, s.accumulator[2], s.rank, *s[5:])
+        for s in run.spans
+    )
+    end = max((s.written for s in steps), default=0.0) if math.isinf(run.makespan) else run.makespan
+    note = ""
+    if run.unfinished:
+        note = f"hangs on {workers} workers: {len(run.unfinished)} CTAs never finish"
+    return Timeline(
+        name, unit, tuple(f"worker {w}" for w in range(workers)), tuple(heads), steps, end, bool(costs.depth), note=note
+    )

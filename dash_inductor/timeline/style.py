@@ -1,0 +1,187 @@
+"""How every picture of a timeline looks: colours, what they stand for, and what is drawn where bars are too narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .model import Kind, Picture, Step, Timeline
+
+
+class Hue(NamedTuple):
+    """The colours of some tile pairs: of computing and adding, on a light page and on a dark one."""
+
+    compute: str
+    add: str
+    compute_dark: str
+    add_dark: str
+
+
+HUES = (
+    Hue("#a9c8ea", "#2f6db3", "#2d5684", "#7db3ee"),
+    Hue("#fbd0a0", "#d9730d", "#8a4f17", "#f7a552"),
+    Hue("#b5dfb0", "#3a8f35", "#2f6b32", "#7fd079"),
+    Hue("#f6b8b8", "#c93c45", "#8b3239", "#f28b90"),
+    Hue("#d9c2ec", "#7d4bb0", "#5d3f82", "#bf97ea"),
+    Hue("#a8dedb", "#1c8f8a", "#1e6a68", "#5fd0ca"),
+    Hue("#f3e19a", "#b08a00", "#75610f", "#e6c845"),
+    Hue("#dcc7b8", "#8a5a3b", "#674733", "#c99b7c"),
+)
+
+RAMP = (
+    Hue("#fbe89c", "#c9a400", "#f2dd85", "#fff3bd"),
+    Hue("#d3e6a0", "#8fae3c", "#c3dc86", "#e4f3bd"),
+    Hue("#9fd6a8", "#4f9a5c", "#8ccf98", "#c0ecc9"),
+    Hue("#6bc3b3", "#258a79", "#5bbbaa", "#9de4d8"),
+    Hue("#47aabf", "#1b7388", "#40a4ba", "#86d5e5"),
+    Hue("#3f8bbf", "#205d87", "#4289bf", "#86bdea"),
+    Hue("#4a68ae", "#2c4581", "#5873bd", "#93a9e6"),
+    Hue("#4b4790", "#2f2c66", "#6a62b5", "#a29be3"),
+)
+"""Colours of kv tiles where there are more q tiles than `HUES`: from the first kv tile to the last."""
+
+INK, INK_DARK = "#1f2328", "#e6edf3"
+FAINT, FAINT_DARK = "#6a737d", "#9aa4af"
+GRID, GRID_DARK = "#e3e6ea", "#2d333b"
+PAGE, PAGE_DARK = "#ffffff", "#0f1318"
+ACCENT, ACCENT_DARK = "#2f6db3", "#7db3ee"
+WAIT, WAIT_DARK = "#9aa1a9", "#6b7480"
+
+
+def ink_on(colour: str) -> str:
+    """The colour of text on a bar of this colour."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
+
+
+MEANING: dict[Kind, str] = {
+    "compute": "computes a tile pair",
+    "wait": "waits for its turn",
+    "add": "adds its dQ tile",
+}
+
+
+class Colours(NamedTuple):
+    """What colours stand for in a picture.
+
+    Args:
+        hues: the colours themselves.
+        q_tiles: how many q tiles there are, if a colour is a q tile; else 0, and `hues` go from the first kv tile to
+            the last.
+        kv_tiles: how many kv tiles there are.
+    """
+
+    hues: tuple[Hue, ...]
+    q_tiles: int
+    kv_tiles: int
+
+    @staticmethod
+    def of(picture: Picture) -> Colours:
+        """Colours are q tiles where there are enough of them."""
+        q_tiles = 1 + max((step.q for t in picture.timelines for step in t.steps), default=0)
+        kv_tiles = 1 + max((step.kv for t in picture.timelines for step in t.steps), default=0)
+        return Colours(HUES, q_tiles, kv_tiles) if q_tiles <= len(HUES) else Colours(RAMP, 0, kv_tiles)
+
+    def __call__(self, step: Step) -> int:
+        """Which of `hues` a tile pair has."""
+        return step.q if self.q_tiles else step.kv * len(self.hues) // self.kv_tiles
+
+    @property
+    def used(self) -> int:
+        """How many of `hues` occur."""
+        return self.q_tiles or min(len(self.hues), self.kv_tiles)
+
+    @property
+    def meaning(self) -> str:
+        """What they stand for, in words."""
+        if self.q_tiles:
+            return f"q tile 0 to {self.q_tiles - 1}"
+        return f"kv tile 0 to {self.kv_tiles - 1}"
+
+
+def label(timeline: Timeline, step: Step) -> str:
+    """The few characters that stand in a bar: the q tile, after a letter for the head where there are several."""
+    return f"{'abcdefghijklmnopqrstuvwxyz'[step.head % 26] if len(timeline.heads) > 1 else ''}{step.q}"
+
+
+def summary(timeline: Timeline) -> str:
+    """How long the run takes and what its lanes do, in words."""
+    if "hangs" in timeline.note:
+        return timeline.note
+    shares = timeline.shares
+    parts = [f"{timeline.end:.4g} {timeline.unit.symbol}", f"computes {shares['compute']:.0%}"]
+    if not timeline.writer and shares["add"]:
+        parts.append(f"adds {shares['add']:.0%}")
+    parts.append(f"waits {shares['wait']:.0%}")
+    return " · ".join([*parts, timeline.note] if timeline.note else parts)
+
+
+def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
+    """The kinds of bars that a picture shows, with what they mean.
+
+    Args:
+        panels: timelines, and whether what their writers do is drawn.
+    """
+    kinds = {bar.kind for t, writer in panels for bar in t.bars if writer or bar.track == 0}
+    return [(kind, meaning) for kind, meaning in MEANING.items() if kind in kinds]
+
+
+class Drawn(NamedTuple):
+    """A rectangle: `step` is the tile pair that it stands for, or -1 where it stands for several."""
+
+    lane: int
+    track: int
+    kind: Kind
+    colour: int
+    begin: float
+    end: float
+    step: int
+
+
+def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool) -> Iterator[Drawn]:
+    """What a still picture draws.
+
+    Bars are drawn as they are where they are few; else every column of a lane shows what takes most of its time, and
+    equal neighbours are one rectangle.
+
+    Args:
+        columns: how many columns the run has from its start to its end, for example pixels.
+        writer: whether to draw what the writers do, if there are any.
+    """
+    steps = timeline.steps
+    bars = [bar for bar in timeline.bars if writer or bar.track == 0]
+    if len(bars) <= MOST_BARS:
+        for bar in bars:
+            step = steps[bar.step]
+            yield Drawn(step.lane, bar.track, bar.kind, colours(step), bar.begin, bar.end, bar.step)
+        return
+    width = timeline.end / columns
+    share: dict[tuple[int, int], list[dict[tuple[Kind, int], float]]] = {}
+    for bar in bars:
+        step = steps[bar.step]
+        key, what = (step.lane, bar.track), (bar.kind, colours(step))
+        if key not in share:
+            share[key] = [{} for _ in range(columns)]
+        row = share[key]
+        for column in range(int(bar.begin / width), min(columns, int(bar.end / width) + 1)):
+            time = min(bar.end, (column + 1) * width) - max(bar.begin, column * width)
+            row[column][what] = row[column].get(what, 0.0) + time
+    for (lane, track), row in sorted(share.items()):
+        most = [*(_most(found, width) for found in row), None]
+        begin = 0
+        for column in range(columns):
+            if most[column] != most[column + 1]:
+                if (found := most[column]) is not None:
+                    yield Drawn(lane, track, *found, begin * width, (column + 1) * width, -1)
+                begin = column + 1
+
+
+MOST_BARS = 2500
+"""As many bars of one timeline are drawn one by one."""
+
+
+def _most(found: dict[tuple[Kind, int], float], width: float) -> tuple[Kind, int] | None:
+    """What takes most of a column's time; None where that is nothing."""
+    if sum(found.values()) < width / 2:
+        return None
+    return max(found, key=lambda what: (found[what], what))

@@ -1,0 +1,29 @@
+"""A timeline as lines of text, for terminals."""
+
+from __future__ import annotations
+
+from .model import Timeline
+from .style import summary
+
+_HEADS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def text(timeline: Timeline, width: int = 90) -> str:
+    """One line per lane: a letter per head while computing, ``+`` while adding dq, ``.`` while waiting, else blank.
+
+    Where a writer adds while the next tile pair is computed, only what the lane itself does is shown.
+
+    Args:
+        width: characters for the whole run, beside six for the number of the lane.
+    """
+    rows = [[" "] * width for _ in timeline.lanes]
+    scale = width / timeline.end if timeline.end else 0.0
+    for bar in timeline.bars:
+        step = timeline.steps[bar.step]
+        mark = {"compute": _HEADS[step.head % len(_HEADS)], "wait": ".", "add": "+"}[bar.kind]
+        if bar.track == 0:
+            for x in range(round(bar.begin * scale), min(width, round(bar.end * scale))):
+                rows[step.lane][x] = mark
+    lines = [f"{timeline.name}: {summary(timeline)}"]
+    lines += [f"{lane:4d}  {''.join(row)}".rstrip() for lane, row in enumerate(rows)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,125 @@
+"""The commands explain and dump: what they print, their exit status, and that a script runs as by itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dash_inductor.cli import main
+from dash_inductor.config import config
+from dash_inductor.model.reasons import Reason
+
+PROGRAM = """
+import sys
+import torch
+import torch.nn.functional as F
+from helper import HEAD_DIM  # beside the script
+from tests.support.graphs import capture, tensors
+
+print("the script's own words", sys.argv[1:], __name__)
+torch.use_deterministic_algorithms("--eager" not in sys.argv)
+with capture(cpu={cpu!r}) as graphs:
+    causal = graphs.compile(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    causal(*tensors((1, 2, 64, HEAD_DIM), dtype=torch.bfloat16)).sum().backward()
+{end}
+"""
+
+
+def script(folder: Path, *, cpu: str = "reference", head_dim: int = 64, end: str = "") -> str:
+    """A script that compiles one attention as far as the joint-graph passes."""
+    (folder / "helper.py").write_text(f"HEAD_DIM = {head_dim}\n")
+    path = folder / "train.py"
+    path.write_text(PROGRAM.format(cpu=cpu, end=end))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def forget_the_helper() -> Any:
+    yield
+    sys.modules.pop("helper", None)
+
+
+def test_explain_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.argv[:], sys.path[:]
+    assert main(["explain", "--arch", "sm_90", script(tmp_path), "--steps", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 of 1 attention backward replaced on sm_90, 0 kept" in out
+    assert "hopper" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert "the script's own words ['--steps', '3'] __main__" in err
+    assert (sys.argv, sys.path) == before
+
+
+def test_explain_as_json_and_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "report.html"
+    path = script(tmp_path, cpu="off")
+    assert main(["explain", "--json", "--html", str(page), path]) == 1  # something is kept
+    document = json.loads(capsys.readouterr().out)
+    (site,) = document["graphs"][0]["sites"]
+    assert site["decision"]["reason"] == "cpu_off"
+    assert site["decision"]["advice"] == Reason.CPU_OFF.advice
+    assert site["name"] in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("end", "note"),
+    [
+        ("raise ValueError('out of data')", "The script ended early: ValueError: out of data."),
+        ("sys.exit(7)", "The script ended early: exit status 7."),
+        ("sys.exit(0)", None),
+    ],
+)
+def test_a_script_that_ends_early(end: str, note: str | None, tmp_path: Path, capsys: Any) -> None:
+    assert main(["explain", "--json", script(tmp_path, end=end)]) == (note is not None)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["notes"] == ([] if note is None else [note])
+    assert ("Traceback" in err) is ("raise" in end)
+
+
+def test_nothing_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--json", script(tmp_path), "--eager"]) == 1
+    assert "use_deterministic_algorithms(True)" in json.loads(capsys.readouterr().out)["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.py"], "script='missing.py' is not allowed: expected a file that exists"),
+        (["--arch", "h900", __file__], "arch='h900' is not allowed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "dump"])
+def test_bad_arguments(
+    command: str, arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    path = script(tmp_path)
+    for number in (1, 2):
+        assert main(["dump", "-o", str(tmp_path / "out"), "--json", "--open", path]) == 0
+        document = json.loads(capsys.readouterr().out)
+        index = Path(document["index"])
+        assert len(list(index.parent.glob("*/index.html"))) == number  # the same process, and so the same run
+        assert len(document["graphs"]) == 1
+    assert index.parent.parent == tmp_path / "out"
+    assert opened[-1] == index.as_uri()
+    assert main(["dump", "-o", str(tmp_path / "out"), path]) == 0
+    assert capsys.readouterr().out.strip() == str(index)
+    assert config.dump == ""
+
+
+def test_dump_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", "-o", str(tmp_path / "out"), script(tmp_path), "--eager"]) == 1
+    assert "no graph was dumped" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
