@@ -78,5 +78,6 @@ docs: $(DOCS_READY)
 
 .venv-docs/.ready: requirements-docs.txt
 	$(or $(BASE_PYTHON),python3) -m venv .venv-docs
+	@echo "installing what builds the documentation"
 	.venv-docs/bin/python -m pip install -q -r requirements-docs.txt
 	touch $@
