@@ -280,6 +280,8 @@ def nccl_plugin(patch: pytest.MonkeyPatch) -> None:
 @breaks(settings.padding, NOTE, "shape_padding is on")
 def padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(machine, "gpus", lambda: (H100,))
+    patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    patch.setattr(inductor, "deterministic", False)
 
 
 @breaks(settings.kernel_compiler, WARNING, "interpreter")
@@ -364,7 +366,10 @@ def test_every_check_is_broken_by_a_test() -> None:
 def test_timed_choices(timed: settings.Timed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(settings.autotuning) == []
     with inductor.patch({timed.name: True}):
-        assert timed.what in worst(settings.autotuning).what
+        assert bool(seen(settings.autotuning)) is not timed.stopped  # the flag is off, and would stop what it stops
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        with inductor.patch(deterministic=False):
+            assert timed.what in worst(settings.autotuning).what
         with inductor.patch(deterministic=True):
             assert bool(seen(settings.autotuning)) is not timed.stopped
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
@@ -374,8 +379,11 @@ def test_timed_choices(timed: settings.Timed, monkeypatch: pytest.MonkeyPatch) -
 
 def test_deterministic_inductor_pads_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     padding(monkeypatch)
+    assert len(seen(settings.padding)) == 1
     with inductor.patch(deterministic=True):
         assert seen(settings.padding) == []
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    assert seen(settings.padding) == []  # the flag would switch it on
 
 
 @pytest.mark.parametrize(

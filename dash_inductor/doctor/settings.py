@@ -96,18 +96,28 @@ def compiling() -> Iterator[Seen]:
         yield WARNING, what, "Switch it off, or unset TORCHDYNAMO_SUPPRESS_ERRORS."
 
 
+def _inductor_is_deterministic() -> bool:
+    """Whether Inductor's own deterministic mode is on wherever the flag is: the flag switches it on with itself.
+
+    A program can switch it off again, which shows while the flag is on, as when the doctor runs a script.
+    """
+    from torch._inductor import config as inductor
+
+    return inductor.deterministic or not torch.are_deterministic_algorithms_enabled()
+
+
 def autotuning() -> Iterator[Seen]:
     """What Inductor chooses by timing, so that two compilations may differ."""
     from torch._inductor import config as inductor
 
     for timed in TIMED:
-        if not operator.attrgetter(timed.name)(inductor) or (timed.stopped and inductor.deterministic):
+        if not operator.attrgetter(timed.name)(inductor) or (timed.stopped and _inductor_is_deterministic()):
             continue
         variable = f"TORCHINDUCTOR_{timed.name.split('.')[-1].upper()}"
         cause = f" ({variable}={os.environ[variable]})" if os.environ.get(variable) else ""
         advice = "Leave it off"
         if timed.stopped:
-            advice += ", or set torch._inductor.config.deterministic = True"
+            advice += ", or leave torch._inductor.config.deterministic on, as deterministic algorithms set it"
         what = f"torch._inductor.config.{timed.name} is on{cause}: it chooses {timed.what} by timing"
         yield WARNING, what, f"{advice}. Or compile once, and let all processes use that cache."
 
@@ -116,12 +126,13 @@ def padding() -> Iterator[Seen]:
     """Matmuls whose sizes are not aligned: Inductor times whether padding them is faster."""
     from torch._inductor import config as inductor
 
-    if machine.gpus() and inductor.shape_padding and not inductor.deterministic:
+    if machine.gpus() and inductor.shape_padding and not _inductor_is_deterministic():
         what = (
             "torch._inductor.config.shape_padding is on: where a size of a matmul is not aligned (a multiple of 8 in "
             "16 bits), Inductor times whether padding is faster, and another choice has other bits"
         )
-        yield NOTE, what, "TORCHINDUCTOR_DETERMINISTIC=1 chooses without a clock; aligned sizes leave no choice."
+        advice = "Leave torch._inductor.config.deterministic on, as deterministic algorithms set it."
+        yield NOTE, what, advice
 
 
 def tunable_op() -> Iterator[Seen]:
