@@ -109,7 +109,7 @@ UNPROBED = {
     "triton.backends.nvidia.driver": "with Triton 3.6 alone",
     "triton.backends.nvidia.driver.make_tensordesc_arg": "with Triton 3.6 alone",
     "triton.__version__": "asked for by `triton_version`",
-    "triton.language.extra.cuda.globaltimer": "profiles alone need it, and a site whose kernel does not compile is kept",
+    "triton.language.extra.cuda.globaltimer": "profiles alone need it; what does not compile is kept",
     "triton.language.extra.cuda.smid": "as `globaltimer`",
 }
 VALUES = {
