@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -77,6 +76,5 @@ def name_of(node: Node) -> str:
 
 def in_words(text: str, graph: Graph) -> str:
     """A text with the model's names in the place of the graph's names of its inputs."""
-    names: Callable[[re.Match[str]], str] = lambda match: inputs.get(match[0], match[0])  # noqa: E731
     inputs = {node.name: name_of(node) for node in graph.nodes if node.op == "placeholder"}
-    return re.sub(r"\b\w+\b", names, text)
+    return re.sub(r"\b\w+\b", lambda match: str(inputs.get(match[0], match[0])), text)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,8 +174,10 @@ def test_command_prints_one_document(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "dash did not run: a reason" in shown
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
-def test_plot_without_matplotlib_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_without_matplotlib_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     assert cli.main(["bench", "--plot", "chart.png"]) == 2
     assert "pip install matplotlib" in capsys.readouterr().err
 

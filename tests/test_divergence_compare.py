@@ -281,6 +281,7 @@ def test_verify_needs_something_to_compare(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise SystemExit(3)", encoding="utf-8")
     (tmp_path / "nothing.py").write_text("", encoding="utf-8")
     for script, variables, text in (
+        ("absent.py", {}, "script='absent.py' is not allowed: expected a file that exists"),
         ("fails.py", {}, "fails.py ended with exit status 3"),
         ("nothing.py", {}, "nothing.py left no recording: it called no module and no optimizer"),
         ("nothing.py", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set"),

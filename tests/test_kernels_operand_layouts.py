@@ -15,6 +15,7 @@ from .support.keyed import KeyedAttention
 from .support.portable_builds import stages
 from .support.portable_plans import portable_plan
 
+CAUSAL = Band(0)
 KINDS = {"keys": {"valid": "holes"}, "segments": {"documents": "same"}}
 CASES = [
     (arch, dtype, schedule)
@@ -39,8 +40,10 @@ def layouts(kernel: standalone.Rendered, arch: str) -> set[str]:
     return found
 
 
-def site_of(dtype: torch.dtype, arch: str, schedule: str, **data: str) -> tuple[Plan, Site]:
-    p = KeyedAttention.random(300, 300, Band(0), dims=(64, 64), group=2, dtype=dtype, **data)  # type: ignore[arg-type]
+def site_of(
+    dtype: torch.dtype, arch: str, schedule: str, dim: int = 64, band: Band = CAUSAL, **data: str
+) -> tuple[Plan, Site]:
+    p = KeyedAttention.random(300, 333, band, dims=(dim, dim), group=2, dtype=dtype, **data)  # type: ignore[arg-type]
     site = replace(p.site(), device="cuda")
     return portable_plan(site, arch, schedule), site
 
@@ -54,6 +57,16 @@ def test_layouts_are_those_of_no_data(arch: str, dtype: torch.dtype, schedule: s
     for kind, data in KINDS.items():
         _, with_data = site_of(dtype, arch, schedule, **data)
         assert [layouts(kernel, arch) for kernel in rendered(plan, with_data)] == plain, kind
+
+
+@pytest.mark.parametrize(("dim", "band"), [(128, CAUSAL), (32, Band()), (64, Band(-99, 99))], ids=str)
+def test_head_dims_and_masks(dim: int, band: Band) -> None:
+    schedule = "spt" if band is CAUSAL else "ascending"
+    plan, site = site_of(torch.float16, "sm_80", schedule, dim, band)
+    plain = [layouts(kernel, "sm_80") for kernel in rendered(plan, site)]
+    for kind, data in KINDS.items():
+        _, with_data = site_of(torch.float16, "sm_80", schedule, dim, band, **data)
+        assert [layouts(kernel, "sm_80") for kernel in rendered(plan, with_data)] == plain, kind
 
 
 def test_a_vector_of_bytes_would_change_them() -> None:

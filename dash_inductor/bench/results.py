@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..errors import ArgumentError, DashError
+from ..errors import ArgumentError, MissingPackageError
 from ..observe.records import SiteRecord
 from .timing import Timing
 from .variants import DASH, DEFAULT, DETERMINISTIC, VARIANTS
@@ -138,14 +138,14 @@ def check_plot(path: Path) -> None:
 
     Raises:
         ArgumentError: another suffix than those of `plot`, or a folder that does not exist.
-        DashError: matplotlib is not installed; the message has the command that installs it.
+        MissingPackageError: matplotlib is not installed; the message has the command that installs it.
     """
     if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
         raise ArgumentError("--plot", str(path), f"a file ending in {', '.join(SUFFIXES)} in a folder that exists")
     try:
         import matplotlib  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # optional
     except ImportError:
-        raise DashError("--plot draws with matplotlib, which is not installed: pip install matplotlib") from None
+        raise MissingPackageError("matplotlib", "the pictures of --plot") from None
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

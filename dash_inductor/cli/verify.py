@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ..errors import ArgumentError
 from . import compare
 
 
@@ -23,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..divergence.verify import verify
 
+    if not arguments.module and not Path(arguments.script).is_file():
+        raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
     words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
     status = compare.show(verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True)), arguments)
