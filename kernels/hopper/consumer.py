@@ -73,19 +73,18 @@ def consume(
             if LEFT_IN_REGISTERS:
                 v = shared.v.load(left_operand(layout_s))
         for step in range(steps):
-            word = walk.expected(step, kv)
             q_it = first_q_it + step
             if STEP == "overlapped":
                 s, dk, dv = overlapped_step(
-                    shared, mask, drops, scale_log2, word, q_it, done + step, first_q_it, s, dk, dv, zero, WARPS
+                    shared, mask, drops, scale_log2, q_it, done + step, first_q_it, s, dk, dv, zero, WARPS
                 )
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
-                    shared, mask, drops, scale_log2, word, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS,
+                    shared, mask, drops, scale_log2, q_it, done + step, s, k, v, dk, dk_tail, dv, zero, WARPS,
                     AHEAD,
                 )  # fmt: skip
             else:
-                dk, dv = shared_step(shared, mask, drops, scale_log2, word, q_it, done + step, dk, dv, zero, WARPS)
+                dk, dv = shared_step(shared, mask, drops, scale_log2, q_it, done + step, dk, dv, zero, WARPS)
         first_q_it += steps
         walks += gl.where(steps > 0, 1, 0)
         if AHEAD:

@@ -13,6 +13,7 @@ from .producer import produce
 from .reducer import reduce
 from .stamps import NoStamps, Stamps, record
 from .table_walk import TableWalk, allocate_told
+from .told import allocate_words
 from .work import Work, allocate_shared, barriers, pieces
 
 
@@ -65,7 +66,10 @@ def hopper_backward(
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
-        walk = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
+        TELLS: gl.constexpr = HAS_LO or HAS_HI or DROPOUT or not EVEN_KV
+        walk = ClosedForm(
+            work, allocate_words(STAGES), VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, TELLS,
+        )  # fmt: skip
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
     stamps = NoStamps()
     if STAMPED:

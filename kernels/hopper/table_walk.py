@@ -7,13 +7,9 @@ some of its heads, where heads differ:
 * `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
   its steps; what follows them is never read.
 
-Note [What consumers are told]
-    Every load from global memory goes to the L2 cache: a reducer that has seen its turn empties the first one.  A
-    consumer that loaded a word would wait for it, and in a step whose word asks for the mask also for codes.  So the
-    producer, who is a step ahead, puts words into shared memory before the dO of their steps is announced; the codes of
-    the queries go there by asynchronous copies that arrive with the dO.  Consumers keep the codes of their keys in
-    registers.  Producer and reducers load every word a step of theirs before they need it.  Bytes of a dense mask are
-    read where they are needed.
+Codes of the queries go to shared memory beside the words of Note [What consumers are told] in `told`, by asynchronous
+copies that arrive with the dO; consumers keep the codes of their keys in registers.  Producer and reducers load every
+word a step of theirs before they need it.  Bytes of a dense mask are read where they are needed.
 """
 
 from triton.experimental import gluon
@@ -23,11 +19,12 @@ from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import TILE_BITS
 from .clear import unseen_keys
-from .operations import begin_copy, here, role_barrier
+from .operations import begin_copy, here
+from .told import MASKED, allocate_words, tell, told, within_band
 from .work import Work
 
 WORD_BITS = gl.constexpr(TILE_BITS)
-"""Bits of the q tile and of the rank in a word; the bit above both asks for the mask, and the sign for `clear`."""
+"""Bits of the q tile and of the rank in a word; the bit above both is `MASKED`, and the sign asks for `clear`."""
 
 
 @aggregate
@@ -148,13 +145,7 @@ class TableWalk:
                 codes = self.told_codes.index(slot * PIECES + piece)
                 begin_copy(codes, self.q_codes + (work.batch * work.q_len + places))
             async_copy.mbarrier_arrive(full)
-        self.told_words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
-        role_barrier()
-
-    @gluon.jit
-    def expected(self, step, kv):
-        """What a consumer gives to `told` of the mask, which does not look at it."""
-        return step
+        tell(self.told_words, slot, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -203,15 +194,14 @@ class DataMask:
         return self.walk.q_tile(word)
 
     @gluon.jit
-    def told(self, word, slot):
+    def told(self, slot):
         """The word of a step whose dO is in this slot of its ring."""
-        layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-        return gl.max(self.walk.told_words.index(here(slot)).load(layout), 0)
+        return told(self.walk.told_words, slot)
 
     @gluon.jit
     def applied(self, p, word, slot, PIECE: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
-        if word >> (2 * WORD_BITS) != 0:
+        if word >> MASKED != 0:
             work = self.walk.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
@@ -252,23 +242,14 @@ class DataMask:
             keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
         else:
             keep = keys < work.kv_len
-        # In a matmul's result bits 1 and 2 of a column are the thread's, the others those of the register: a register
-        # is compared to its own constant.
-        columns = gl.expand_dims(columns, 0)
-        registers = columns & ~6
-        threads = keys - (columns & 6)
-        if walk.HAS_LO:
-            keep = keep & (registers >= threads + (work.lo - q_row))
-        if walk.HAS_HI:
-            keep = keep & (registers <= threads + (work.hi - q_row))
-        return keep
+        return within_band(keep, work, q_row, columns, rows, walk.HAS_LO, walk.HAS_HI)
 
 
 @gluon.jit
 def allocate_told(BLOCK_Q: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, HAS_CODES: gl.constexpr):
     """(told_words, told_codes) of a `TableWalk`; the latter is the former without codes."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    words = gl.allocate_shared_memory(gl.int32, [STAGES, 1], layout)
+    words = allocate_words(STAGES)
     codes = words
     if HAS_CODES:
         codes = gl.allocate_shared_memory(gl.int32, [STAGES * PIECES, BLOCK_Q // PIECES], layout)
