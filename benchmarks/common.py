@@ -17,6 +17,10 @@ from dash_inductor.bench.timing import take_turns
 RESULTS = Path(__file__).parent / "results"
 
 
+class NotRun(RuntimeError):
+    """A contender has no way to run a shape."""
+
+
 def watchdog(seconds: float) -> None:
     """End the process with all stacks if it is still alive after `seconds`; calling again restarts the clock."""
     faulthandler.cancel_dump_traceback_later()
