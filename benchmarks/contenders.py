@@ -102,7 +102,7 @@ def in_library(shape: Shape, tensors: Tensors, *, variable: str, deterministic: 
 
 
 def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
-    """FlashAttention-4 through autograd's backward, where the other contenders are called directly."""
+    """FlashAttention-4, through autograd's backward."""
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # optional
     except ImportError as error:

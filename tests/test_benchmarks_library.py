@@ -6,9 +6,11 @@ The library is made here from the header in docs/benchmarks.md; it computes noth
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,3 +287,38 @@ def test_dash_that_does_not_run_is_seen(on_cpu: dict[str, Any]) -> None:
     assert row["not run"] == {"dash": "AssertionError: no message"}
     assert row["difference"] is None
     assert backward.faults([row]) == [f"{PLAIN.name}: dash did not run"]
+
+
+def test_table_and_results(
+    on_cpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is the same for all shapes is said once; a contender that ran nowhere has no column; wrong ones end it."""
+
+    def absent(shape: Shape, inputs: Any) -> Any:
+        raise NotRun("it is not there")
+
+    def only_full(shape: Shape, inputs: Any) -> Any:
+        if shape.mask != FULL:
+            raise NotRun("full only")
+        return lambda: (torch.zeros(4),) * 3
+
+    on_cpu.update({"FA4 det": absent, "flex": only_full})
+    monkeypatch.setattr(Shape, "tensors", lambda self: ())
+    monkeypatch.setattr(backward.lowering, "register", lambda: None)
+    monkeypatch.setattr(backward.common, "RESULTS", tmp_path)
+    monkeypatch.setattr(backward, "versions", lambda: {FA3: "nothing 0123abc"})
+    only = [f"regular:d64:{mask}:b16h32:s1024" for mask in ("full", "causal")]
+    monkeypatch.setattr(sys, "argv", ["backward", "--name", "it", "--only", *only, "--columns", *on_cpu])
+    with pytest.raises(SystemExit) as ended:
+        backward.main()
+    assert str(ended.value) == f"{only[0]}: the gradients of flex differ from dash's by 1"
+    printed = capsys.readouterr().out.splitlines()
+    assert f"flex not run at ['{only[1]}']: NotRun: full only" in printed
+    assert [line for line in printed if line.startswith("FA4 det")] == ["FA4 det not run: NotRun: it is not there"]
+    (head,) = [line for line in printed if line.startswith("shape ")]
+    assert re.split("  +", head) == ["shape", "equal", "FA3 det", "dash", "flex", "vs FA3 det", "vs flex", "difference"]
+    assert printed[printed.index(head) + 1].count("±1.0%") == 3
+    results = json.loads((tmp_path / "it.json").read_text())
+    assert results["conditions"]["libraries"] == {FA3: "nothing 0123abc"}
+    assert [row["quartiles"]["dash"] for row in results["rows"]] == [[9.9, 10.1]] * 2
+    assert [row["differences"] for row in results["rows"]] == [{"FA3 det": 0.0, "flex": 1.0}, {"FA3 det": 0.0}]
