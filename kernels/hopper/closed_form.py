@@ -52,13 +52,13 @@ class ClosedForm:
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`."""
         work = self.work
-        steps = self.VISITS(work.place(), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        steps = self.VISITS(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         return gl.where(kv * work.BLOCK_KV < work.kv_len, steps, 0)
 
     @gluon.jit
     def word(self, step, kv):
         work = self.work
-        q = self.Q_TILE(work.place(), kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        q = self.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
             _first, full_first, full_end, _end = self.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
             q |= gl.where((q < full_first) | (q >= full_end), 1 << MASKED, 0)
@@ -71,7 +71,7 @@ class ClosedForm:
     @gluon.jit
     def rank(self, word, kv):
         work = self.work
-        return self.RANK(work.place(), self.q_tile(word), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        return self.RANK(self.q_tile(word), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
 
     @gluon.jit
     def begin(self, step, kv):

@@ -21,7 +21,7 @@ from .work import Work, allocate_shared, barriers, pieces
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i,
+    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, dense_b, dense_h, dense_i,
     dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
     stamps_ptr, stamped_heads,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
@@ -50,8 +50,8 @@ def hopper_backward(
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
     ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-    facts = q_heads, q_len, kv_len, lo, hi
-    position, slot = LAUNCH(ticket, batch, facts, BLOCK_Q, BLOCK_KV, section)
+    facts = q_len, kv_len, lo, hi
+    position, slot = LAUNCH(ticket, batch * q_heads, facts, BLOCK_Q, BLOCK_KV, section)
     n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
     heads = q_heads // GROUP
     place = position % q_heads
@@ -62,7 +62,7 @@ def hopper_backward(
     if HAS_CODES or HAS_DENSE:
         told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
         walk = TableWalk(
-            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
+            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:

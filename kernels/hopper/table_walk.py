@@ -31,12 +31,12 @@ WORD_BITS = gl.constexpr(TILE_BITS)
 class TableWalk:
     """Walks that tables give, and what else the mask reads.
 
-    The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  With
-    HAS_CODES, q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone;
-    none has -1, and no key has -2.  keys_seen: bytes [batch, query heads if they have tables of their own, else 1,
-    kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides
-    dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a
-    ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
+    The table of a head is ``batch * table_b + q_head * table_h``.  With HAS_CODES, q_codes: int32 [batch, q_len];
+    kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone; none has -1, and no key has -2.
+    keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
+    q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is
+    there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as
+    dO.
     """
 
     work: Work
@@ -48,7 +48,6 @@ class TableWalk:
     dense: gl.tensor
     table_b: gl.tensor
     table_h: gl.tensor
-    first_mirrored: gl.tensor
     dense_b: gl.tensor
     dense_h: gl.tensor
     dense_i: gl.tensor
@@ -63,7 +62,7 @@ class TableWalk:
 
     @gluon.constexpr_function
     def __init__(
-        self, work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
+        self, work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
         dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
     ):  # fmt: skip
         self.work = work
@@ -75,7 +74,6 @@ class TableWalk:
         self.dense = dense
         self.table_b = table_b
         self.table_h = table_h
-        self.first_mirrored = first_mirrored
         self.dense_b = dense_b
         self.dense_h = dense_h
         self.dense_i = dense_i
@@ -124,7 +122,7 @@ class TableWalk:
     def hidden_keys(self, kv):
         """int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
         work = self.work
-        row = work.batch * gl.where(self.table_h > 0, self.table_b, 1) + work.q_head() * self.table_h
+        row = work.batch * self.table_b + work.q_head() * self.table_h
         return unseen_keys(self.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
@@ -167,8 +165,7 @@ class TableWalk:
         """The place of kv tile `kv` among those of all tables."""
         work = self.work
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-        mirrored = gl.where(work.place() >= self.first_mirrored, 1, 0)
-        table = work.batch * self.table_b + work.q_head() * self.table_h + mirrored
+        table = work.batch * self.table_b + work.q_head() * self.table_h
         return table * n_kv + kv
 
 

@@ -59,7 +59,7 @@ class Work:
     @gluon.jit
     def kv_tile(self, part):
         """The part-th kv tile of this CTA, or a number past the last one."""
-        return self.KV_TILE(self.place(), self.slot, part, self.facts(), self.BLOCK_Q, self.BLOCK_KV)
+        return self.KV_TILE(self.slot, part, self.facts(), self.BLOCK_Q, self.BLOCK_KV)
 
     @gluon.jit
     def first_row(self):
@@ -76,7 +76,7 @@ class Work:
     @gluon.jit
     def facts(self):
         """The tuple `walk` of the schedule's functions."""
-        return self.q_heads, self.q_len, self.kv_len, self.lo, self.hi
+        return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
     def place(self):
