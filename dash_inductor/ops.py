@@ -232,12 +232,17 @@ def _seed(like: Tensor, site: str) -> Tensor:
     return torch.randint(limits.min, limits.max, (1,), dtype=torch.int64, device=like.device)
 
 
-def _with_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
     """`tensor` if its strides are those of a dense tensor with this order of dimensions, else a copy that has them."""
-    wanted = empty_ordered(tensor.shape, order, tensor.new_empty(0, device="meta")).stride()
-    if tensor.stride() == wanted:
+    if tensor.stride() == _ordered_strides(tensor.shape, order):
         return tensor
     return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ordered_strides(size: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that `empty_ordered` gives, whatever the dtype and the device."""
+    return empty_ordered(size, order, torch.empty(0, device="meta")).stride()
 
 
 def _not_differentiable(ctx: object, *grads: Tensor) -> None:
@@ -288,10 +293,31 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
     return run
 
 
+def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """What Inductor's code calls in the place of an operator: its implementation, without PyTorch's dispatcher.
+
+    A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
+    """
+
+    @functools.wraps(implementation)
+    def run(*args: Any) -> Any:
+        if torch.autograd.profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
+            return operator(*args)
+        return implementation(*args)
+
+    return run
+
+
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
+for _operator, _implementation, _site in (
+    (attention_forward, _forward, 6),
+    (attention_backward, _backward, 9),
+    (attention_backward_with_bias, _backward_with_bias, 9),
+):
+    for _device in ("CPU", "CUDA"):
+        _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
+    # Where generated code finds it by a name that begins like the operator's, in any process.
+    _operator.overloadpacket.direct = _direct(_operator, _implementation)
 for _device in ("CPU", "CUDA"):
-    _lib.impl("attention_forward", _in_profile(_forward, 6), _device)
-    _lib.impl("attention_backward", _in_profile(_backward, 9), _device)
-    _lib.impl("attention_backward_with_bias", _in_profile(_backward_with_bias, 9), _device)
     _lib.impl("dropout_seed", _seed, _device)
