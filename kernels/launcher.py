@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import itertools
 import re
 import struct
@@ -17,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from triton import knobs
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from ..errors import DashError, LaunchError
 
@@ -132,9 +133,9 @@ def launch(launches: Iterable[Launch]) -> None:
     Raises:
         LaunchError: the driver refuses.
     """
-    runtime = _runtime()
+    runtime = knobs.runtime
     if _is_hooked(runtime.launch_enter_hook) or _is_hooked(runtime.launch_exit_hook):
-        _launch_with_hooks(launches, runtime)
+        _launch_with_hooks(launches)
         return
     launch_kernel = _driver().cuLaunchKernelEx
     for config, function, parameters, kernel, *_ in launches:
@@ -143,8 +144,9 @@ def launch(launches: Iterable[Launch]) -> None:
             _launch_again(code, config, function, parameters, kernel)
 
 
-def _launch_with_hooks(launches: Iterable[Launch], runtime: Any) -> None:
+def _launch_with_hooks(launches: Iterable[Launch]) -> None:
     """As Triton launches for profilers, which register functions to call before and after."""
+    runtime = knobs.runtime
     for config, function, parameters, kernel, stream, arguments, _ in launches:
         about = kernel.compiled.launch_metadata((kernel.grid, 1, 1), stream, *arguments)
         if _is_hooked(runtime.launch_enter_hook):
@@ -231,11 +233,10 @@ class _Map(NamedTuple):
         """For Triton's description of the tile that a kernel reads."""
         if meta["fp4_padded"] or strides[-1] != 1:
             raise DashError(f"a TMA descriptor of strides {tuple(strides)} for {meta}, of which there are none here")
-        host = importlib.import_module("triton.backends.nvidia.driver").TMA_DTYPE_DEVICE_TO_HOST
         rank = len(shape)
         inwards = [meta["elem_size"] * stride for stride in strides[-2::-1]]
         return _Map(
-            host[meta["elem_type"]], rank, (ctypes.c_uint64 * rank)(*shape[::-1]),
+            TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], rank, (ctypes.c_uint64 * rank)(*shape[::-1]),
             (ctypes.c_uint64 * max(rank - 1, 1))(*inwards), (ctypes.c_uint32 * rank)(*meta["block_size"][::-1]),
             (ctypes.c_uint32 * rank)(*(1,) * rank), meta["swizzle"],
         )  # fmt: skip
@@ -257,9 +258,3 @@ def _driver() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
     driver.cuTensorMapEncodeTiled.argtypes = [pointer, number, number, *[pointer] * 5, *[number] * 4]
     return driver
-
-
-@functools.cache
-def _runtime() -> Any:
-    """Triton's settings, among them the hooks."""
-    return importlib.import_module("triton.knobs").runtime

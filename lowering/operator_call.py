@@ -1,8 +1,8 @@
 """A call of one of our operators in Inductor's code.
 
-Code in Python calls the operator's implementation, `direct` of the operator, because the way through PyTorch's dispatcher to an
-implementation in Python takes longer than all else that the host does for an attention.  Other wrappers, in C++ or as a
-graph, know operators alone.
+Code in Python calls what `ops` has as the operator's attribute `direct`, because the way through PyTorch's dispatcher
+to an implementation in Python takes longer than all else that the host does for an attention.  Other wrappers, in C++
+or as a graph, know operators alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ class _OperatorCall(FallbackKernel):  # type: ignore[misc]  # torch's class is u
 
 
 def operator_call(operator: torch._ops.OpOverload, *args: Any) -> Sequence[TensorBox]:
-    """The results of an operator that has an attribute `direct`, see `ops`."""
+    """The results of an operator that has the attribute `direct`."""
     results: Sequence[TensorBox] = pytree.tree_map_only(IRNode, TensorBox.create, _OperatorCall.create(operator, *args))
     return results

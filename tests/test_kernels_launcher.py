@@ -3,72 +3,56 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .support.processes import run_python
 from .support.stubcuda import compiler
 
-PROGRAM = """
-    import json
-
-    from tests.support import stubcuda
-
-    stub = stubcuda.install()
-    import torch
-    from triton import knobs
-
-    torch.cuda.current_device = lambda: 0
-    from dash_inductor.errors import DashError, LaunchError
-    from dash_inductor.kernels import launcher
-    from dash_inductor.kernels.hopper import build
-    from dash_inductor.kernels.hopper_forward import build as forward_build
-    from dash_inductor.model import Band, Call, Mask, Site
-    from dash_inductor.planning import plan
-
-    FOUR = [2, 4, 300, 64], [76800, 64, 256, 1]
-
-    class Descriptor:  # as Triton wants it
-        padding, round_f32_to_tf32 = "zero", False
-        element_strides = pixel_box_lower_corner = pixel_box_upper_corner = None
-
-        def __init__(self, address, shape, strides):
-            self.base, self.data_ptr, self.shape, self.strides = self, lambda: address, shape, strides
-
-    def arguments_of(compiled, descriptors):
-        # distinct numbers, negative ones where they may be
-        kinds, numbers = list(compiled.src.signature.values())[len(descriptors) :], []
-        for i, kind in enumerate(kinds):
-            of = {"constexpr": None, "fp32": 0.3 * i, "i32": -7 * i, "i64": -(5 << 33) * i}
-            numbers.append(of.get(kind, (1 << 40) + 16 * i))
-        return numbers
-
-    def compared(compiled, descriptors):
-        kernel = launcher.KernelLauncher(compiled, 33, descriptors)
-        sizes = [128 if n == "128s" else struct_size(n) for n in codes(kernel)]
-        stubcuda.expect(stub, sizes)
-        addresses = [(1 << 44) + 4096 * i for i, _ in enumerate(descriptors)]
-        arguments = arguments_of(compiled, descriptors)
-        launcher.launch(kernel.pack(77, addresses, *arguments))
-        ours = stubcuda.last_launch(stub, sizes)
-        given = [Descriptor(a, *d) for a, d in zip(addresses, descriptors)]
-        head = 33, 1, 1, 77, compiled.function, compiled.packed_metadata, None, None, None
-        compiled.run(*head, *given, *arguments)
-        return ours == stubcuda.last_launch(stub, sizes), len(sizes), any(ours[1]), [value.hex() for value in ours[2]]
-
-    def codes(kernel):
-        return [code.split("x")[1] for code in kernel._layout.values.format[1:].replace("x", " x").split(" ") if "x" in code]
-
-    def struct_size(code):
-        import struct
-        return struct.calcsize("=" + code)
-
-    results = {}
-    chosen = plan(Site(Mask(Band(0)), "bfloat16", 64, group=2), "sm_90")
-"""
+KERNELS = ("prepare", "main", "finish", "resident", "forward", "draws")
 
 
-@pytest.mark.skipif(compiler() is None, reason="the stub of the driver needs a C compiler")
-def test_x() -> None:
-    pass
+@pytest.fixture(scope="module")
+def launched() -> dict[str, Any]:
+    if compiler() is None:
+        pytest.skip("the stub of the driver needs a C compiler")
+    command = [sys.executable, "-m", "tests.support.launched"]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_driver_is_given_what_triton_gives_it(name: str, launched: dict[str, Any]) -> None:
+    """Grid, block, shared memory, stream, attributes, every parameter and every descriptor, bit by bit."""
+    found = launched[name]
+    assert found["equal"]
+    assert not found["equal to another"]  # the stub sees a difference in any argument
+    assert found["nonzero"] == found["parameters"] - 2  # all but scratch memory have numbers that could differ
+    assert found["attributes"] == (name not in ("prepare", "draws"))
+
+
+def test_a_thread_without_a_context_is_given_one(launched: dict[str, Any]) -> None:
+    assert launched["contexts bound"] == 1
+
+
+def test_the_driver_refuses(launched: dict[str, Any]) -> None:
+    assert launched["error"] == "launching finish: CUDA error 720, an error of the stub"
+
+
+def test_profilers_are_told(launched: dict[str, Any]) -> None:
+    assert launched["hooks"] == ["before finish 77", "after finish 77"]
+    assert launched["launches"] == 1
+
+
+def test_an_empty_grid_is_not_launched(launched: dict[str, Any]) -> None:
+    assert launched["empty"] == []
+
+
+def test_other_parameters_than_the_source_has_are_refused(launched: dict[str, Any]) -> None:
+    assert launched["more parameters"] == "finish has 19 parameters, of which its source explains 18"
+    assert "which is no TMA descriptor" in launched["another structure"]

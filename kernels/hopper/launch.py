@@ -246,9 +246,7 @@ class _State:
             main_data, finish_data = self.about_data.of_call(data)
             if self.placed:
                 of_places = data[-len(place_arguments.PLACES) :]
-                of_targets = tuple(
-                    itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims))
-                )
+                of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
         of_stamps: tuple[int | None, ...] = (None, None)
         if self.recording is not None:
             of_stamps = NO_STAMPS if recorded is None else recorded

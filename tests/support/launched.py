@@ -1,6 +1,6 @@
 """Launches by our launcher and by Triton's own on a stub of the CUDA driver, as a program that prints what differs.
 
-    python -m tests.support.launched
+python -m tests.support.launched
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from . import stubcuda
@@ -33,7 +35,12 @@ class Descriptor:
 def distinct_arguments(compiled: Any, descriptors: int) -> list[Any]:
     """Of all kinds, negative ones too; None for constants."""
     kinds = list(compiled.src.signature.values())[descriptors:]
-    numbers = {"constexpr": lambda i: None, "fp32": lambda i: 0.3 * i, "i32": lambda i: -7 * i, "i64": lambda i: -5 * i << 33}
+    numbers: dict[str, Callable[[int], Any]] = {
+        "constexpr": lambda i: None,
+        "fp32": lambda i: 0.3 * i,
+        "i32": lambda i: -7 * i,
+        "i64": lambda i: -5 * i << 33,
+    }
     return [numbers.get(kind, lambda i: (1 << 40) + 16 * i)(i) for i, kind in enumerate(kinds)]
 
 
@@ -46,7 +53,7 @@ def main() -> None:
     from dash_inductor.kernels.hopper_forward import build as forward_build
     from triton import knobs
 
-    from dash_inductor.errors import LaunchError
+    from dash_inductor.errors import DashError, LaunchError
     from dash_inductor.model import Band
 
     from .hopper_builds import Case, build
@@ -67,10 +74,17 @@ def main() -> None:
         head = GRID, 1, 1, STREAM, compiled.function, compiled.packed_metadata, None, None, None
         compiled.run(*head, *given, *arguments)
         theirs = stubcuda.last_launch(stub, sizes)
+        others = list(arguments)
+        place = max(i for i, number in enumerate(others) if number is not None)
+        others[place] += 1
+        launcher.launch(kernel.pack(STREAM, addresses, *others))
         return {
-            "equal": ours == theirs, "parameters": len(sizes), "nonzero": sum(map(any, ours[2])),
+            "equal": ours == theirs,
+            "equal to another": stubcuda.last_launch(stub, sizes) == theirs,
+            "parameters": len(sizes),
+            "nonzero": sum(map(any, ours[2])),
             "attributes": any(ours[1]),
-        }  # fmt: skip
+        }
 
     backward = build.kernels(Case((64, 64), Band(0), "spt", codes=True, dropout=True).specialisation(), 0)
     resident = build.kernels(Case((64, 64), Band(), "shift").specialisation(), 0)
@@ -100,6 +114,16 @@ def main() -> None:
     launcher.launch(launches)
     found["hooks"], found["launches"] = seen, stubcuda.number(stub, "stub_launches") - before
     found["empty"] = launcher.KernelLauncher(backward.finish, 0, []).pack(STREAM, (), *arguments)
+    ptx = backward.finish.asm["ptx"]
+    for name, more in (("more parameters", ".u32 odd"), ("another structure", ".align 4 .b8 odd[12]")):
+        text = ptx.replace(".param .f32", f".param {more},\n\t.param .f32", 1)
+        given = SimpleNamespace(
+            metadata=backward.finish.metadata, src=backward.finish.src, asm={"ptx": text}, run=None, function=1
+        )
+        try:
+            launcher.KernelLauncher(given, GRID, [])
+        except DashError as error:
+            found[name] = str(error)
     print(json.dumps(found))
 
 

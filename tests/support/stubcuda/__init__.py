@@ -51,7 +51,8 @@ def last_launch(stub: Any, sizes: Sequence[int]) -> tuple[bytes, bytes, list[byt
     """Configuration, attributes and parameters, which have these sizes, of the last launch."""
     values = bytes((ctypes.c_char * (128 * 256)).in_dll(stub, "stub_values"))
     kept = [values[128 * i : 128 * i + size] for i, size in enumerate(sizes)]
-    config, attributes = ((ctypes.c_char * n).in_dll(stub, name) for name, n in (("stub_config", 52), ("stub_attributes", 288)))
+    config = (ctypes.c_char * 52).in_dll(stub, "stub_config")
+    attributes = (ctypes.c_char * 288).in_dll(stub, "stub_attributes")
     return bytes(config), bytes(attributes), kept
 
 

@@ -57,4 +57,5 @@ int cuFuncGetAttribute(int *value, int attribute, void *function) { return *valu
 NOTHING(cuInit) NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuFuncSetAttribute) NOTHING(cuFuncSetCacheConfig)
 NOTHING(cuPointerGetAttribute) NOTHING(cuPointerGetAttributes) NOTHING(cuTensorMapEncodeIm2col) NOTHING(cuLaunchKernel)
 NOTHING(cuOccupancyMaxActiveClusters) NOTHING(cuCtxSetLimit) NOTHING(cuCtxGetLimit) NOTHING(cuDeviceGetCount)
-NOTHING(cuCtxGetDevice) NOTHING(cuModuleUnload) NOTHING(cuMemAlloc_v2) NOTHING(cuTensorMapEncodeIm2colWide)
+NOTHING(cuCtxGetDevice) NOTHING(cuModuleUnload) NOTHING(cuMemAlloc_v2) NOTHING(cuStreamIsCapturing)
+NOTHING(cuTensorMapEncodeIm2colWide)
