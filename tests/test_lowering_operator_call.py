@@ -20,14 +20,15 @@ from .support.calls import backward_call, forward_call
 from .support.graphs import BACKWARD, FORWARD
 
 TILES = Tiles(16, 32, 1, 1)
-PLAN = Plan("reference", "two_pass", "reference", TILES, TILES, forward_tiles=TILES)
+PLAN = str(Plan("reference", "two_pass", "reference", TILES, TILES, forward_tiles=TILES))
+OF_FORWARD = str(forward_call(Band(0), 0.1)), PLAN, "a site"
+OF_BACKWARD = str(backward_call(Band(0), 0.1)), PLAN, "a site"
 Compiled = Callable[[], tuple[Tensor, ...]]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
-    out, lse = ops.attention_forward(q, k, v, [], str(forward_call(Band(0), 0.1)), str(PLAN), "a site")
-    call = str(backward_call(Band(0), 0.1))
-    return (out, *ops.attention_backward(do, q, k, v, out, lse, [], call, str(PLAN), "a site"))
+    out, lse = ops.attention_forward(q, k, v, [], *OF_FORWARD)
+    return (out, *ops.attention_backward(do, q, k, v, out, lse, [], *OF_BACKWARD))
 
 
 def tensors() -> list[Tensor]:
@@ -77,12 +78,8 @@ class Seen(TorchDispatchMode):
 def test_a_mode_sees_the_operators() -> None:
     given = tensors()
     with Seen() as seen:
-        out, lse = torch.ops.dash.attention_forward.direct(
-            *given[:3], [], str(forward_call(Band(0), 0.1)), str(PLAN), "a site"
-        )
-        call = str(backward_call(Band(0), 0.1))
-        arguments = given[3], *given[:3], out, lse, [], call, str(PLAN), "a site"
-        torch.ops.dash.attention_backward.direct(*arguments)
+        out, lse = torch.ops.dash.attention_forward.direct(*given[:3], [], *OF_FORWARD)
+        torch.ops.dash.attention_backward.direct(given[3], *given[:3], out, lse, [], *OF_BACKWARD)
     assert [name for name in seen.names if name.startswith("dash")] == [FORWARD, BACKWARD]
 
 
@@ -110,5 +107,6 @@ def test_a_wrapper_in_cpp_calls_the_operators(monkeypatch: pytest.MonkeyPatch) -
     torch._dynamo.reset()
     with inductor_config.patch(fx_graph_cache=False, cpp_wrapper=True), contextlib.suppress(Exception):
         torch.compile(attend, dynamic=False)(*tensors())
-    assert "attention_backward.default" in codes[-1]
+    for name in (FORWARD, BACKWARD):
+        assert f'findSchemaOrThrow("{name}", "")' in codes[-1]
     assert ".direct" not in codes[-1]
