@@ -26,11 +26,13 @@ _CODES = {"u64": "q", "u32": "i", "u16": "h", "u8": "b", "f32": "f", "f64": "d"}
 _SCRATCH = 2
 """The last parameters of every kernel are two addresses of scratch memory, which ours do not use."""
 
-_CONFIG = struct.Struct("@7I4xQQI4x")  # CUlaunchConfig
-_ATTRIBUTE = struct.Struct("@I4xi60x")  # CUlaunchAttribute whose value is an int
+_CONFIG = "7I4xQQI4x"  # CUlaunchConfig
+_ATTRIBUTE = "=I4xi60x"  # CUlaunchAttribute whose value is an int
 _COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 _NO_INTERLEAVE, _L2_PROMOTION_128B, _FILL_ZEROS = 0, 2, 0
-_MAP_BYTES, _MAP_ALIGNMENT = 128, 64  # CUtensorMap
+_MAP, _MAP_BYTES, _MAP_ALIGNMENT = "map", 128, 64  # CUtensorMap
+_ENCODED = 1024
+"""So many descriptors of an argument are kept."""
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 Described = tuple[Sequence[int], Sequence[int]]
@@ -77,26 +79,31 @@ class KernelLauncher:
         self.device = torch.cuda.current_device()
         types = list(compiled.src.signature.values())[len(descriptors) :]
         self._are_arguments = [kind != "constexpr" for kind in types]
-        expected = sum(1 + 2 * len(shape) for shape, _ in descriptors) + sum(self._are_arguments) + _SCRATCH
-        self._layout = _Layout.of(compiled.asm["ptx"])
-        if len(self._layout.offsets) != expected:
-            found = len(self._layout.offsets)
-            raise DashError(f"{metadata.name} has {found} parameters, of which its source explains {expected}")
-        self._maps = [
-            _Map.of(shape, strides, meta)
-            for (shape, strides), meta in zip(descriptors, metadata.tensordesc_meta or (), strict=True)
-        ]
-        # A map is encoded in its place; behind it a kernel is told the descriptor's shape and strides.
-        self._of_descriptors = [value for shape, strides in descriptors for value in (b"", *shape, *strides)]
-        starts = itertools.accumulate((1 + 2 * len(shape) for shape, _ in descriptors), initial=0)
-        self._map_offsets = [self._layout.offsets[i] for i, _ in zip(starts, descriptors, strict=False)]
-        attributes = []
-        if metadata.launch_pdl:
-            attributes.append(_ATTRIBUTE.pack(_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
-        if metadata.launch_cooperative_grid:
-            attributes.append(_ATTRIBUTE.pack(_COOPERATIVE, 1))
-        self._attributes = ctypes.create_string_buffer(b"".join(attributes), _ATTRIBUTE.size * len(attributes) or 1)
-        self._attribute_count = len(attributes)
+        codes = _parameter_codes(compiled.asm["ptx"])
+        # Behind the address of a descriptor a kernel is told its shape and strides.
+        wanted = [code for shape, _ in descriptors for code in (_MAP, *"i" * len(shape), *"q" * len(shape))]
+        expected = len(wanted) + sum(self._are_arguments) + _SCRATCH
+        if len(codes) != expected or codes[: len(wanted)] != wanted or _MAP in codes[len(wanted) :]:
+            raise DashError(
+                f"{metadata.name} has {len(codes)} parameters, {''.join(codes)}, of which its source explains "
+                f"{expected}, that begin with {''.join(wanted)}"
+            )
+        self._maps = [_Map(*d, meta) for d, meta in zip(descriptors, metadata.tensordesc_meta, strict=True)]
+        numbers = [number for shape, strides in descriptors for number in (*shape, *strides)]
+        self._described = (ctypes.c_int64 * len(numbers))(*numbers)  # the first bytes of one are a smaller integer
+        numbered = itertools.count(ctypes.addressof(self._described), 8)
+        self._leading = [0 if code == _MAP else next(numbered) for code in wanted]
+        self._map_places = [i for i, code in enumerate(wanted) if code == _MAP]
+        own = codes[len(wanted) :]
+        values = "".join(f"{code}{8 - struct.calcsize(code)}x" for code in own)
+        self._packer = struct.Struct(f"={_CONFIG}{len(codes)}Q{values}")
+        self._own_places = range(self._packer.size - 8 * len(own), self._packer.size, 8)
+        attributes = [
+            (_PROGRAMMATIC_STREAM_SERIALIZATION, metadata.launch_pdl), (_COOPERATIVE, metadata.launch_cooperative_grid),
+        ]  # fmt: skip
+        packed = [struct.pack(_ATTRIBUTE, attribute, 1) for attribute, is_set in attributes if is_set]
+        self._attributes = ctypes.create_string_buffer(b"".join(packed))
+        self._attribute_facts = ctypes.addressof(self._attributes), len(packed)
 
     def pack(self, stream: int, addresses: Sequence[int], *arguments: Any) -> tuple[Launch, ...]:
         """The launch on a raw stream with these arguments, none where the grid is empty.
@@ -107,24 +114,20 @@ class KernelLauncher:
         """
         if not self.grid:
             return ()
-        values = itertools.compress(arguments, self._are_arguments)
-        memory, start, parameters = self._layout.pack([*self._of_descriptors, *values, *(0,) * _SCRATCH])
-        for map_, offset, address in zip(self._maps, self._map_offsets, addresses, strict=True):
-            map_.encode(start + offset, address)
+        maps = [map_.at(address) for map_, address in zip(self._maps, addresses, strict=True)]
+        leading = self._leading.copy()
+        for place, (_memory, start) in zip(self._map_places, maps, strict=True):
+            leading[place] = start
         metadata = self.compiled.metadata
-        config = ctypes.create_string_buffer(
-            _CONFIG.pack(
-                self.grid, 1, 1, 32 * metadata.num_warps, 1, 1, metadata.shared, stream,
-                ctypes.addressof(self._attributes), self._attribute_count,
-            ),
-            _CONFIG.size,
+        memory = ctypes.create_string_buffer(self._packer.size)
+        start = ctypes.addressof(memory)
+        self._packer.pack_into(
+            memory, 0, self.grid, 1, 1, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
+            *leading, *[start + place for place in self._own_places],
+            *itertools.compress(arguments, self._are_arguments), *(0,) * _SCRATCH,
         )  # fmt: skip
-        return (
-            Launch(
-                ctypes.addressof(config), self.compiled.function, ctypes.addressof(parameters), self, stream, arguments,
-                (config, parameters, memory),
-            ),
-        )  # fmt: skip
+        parameters = start + struct.calcsize(f"={_CONFIG}")
+        return (Launch(start, self.compiled.function, parameters, self, stream, arguments, (memory, maps)),)
 
 
 def launch(launches: Iterable[Launch]) -> None:
@@ -182,72 +185,54 @@ def _check(code: int, what: str) -> None:
         raise LaunchError(f"{what}: CUDA error {code}, {(text.value or b'unknown').decode()}")
 
 
-class _Layout(NamedTuple):
-    """How a kernel's arguments lie in memory.
+def _parameter_codes(ptx: str) -> list[str]:
+    """What `struct` calls the parameters of the kernel in a PTX, `_MAP` for a TMA descriptor."""
+    header = ptx[ptx.index(".entry") :]
+    codes = []
+    for alignment, kind, length in _PARAMETER.findall(header[: header.index("\n)")]):
+        if length and (int(length), int(alignment)) != (_MAP_BYTES, _MAP_ALIGNMENT):
+            raise DashError(f"a kernel has a parameter of {length} bytes, which is no TMA descriptor")
+        codes.append(_MAP if length else _CODES[kind])
+    return codes
 
-    Attributes:
-        values: packs all of them; a TMA descriptor is an empty string, in whose place there are zeros.
-        offsets: of each argument, in bytes.
+
+class _Map:
+    """TMA descriptors of one argument, which differ in their addresses.
+
+    Args:
+        meta: Triton's description of the tile that the kernel reads.
     """
 
-    values: struct.Struct
-    offsets: list[int]
-
-    @staticmethod
-    def of(ptx: str) -> _Layout:
-        """Read from the PTX of a kernel."""
-        header = ptx[ptx.index(".entry") :]
-        offsets, text, end = [], "=", 0
-        for alignment, kind, length in _PARAMETER.findall(header[: header.index("\n)")]):
-            code = f"{length}s" if length else _CODES[kind]
-            if length and (int(length), int(alignment)) != (_MAP_BYTES, _MAP_ALIGNMENT):
-                raise DashError(f"a kernel has a parameter of {length} bytes, which is no TMA descriptor")
-            start = -(-end // _MAP_ALIGNMENT) * _MAP_ALIGNMENT if length else -(-end // 8) * 8
-            text += f"{start - end}x{code}"
-            offsets.append(start)
-            end = start + struct.calcsize("=" + code)
-        return _Layout(struct.Struct(text), offsets)
-
-    def pack(self, values: Sequence[Any]) -> tuple[Any, int, Any]:
-        """The memory that holds the values, where it begins, and an array of their addresses."""
-        memory = ctypes.create_string_buffer(self.values.size + _MAP_ALIGNMENT)
-        start = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
-        self.values.pack_into(memory, start - ctypes.addressof(memory), *values)
-        parameters = (ctypes.c_uint64 * len(self.offsets))(*(start + offset for offset in self.offsets))
-        return memory, start, parameters
-
-
-class _Map(NamedTuple):
-    """What is known of a TMA descriptor without its address: arguments of ``cuTensorMapEncodeTiled``."""
-
-    dtype: int
-    rank: int
-    sizes: Any
-    strides: Any
-    box: Any
-    steps: Any
-    swizzle: int
-
-    @staticmethod
-    def of(shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any]) -> _Map:
-        """For Triton's description of the tile that a kernel reads."""
+    def __init__(self, shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any]) -> None:
         if meta["fp4_padded"] or strides[-1] != 1:
             raise DashError(f"a TMA descriptor of strides {tuple(strides)} for {meta}, of which there are none here")
         rank = len(shape)
-        inwards = [meta["elem_size"] * stride for stride in strides[-2::-1]]
-        return _Map(
-            TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], rank, (ctypes.c_uint64 * rank)(*shape[::-1]),
-            (ctypes.c_uint64 * max(rank - 1, 1))(*inwards), (ctypes.c_uint32 * rank)(*meta["block_size"][::-1]),
-            (ctypes.c_uint32 * rank)(*(1,) * rank), meta["swizzle"],
-        )  # fmt: skip
+        bytes_ = [meta["elem_size"] * stride for stride in strides[-2::-1]]
+        self._dtype, self._rank, self._swizzle = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], rank, meta["swizzle"]
+        self._sizes, self._strides = (ctypes.c_uint64 * rank)(*shape[::-1]), (ctypes.c_uint64 * rank)(*bytes_)
+        self._box = (ctypes.c_uint32 * rank)(*meta["block_size"][::-1])
+        self._steps = (ctypes.c_uint32 * rank)(*(1,) * rank)
+        self._encoded: dict[int, tuple[Any, int]] = {}
 
-    def encode(self, place: int, address: int) -> None:
-        """Write the descriptor of a tensor at `address` to `place`."""
+    def at(self, address: int) -> tuple[Any, int]:
+        """The descriptor of a tensor at `address`: the memory that holds it, and where it begins."""
+        found = self._encoded.get(address)
+        if found is None:
+            found = self._encode(address)
+            if len(self._encoded) >= _ENCODED:  # most of them of addresses that are not used any more
+                self._encoded.clear()
+            self._encoded[address] = found
+        return found
+
+    def _encode(self, address: int) -> tuple[Any, int]:
+        memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+        start = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
         code = _driver().cuTensorMapEncodeTiled(
-            place, self.dtype, self.rank, address, self.sizes, self.strides, self.box, self.steps, _NO_INTERLEAVE,
-            self.swizzle, _L2_PROMOTION_128B, _FILL_ZEROS,
+            start, self._dtype, self._rank, address, self._sizes, self._strides, self._box, self._steps,
+            _NO_INTERLEAVE, self._swizzle, _L2_PROMOTION_128B, _FILL_ZEROS,
         )  # fmt: skip
-        _check(code, f"a TMA descriptor of {[*self.sizes]}, {[*self.strides]} bytes, at {address:#x}")
+        _check(code, f"a TMA descriptor of {[*self._sizes]}, {[*self._strides]} bytes, at {address:#x}")
+        return memory, start
 
 
 @functools.cache

@@ -6,7 +6,6 @@ python -m tests.support.launched
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -59,7 +58,8 @@ def main() -> None:
     from .hopper_builds import Case, build
 
     def sizes_of(kernel: Any) -> list[int]:
-        return [struct.calcsize(f"={code}") for code in re.findall(r"x(128s|[a-z])", kernel._layout.values.format)]
+        codes = launcher._parameter_codes(kernel.compiled.asm["ptx"])
+        return [128 if code == "map" else struct.calcsize(code) for code in codes]
 
     def both(compiled: Any) -> dict[str, Any]:
         descriptors = DESCRIPTORS.get(compiled.metadata.name, [])
