@@ -172,10 +172,10 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
-    from .kernels import registry
+    from .kernels.registry import forward
 
     parsed = _parsed(call, extras, results=1)
-    out, logsumexp = registry.forward(query, key, value, extras, parsed, Plan.parse(plan))
+    out, logsumexp = forward(query, key, value, extras, parsed, Plan.parse(plan))
     return _with_order(out, parsed.orders[0]), logsumexp
 
 
@@ -191,11 +191,11 @@ def _backward(
     plan: str,
     site: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from .kernels import registry
+    from .kernels.registry import backward
 
     parsed = _parsed(call, extras, results=3)
     tensors = grad_out, query, key, value, out, logsumexp
-    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan), site)
+    dq, dk, dv = backward(tensors, extras, parsed, Plan.parse(plan), site)
     dq_order, dk_order, dv_order = parsed.orders
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
