@@ -110,6 +110,6 @@ def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dt
 
     `torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
     """
-    # where Inductor's code takes it from
-    tensor: torch.Tensor = torch._C._dynamo.guards._empty_strided_cuda(shape, strides, dtype)
+    guards: Any = torch._C._dynamo.guards  # where Inductor's code takes it from
+    tensor: torch.Tensor = guards._empty_strided_cuda(shape, strides, dtype)
     return tensor

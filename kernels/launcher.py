@@ -63,19 +63,20 @@ class KernelLauncher:
 
     Args:
         compiled: Triton's compiled kernel; it is loaded into the current device.
-        grid: number of programs.
+        grid: number of programs, or numbers along up to three axes.
         descriptors: shape and strides of each leading descriptor argument.
 
     Raises:
         DashError: a kernel whose arguments are others than its source says, or that needs what we do not launch with.
     """
 
-    def __init__(self, compiled: Any, grid: int, descriptors: Sequence[Described]) -> None:
+    def __init__(self, compiled: Any, grid: int | tuple[int, ...], descriptors: Sequence[Described] = ()) -> None:
         metadata = compiled.metadata
         if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
             raise DashError(f"{metadata.name} needs clusters or scratch memory, with which it is not launched")
         compiled.run  # noqa: B018  # loads the kernel
-        self.compiled, self.grid = compiled, grid
+        self.compiled = compiled
+        self.grid = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
         self.device = torch.cuda.current_device()
         types = list(compiled.src.signature.values())[len(descriptors) :]
         self._are_arguments = [kind != "constexpr" for kind in types]
@@ -110,9 +111,10 @@ class KernelLauncher:
 
         Args:
             addresses: one per descriptor.
-            arguments: all others, with None for each that is a compile-time constant; addresses as integers.
+            arguments: all others, anything in the place of compile-time constants, of which the last may be left out;
+                addresses as integers.
         """
-        if not self.grid:
+        if 0 in self.grid:
             return ()
         maps = [map_.at(address) for map_, address in zip(self._maps, addresses, strict=True)]
         leading = self._leading.copy()
@@ -122,7 +124,7 @@ class KernelLauncher:
         memory = ctypes.create_string_buffer(self._packer.size)
         start = ctypes.addressof(memory)
         self._packer.pack_into(
-            memory, 0, self.grid, 1, 1, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
+            memory, 0, *self.grid, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
             *leading, *[start + place for place in self._own_places],
             *itertools.compress(arguments, self._are_arguments), *(0,) * _SCRATCH,
         )  # fmt: skip
@@ -151,7 +153,7 @@ def _launch_with_hooks(launches: Iterable[Launch]) -> None:
     """As Triton launches for profilers, which register functions to call before and after."""
     runtime = knobs.runtime
     for config, function, parameters, kernel, stream, arguments, _ in launches:
-        about = kernel.compiled.launch_metadata((kernel.grid, 1, 1), stream, *arguments)
+        about = kernel.compiled.launch_metadata(kernel.grid, stream, *arguments)
         if _is_hooked(runtime.launch_enter_hook):
             runtime.launch_enter_hook(about)
         code = _driver().cuLaunchKernelEx(config, function, parameters, None)

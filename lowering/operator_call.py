@@ -16,12 +16,12 @@ from torch._inductor.virtualized import V
 from torch.utils import _pytree as pytree
 
 
-class _OperatorCall(FallbackKernel):  # type: ignore[misc]  # torch's class is untyped
+class _OperatorCall(FallbackKernel):
     def get_kernel_name(self) -> str:
-        name: str = super().get_kernel_name()
+        name = super().get_kernel_name()
         if V.graph.cpp_wrapper or V.graph.fx_wrapper:
             return name
-        return name.removesuffix(self.op_overload._overloadname) + "direct"
+        return name.removesuffix(".default") + ".direct"
 
 
 def operator_call(operator: torch._ops.OpOverload, *args: Any) -> Sequence[TensorBox]:

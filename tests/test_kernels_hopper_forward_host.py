@@ -46,7 +46,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """A device of SMS SMs on which nothing runs."""
     seen = Launches()
 
-    def kernel(compiled: str, grid: int, descriptors: Sequence[Any]) -> Any:
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
         def pack(stream: int, addresses: Sequence[int], *arguments: Any) -> Any:
             return ((compiled, grid, list(descriptors), stream, list(addresses), list(arguments)),)
 

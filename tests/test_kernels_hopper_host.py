@@ -53,7 +53,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     found = Device()
 
-    def kernel(compiled: str, grid: int, descriptors: Sequence[Any]) -> Any:
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
         def pack(stream: int, addresses: Sequence[int], *arguments: Any) -> Any:
             found.packed.append((compiled, stream, tuple(addresses), arguments))
             return (found.packed[-1],)

@@ -50,7 +50,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """A device on which nothing runs; profiles have tables on the CPU."""
     seen = Launches()
 
-    def kernel(compiled: str, grid: int, descriptors: Sequence[Any]) -> Any:
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
         return SimpleNamespace(pack=lambda stream, addresses, *arguments: ((compiled, list(arguments)),))
 
     def kernels(of: build.Specialisation, device: int) -> Any:

@@ -181,9 +181,9 @@ class _State:
         self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
         ctas = self._checked(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
-        self.prepare = launcher.KernelLauncher(built.prepare, q_tiles, ())
+        self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
         self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
-        self.finish = launcher.KernelLauncher(built.finish, finish_programs, ())
+        self.finish = launcher.KernelLauncher(built.finish, finish_programs)
         self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
 
     def _lay_out_workspace(self, *elements: int) -> None:

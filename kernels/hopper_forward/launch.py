@@ -233,7 +233,7 @@ class _State:
         grid = min(tiles, available if ctas is None else ctas)
         if grid < 1:
             raise ArgumentError("ctas", ctas, "None or an integer >= 1")
-        self.prepare = launcher.KernelLauncher(built.prepare, 1, ())
+        self.prepare = launcher.KernelLauncher(built.prepare, 1)
         self.main = launcher.KernelLauncher(built.main, grid, descriptors)
         self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import stubcuda
 
-GRID, STREAM = 33, 77
+GRID, STREAM = (33, 2, 5), 77
 FOUR = [2, 4, 300, 64], [76800, 64, 256, 1]
 DESCRIPTORS = {
     "hopper_backward": [*[FOUR] * 6, ([4096, 32], [32, 1]), ([512], [1]), ([512], [1])],
@@ -71,7 +71,7 @@ def main() -> None:
         launcher.launch(kernel.pack(STREAM, addresses, *arguments))
         ours = stubcuda.last_launch(stub, sizes)
         given = [Descriptor(address, *described) for address, described in zip(addresses, descriptors, strict=True)]
-        head = GRID, 1, 1, STREAM, compiled.function, compiled.packed_metadata, None, None, None
+        head = *GRID, STREAM, compiled.function, compiled.packed_metadata, None, None, None
         compiled.run(*head, *given, *arguments)
         theirs = stubcuda.last_launch(stub, sizes)
         others = list(arguments)
@@ -113,7 +113,7 @@ def main() -> None:
         hook.add(lambda about, name=name: seen.append(f"{name} {about.get()['name']} {about.get()['stream']}"))
     launcher.launch(launches)
     found["hooks"], found["launches"] = seen, stubcuda.number(stub, "stub_launches") - before
-    found["empty"] = launcher.KernelLauncher(backward.finish, 0, []).pack(STREAM, (), *arguments)
+    found["empty"] = launcher.KernelLauncher(backward.finish, (3, 0), []).pack(STREAM, (), *arguments)
     ptx = backward.finish.asm["ptx"]
     for name, more in (("more parameters", ".u32 odd"), ("another structure", ".align 4 .b8 odd[12]")):
         text = ptx.replace(".param .f32", f".param {more},\n\t.param .f32", 1)
