@@ -221,16 +221,3 @@ def test_bar_elsewhere_says_that_the_work_goes_on(monkeypatch: pytest.MonkeyPatc
     assert lines[0] == "[....................] compiling"
     assert lines[-1].startswith("[....................] compiling  ")
     assert 2 <= len(lines) <= 4
-
-
-@pytest.mark.gpu
-def test_quick_bench_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--quick", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert len(rows) == len(backward.QUICK)
-    assert all(row["same bits"]["dash"] and not row["kept"] for row in rows)
-
-
-@pytest.mark.gpu
-def test_step_bench_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--step", "--json"]) == 0

@@ -202,6 +202,13 @@ def test_a_journal_that_overflows_is_said(tmp_path: Path) -> None:
     }
 
 
+def test_a_journal_to_which_nothing_was_appended_is_no_step(tmp_path: Path) -> None:
+    file, writer = Appender(tmp_path / "f"), StepWriter()
+    for step, numbers in ((1, [1, *(0, 1, 2)]), (2, [0, *(0, 1, 2)])):
+        writer.write(file, step, [], {}, [FromGraphs([("a dQ", "float32 [2]")], lambda numbers=numbers: [numbers])])
+    assert [step for step, _ in Recording(tmp_path / "f").steps()] == [1]
+
+
 def test_compiled_optimizers_and_inference_are_recorded(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

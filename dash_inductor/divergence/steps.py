@@ -54,6 +54,8 @@ class StepWriter:
             self._step = step
             self._calls.clear()
         entries[place:place] = [entry for journal in from_graphs for entry in self._read(file, step, journal)]
+        if not entries:  # what graphs append to was empty
+            return
         self._name(file, [name for name, _ in entries])
         file.step(step, [(self._numbers[name], value) for name, value in entries])
 
