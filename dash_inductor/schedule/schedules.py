@@ -33,6 +33,7 @@ from .names import supports as supports
 from .symbols import (
     HEADS,
     KV,
+    LO,
     PART,
     SECTION,
     SLOT,
@@ -170,12 +171,20 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     throughout.  So a long one goes up to the bend and then down from the end, and a short one goes down.
 
     Where ``top < LEAST`` all kv tiles are long and none is bent, which is `spt`.
+
+    The full mask is walked as the causal one, with the steps that this one lacks: a mask that is known at run time
+    alone has the walks and ranks of the causal mask if it is one.
     """
-    first = q_range(has_lo, False, kv=sympy.Integer(0))
-    top = first.end - first.first
+    assumed = {} if has_lo else {LO: sympy.Integer(0)}
+
+    def first_q(kv: Expr) -> Expr:
+        return q_range(True, False, kv=kv).first.xreplace(assumed)
+
+    top = N_Q - first_q(sympy.Integer(0))
     bends = top >= LEAST
-    long = Where(bends, kv_range(has_lo, False, q=N_Q - 1 - FloorDiv(top, 2)).end, N_KV)
-    bend = Where(bends, q_range(has_lo, False, kv=at_least_zero(long - 1)).first, N_Q)
+    last_short = N_Q - 1 - FloorDiv(top, 2)
+    long = Where(bends, kv_range(True, False, q=last_short).end.xreplace(assumed), N_KV)
+    bend = Where(bends, first_q(at_least_zero(long - 1)), N_Q)
     up = Where(long > KV, bend - c.q.first, 0)
     first_tickets = HEADS * long
     second = first_tickets <= TICKET  # a section never mixes the two phases
