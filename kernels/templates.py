@@ -289,7 +289,7 @@ _BIAS_GRADIENT_TAIL = """
     gradient = bias_gradient_tile(
         Q, K, V, DO, LSE, DELTA,
         q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-        b, hq, b_turns, hq_turns, q_tile, kv, walk, SCALE,
+        b, hq, b_turns, hq_turns, q_tile, kv, heads, walk, SCALE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
         ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )
