@@ -99,7 +99,8 @@ class Launch:
         values |= functions_of | (constants or {})
         lo, hi = work.bounds
         arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
-        arguments |= {"ticket_ptr": Pointer("ticket"), "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
+        tickets = self.batch * work.heads * f.dash_slots(*work.tail())
+        arguments |= {"ticket_ptr": Pointer("ticket"), "tickets": tickets, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
         arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | self.data_arguments()
         if self.stamped:
@@ -110,9 +111,8 @@ class Launch:
             if match:
                 shape = tuple(map(int, match[2].split(",")))
                 arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
-        ctas = self.batch * work.heads * f.dash_slots(*work.tail())
-        how.setdefault("resident", ctas)
-        simulation = Simulation(values, arguments, ctas, **how)
+        how.setdefault("resident", how.setdefault("ctas", tickets))
+        simulation = Simulation(values, arguments, **how)
         simulation.run()
         return simulation
 

@@ -41,6 +41,14 @@ class ClosedForm:
         self.CLEARS = gl.constexpr(False)
 
     @gluon.jit
+    def at(self, position):
+        """The walks of the head at `position`."""
+        work = self.work.at(position)
+        return ClosedForm(
+            work, self.VISITS, self.Q_TILE, self.RANK, self.Q_RANGE, self.HAS_LO, self.HAS_HI, self.EVEN_KV
+        )
+
+    @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`."""
         work = self.work

@@ -90,6 +90,12 @@ def as_blocks(tile, desc):
     return _reinterpret(tile, desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
 
 
+@gluon.jit
+def as_tiles(buffer, tile, COUNT: gl.constexpr):
+    """A buffer in shared memory as a row of COUNT tiles like `tile`."""
+    return _reinterpret(buffer, tile.dtype, [COUNT, tile.shape[0], tile.shape[1]], tile.layout)
+
+
 @gluon.constexpr_function
 def _word_shapes(tile, bits):
     return [tile[0] * tile[1] // 64 // 4, 4, 64 * bits // 32]
