@@ -143,11 +143,9 @@ LAUNCHES = [
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
-    """All CTAs at once, with copies that arrive late; and as few as the schedule needs, with copies at any time."""
     walks, expected = visible_walks(launch), DataExpected(launch)
-    resident = ClosedForm(launch.schedule, launch.tables).resident
-    for how in ({"late": True}, {"resident": resident, "seed": 1}):
-        simulation = launch.run(**how)
+    for way in ways(launch):
+        simulation = launch.run(**way)
         check(launch, simulation, walks, expected)
         kinds = ClosedForm(launch.schedule, launch.tables).kinds
         for b, q_head, q in itertools.product(range(2), range(launch.tables.heads), range(launch.tables.n_q)):

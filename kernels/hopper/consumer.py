@@ -44,7 +44,6 @@ def consume(
     layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
     zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
     n = 0
-    loads = 0  # of K and V, for walks with steps only
     done = 0
     position, kv = wait_for_walk(shared, n, WARPS)
     while kv >= 0:
@@ -62,21 +61,20 @@ def consume(
         if LEFT_IN_REGISTERS:
             k = gl.zeros([BLOCK_KV, BLOCK_D], DTYPE, left_operand(layout_s))
             v = gl.zeros([BLOCK_KV, BLOCK_DV], DTYPE, left_operand(layout_s))
+        mbarrier.wait(shared.k_full.index(0), n & 1)
+        mbarrier.wait(shared.v_full.index(0), n & 1)
         if steps > 0:
             if STEP == "overlapped":
                 shared.ds.store(gl.zeros([BLOCK_KV, BLOCK_Q], DTYPE, layout_s))
                 fence_async_shared()
                 role_barrier()
-            mbarrier.wait(shared.k_full.index(0), loads & 1)
             if LEFT_IN_REGISTERS:
                 k = shared.k.load(left_operand(layout_s))
             if AHEAD:
                 slot = wait_for_q(shared, done)
                 s = warpgroup_mma_wait(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
-            mbarrier.wait(shared.v_full.index(0), loads & 1)
             if LEFT_IN_REGISTERS:
                 v = shared.v.load(left_operand(layout_s))
-            loads += 1
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         last = done + steps - 1
         for it in range(done, done + steps):
@@ -92,6 +90,10 @@ def consume(
             else:
                 dk, dv = shared_step(shared, mask, drops, scale_log2, word, it, dk, dv, zero, WARPS)
         done += steps
+        position, kv = wait_for_walk(shared, n, WARPS)  # again: the steps leave no registers for what they do not need
+        walk = walks.at(position)
+        work = walk.work
+        drops = all_drops.at(work)
         role_barrier()
         if shared.RESULTS_IN_DQ:
             mbarrier.arrive(shared.kv_empty.index(0), count=1)

@@ -315,7 +315,7 @@ class ForwardSimulation(Simulation):
         self.ctas, self.resident = ctas, resident or ctas
         self.late, self.random = late, random.Random(seed)
         self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
-        self.tickets = self.draws = 0  # CTAs begun, tiles drawn
+        self.begun = self.draws = 0  # CTAs, tiles
         self.drawers: set[int] = set()
         self.barriers: list[Barrier] = []
         self.copies: list[Callable[[], None]] = []
@@ -327,8 +327,8 @@ class ForwardSimulation(Simulation):
 
     def _more_roles(self) -> bool:
         self.roles = [role for role in self.roles if not role.over]
-        while self.tickets < self.ctas and len({role.cta for role in self.roles}) < self.resident:
-            self.current, self.tickets = None, self.tickets + 1
+        while self.begun < self.ctas and len({role.cta for role in self.roles}) < self.resident:
+            self.current, self.begun = None, self.begun + 1
             self.kernel(**(self.arguments | self.constants))  # its last statement is `specialise`
         return bool(self.roles)
 
