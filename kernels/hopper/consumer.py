@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .group import add_to_group
-from .operations import role_barrier, wait_until_read
+from .operations import here, role_barrier, wait_until_read
 from .places import store_tile
 from .steps import (
     accumulator_layout,
@@ -76,16 +76,18 @@ def consume(
             if LEFT_IN_REGISTERS:
                 v = shared.v.load(left_operand(layout_s))
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
-        last = done + steps - 1
-        for it in range(done, done + steps):
-            word = walk.expected(it - done, kv)
+        for step in range(steps):
+            word = walk.expected(step, kv)
+            it = here(done + step) & 0x7FFFFFFF
+            before = it - gl.where(step > 0, 1, 0)
+            after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":
                 s, dk, dv = overlapped_step(
-                    shared, mask, drops, scale_log2, word, it, done, last, s, dk, dv, zero, WARPS
+                    shared, mask, drops, scale_log2, word, it, before, after, s, dk, dv, zero, WARPS
                 )
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
-                    shared, mask, drops, scale_log2, word, it, last, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
+                    shared, mask, drops, scale_log2, word, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
                 )
             else:
                 dk, dv = shared_step(shared, mask, drops, scale_log2, word, it, dk, dv, zero, WARPS)
@@ -99,7 +101,7 @@ def consume(
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
         if STEP == "overlapped":
             if steps > 0:
-                dk = warpgroup_mma(shared.ds, shared.q.index(last % shared.Q_STAGES), dk)
+                dk = warpgroup_mma(shared.ds, shared.q.index((done - 1) % shared.Q_STAGES), dk)
         if GROUP > 1:
             dk, dk_tail, dv = add_to_group(
                 work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.turn.index(0), n & 1, shared.TAIL_D

@@ -156,7 +156,7 @@ def hand_over(shared, it, dq, dq_tail):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, drops, scale_log2, word, it, first, last, s, dk, dv, zero, WARPS: gl.constexpr):
+def overlapped_step(shared, mask, drops, scale_log2, word, it, before, after, s, dk, dv, zero, WARPS: gl.constexpr):
     """A step that begins with its S and ends with that of the next.
 
         queued                              meanwhile
@@ -171,8 +171,7 @@ def overlapped_step(shared, mask, drops, scale_log2, word, it, first, last, s, d
     word = mask.told(word, do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    before = gl.maximum(it - 1, first) % shared.Q_STAGES
-    dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
+    dk = warpgroup_mma(shared.ds, shared.q.index(before % shared.Q_STAGES), dk, is_async=True)
     begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
@@ -181,7 +180,7 @@ def overlapped_step(shared, mask, drops, scale_log2, word, it, first, last, s, d
     dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
     share_ds(shared, ds)
     dq, dq_tail = matmul_dq(shared, WARPS)
-    s = scores(shared.k, shared, wait_for_q(shared, gl.minimum(it + 1, last)), zero)
+    s = scores(shared.k, shared, wait_for_q(shared, after), zero)
     dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
     hand_over(shared, it, dq, dq_tail)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -190,7 +189,7 @@ def overlapped_step(shared, mask, drops, scale_log2, word, it, first, last, s, d
 
 @gluon.jit
 def halved_step(
-    shared, mask, drops, scale_log2, word, it, last, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, drops, scale_log2, word, it, after, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
@@ -242,7 +241,7 @@ def halved_step(
     share_ds(shared, gl.join(ds0, ds1).permute([0, 2, 1]).reshape(shared.ds.shape))
     dq, dq_tail = matmul_dq(shared, WARPS)
     if AHEAD:
-        s0 = scores(k, shared, wait_for_q(shared, gl.minimum(it + 1, last)) * 2, zero)
+        s0 = scores(k, shared, wait_for_q(shared, after) * 2, zero)
         dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))
     else:
         dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
