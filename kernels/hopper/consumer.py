@@ -58,23 +58,20 @@ def consume(
         s = zero
         k = shared.k
         v = shared.v
-        if LEFT_IN_REGISTERS:
-            k = gl.zeros([BLOCK_KV, BLOCK_D], DTYPE, left_operand(layout_s))
-            v = gl.zeros([BLOCK_KV, BLOCK_DV], DTYPE, left_operand(layout_s))
+        if STEP == "overlapped":
+            shared.ds.store(gl.zeros([BLOCK_KV, BLOCK_Q], DTYPE, layout_s))
+            fence_async_shared()
+            role_barrier()
         mbarrier.wait(shared.k_full.index(0), n & 1)
-        mbarrier.wait(shared.v_full.index(0), n & 1)
-        if steps > 0:
-            if STEP == "overlapped":
-                shared.ds.store(gl.zeros([BLOCK_KV, BLOCK_Q], DTYPE, layout_s))
-                fence_async_shared()
-                role_barrier()
-            if LEFT_IN_REGISTERS:
-                k = shared.k.load(left_operand(layout_s))
-            if AHEAD:
+        if LEFT_IN_REGISTERS:
+            k = shared.k.load(left_operand(layout_s))
+        if AHEAD:
+            if steps > 0:
                 slot = wait_for_q(shared, done)
                 s = warpgroup_mma_wait(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
-            if LEFT_IN_REGISTERS:
-                v = shared.v.load(left_operand(layout_s))
+        mbarrier.wait(shared.v_full.index(0), n & 1)
+        if LEFT_IN_REGISTERS:
+            v = shared.v.load(left_operand(layout_s))
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         for step in range(steps):
             word = walk.expected(step, kv)

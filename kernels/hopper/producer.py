@@ -146,6 +146,10 @@ def produce(
                         if walk.has_blind(word):
                             _clear_queries(shared, slot, do_slot, query_landings)
                             query_landings += 1
+                if steps == 0:  # K and V are announced without data
+                    mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
+                    mbarrier.arrive(shared.k_full.index(0), count=1)
+                    mbarrier.arrive(shared.v_full.index(0), count=1)
                 done += steps
                 n += 1
                 if work.GROUP > 1:
