@@ -3,37 +3,47 @@
     python -m benchmarks.backward [--only regular:d128 gqa ...] [--columns dash ...] [--name backward] [--list]
 
 One call from saved tensors to bf16 gradients, pre- and post-processing included.  Columns: PyTorch's deterministic FA2
-(`use_deterministic_algorithms`), cuDNN (not deterministic), compiled FlexAttention (Triton), and the compiled
-`dash::attention_backward` with the planner's plan; in TFLOP/s over visible pairs, half of all pairs if causal (for one
-head dim 2.5 * 4 * B * H * S * S * D, half if causal).  "of regular" is dash's rate per visible tile over that of the
-nearest shape of the regular table.  All calls of a row take turns.  `--only` takes shapes whose name contains one of
-the words; results files of several runs can have several names.
+(`use_deterministic_algorithms`), cuDNN (not deterministic), compiled FlexAttention (Triton), the compiled
+`dash::attention_backward` with the planner's plan, and where they are there FlashAttention-3 and the fork of it by the
+authors of DASH (libraries that DASH_BENCHMARK_FA3 and DASH_BENCHMARK_DASH_FORK name, see docs/benchmarks.md) and
+FlashAttention-4 (the package flash-attn-4, through autograd).  Rates are in TFLOP/s over visible pairs, half of all
+pairs if causal (for one head dim 2.5 * 4 * B * H * S * S * D, half if causal), each with half the distance between the
+quartiles of its times; "vs" is dash's rate over another's.  "of regular" is dash's rate per visible tile over that of
+the nearest shape of the regular table.  "difference" is the largest relative difference of another contender's
+gradients to dash's.  All calls of a row take turns.  `--only` takes shapes whose name contains one of the words;
+results files of several runs can have several names.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dash_inductor import lowering
+from dash_inductor.bench.timing import take_turns
 from dash_inductor.planning import plan as make_plan
 
 from . import common
-from .contenders import CONTENDERS, DETERMINISTIC, arch
+from .contenders import CONTENDERS, DETERMINISTIC, UNDER_ALGORITHMS, arch, versions
 from .shapes import SHAPES, Shape
 
 REGULAR = "regular"
 """The run of dash at the nearest regular shape, among the runs of a shape."""
+WRONG = 0.01
+"""Relative difference of bf16 gradients that rounding does not explain."""
+ASIDE = ("plan", "ms", "quartiles", "differences", "same bits", "not run")
+"""What a row has beside the columns of the table."""
 
 
 def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
-    """(call, gradients, whether ten more calls gave the same bits) of a contender."""
+    """(call, gradients, whether it promises the same bits and ten more calls gave them) of a contender."""
     common.watchdog(120)
-    deterministic = name in DETERMINISTIC
+    deterministic = name in UNDER_ALGORITHMS
 
     def run() -> Any:
         torch.use_deterministic_algorithms(deterministic)
@@ -48,49 +58,80 @@ def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
     finally:
         torch.use_deterministic_algorithms(False)
     gradients = run()
-    equal = deterministic and all(all(map(torch.equal, gradients, run())) for _ in range(10))
+    equal = name in DETERMINISTIC and all(all(map(torch.equal, gradients, run())) for _ in range(10))
     return run, gradients, equal
 
 
-def difference(gradients: dict[str, Any]) -> float | None:
-    """Largest relative difference of dash's gradients to the first other contender's."""
-    others = [g for name, g in gradients.items() if name != "dash"]
-    if "dash" not in gradients or not others:
-        return None
-    pairs = zip(gradients["dash"], others[0], strict=True)
-    return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
+def differences(gradients: dict[str, Any]) -> dict[str, float]:
+    """For every other contender the largest relative difference of its gradients to dash's, not a number if any is."""
+    if "dash" not in gradients:
+        return {}
+
+    def difference(others: Any) -> float:
+        pairs = zip(gradients["dash"], others, strict=True)
+        return float(torch.stack([(a.float() - b.float()).norm() / a.float().norm() for a, b in pairs]).max())
+
+    return {name: difference(others) for name, others in gradients.items() if name != "dash"}
 
 
 def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"shape": shape.name}
     runs: dict[str, Callable[[], Any]] = {}
     gradients: dict[str, Any] = {}
+    same: dict[str, bool] = {}
     reasons = {}
     torch._dynamo.reset()
     for name in columns:
         try:
             runs[name], gradients[name], equal = prepare(shape, name)
-        except (RuntimeError, ValueError) as error:  # not run, not supported, not compiled, or out of memory
-            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        except (RuntimeError, ValueError, AssertionError) as error:  # not run, supported, compiled, or out of memory
+            reasons[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
             row[name] = None
             continue
-        if name == "dash":
-            row["equal"] = equal
+        if name in DETERMINISTIC:
+            same[name] = equal
+    if "dash" in same:
+        row["equal"] = same["dash"]
     near = SHAPES[shape.regular] if shape.regular is not None and "dash" in runs else None
     if near is not None:
         runs[REGULAR] = prepare(near, "dash")[0]
-    times = dict(zip(runs, common.time_ms(*runs.values()), strict=True))
+    timings = take_turns(runs, "cuda")
+    times = {name: timing.median for name, timing in timings.items()}
     row |= {name: shape.flops / times[name] / 1e9 for name in columns if name in times}
     if "dash" in times:
         row |= {f"vs {name}": times[name] / times["dash"] for name in columns if name in times and name != "dash"}
         if near is not None:
             row["of regular"] = shape.tile_flops / times["dash"] / (near.tile_flops / times[REGULAR])
         row["plan"] = str(make_plan(shape.site(), arch()))
-    row |= {"difference": difference(gradients), "ms": times, "not run": reasons}
+    differ = differences(gradients)
+    row["difference"] = max(differ.values(), key=lambda value: (math.isnan(value), value), default=None)
+    row |= {"ms": times, "quartiles": {name: (timing.low, timing.high) for name, timing in timings.items()}}
+    row |= {"differences": differ, "same bits": same, "not run": reasons}
     del runs
     gc.collect()
     torch.cuda.empty_cache()
     return row
+
+
+def cell(row: dict[str, Any], key: str) -> Any:
+    """What the table has of a row: of a rate also half the distance between the quartiles of its times, in per cent."""
+    if row.get(key) is None or key not in row["quartiles"]:
+        return row.get(key)
+    low, high = row["quartiles"][key]
+    return f"{row[key]:.1f} ±{50 * (high - low) / row['ms'][key]:.1f}%"
+
+
+def faults(rows: list[dict[str, Any]]) -> list[str]:
+    """That dash did not run, gradients that are not dash's, and bits that differ against a contender's promise."""
+    found = []
+    for row in rows:
+        if "dash" in row["not run"]:
+            found.append(f"{row['shape']}: dash did not run")
+        for name, difference in row["differences"].items():
+            if not difference < WRONG:
+                found.append(f"{row['shape']}: the gradients of {name} differ from dash's by {difference:.2g}")
+        found += [f"{row['shape']}: {name} is not deterministic" for name, same in row["same bits"].items() if not same]
+    return found
 
 
 def selected(words: list[str]) -> list[Shape]:
@@ -113,20 +154,22 @@ def main() -> None:
         print("\n".join(shape.name for shape in shapes))
         return
     lowering.register()
-    rows = []
+    payload: dict[str, Any] = {"conditions": common.conditions() | {"libraries": versions()}}
+    payload["options"] = {"only": options.only, "columns": options.columns}
+    rows: list[dict[str, Any]] = []
     for shape in shapes:
         rows.append(measure(shape, options.columns))
         print(rows[-1], flush=True)
-    keys = dict.fromkeys(key for row in rows for key in row if key not in ("plan", "ms", "not run"))
-    common.table([{key: row.get(key) for key in keys} for row in rows])
-    for row in rows:
-        for name, reason in row["not run"].items():
-            print(f"{row['shape']}: {name} not run: {reason}")
-    failed = [row["shape"] for row in rows if "dash" in row["not run"]]
-    settings = {"only": options.only, "columns": options.columns}
-    print(common.write(options.name, {"conditions": common.conditions(), "options": settings, "rows": rows}))
-    if failed:
-        raise SystemExit(f"dash did not run: {failed}")
+        written = common.write(options.name, payload | {"rows": rows})  # now, so that a run that is cut off keeps them
+    keys = dict.fromkeys(key for row in rows for key in row if key not in ASIDE and row[key] is not None)
+    common.table([{key: cell(row, key) for key in keys} for row in rows])
+    reasons = [(name, reason) for row in rows for name, reason in row["not run"].items()]
+    for name, reason in dict.fromkeys(reasons):
+        where = [row["shape"] for row in rows if row["not run"].get(name) == reason]
+        print(f"{name} not run{'' if len(where) == len(rows) else f' at {where}'}: {reason}")
+    print(written)
+    if found := faults(rows):
+        raise SystemExit("\n".join(found))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import faulthandler
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,10 @@ from dash_inductor.bench import results
 from dash_inductor.bench.timing import take_turns
 
 RESULTS = Path(__file__).parent / "results"
+
+
+class NotRun(RuntimeError):
+    """A contender has no way to run a shape."""
 
 
 def watchdog(seconds: float) -> None:
@@ -46,14 +49,14 @@ def write(name: str, payload: dict[str, Any]) -> Path:
     return path
 
 
-def table(rows: list[dict[str, Any]], file: Any = sys.stdout) -> None:
+def table(rows: list[dict[str, Any]]) -> None:
     """Print rows of equal keys as an aligned table."""
     if not rows:
         return
     cells = [list(rows[0])] + [[_cell(v) for v in row.values()] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     for line in cells:
-        print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip(), file=file, flush=True)
+        print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip(), flush=True)
 
 
 def _cell(value: object) -> str:

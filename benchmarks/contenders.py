@@ -6,6 +6,9 @@ A contender that does not run a shape raises `NotRun` with the reason, or whatev
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -16,16 +19,16 @@ from dash_inductor import ops
 from dash_inductor.model import Call, Mask
 from dash_inductor.planning import plan as make_plan
 
-from .shapes import FULL, Shape
+from . import library
+from .common import NotRun
+from .shapes import CAUSAL, FULL, Shape
 
 aten = torch.ops.aten
 Backward = Callable[[], Any]
 Tensors = tuple[Tensor, ...]
 BSHD = (0, 2, 1, 3)
-
-
-class NotRun(RuntimeError):
-    """A contender has no way to run a shape."""
+LIBRARIES = FA3, DASH_FORK = "DASH_BENCHMARK_FA3", "DASH_BENCHMARK_DASH_FORK"
+"""Environment variables that name shared libraries: FlashAttention-3, and the fork of it by the authors of DASH."""
 
 
 def _window(shape: Shape) -> dict[str, int | None]:
@@ -91,6 +94,28 @@ def flex(shape: Shape, tensors: Tensors) -> Backward:
     return lambda: torch.autograd.grad(out, leaves, tensors[3], retain_graph=True)
 
 
+def in_library(shape: Shape, tensors: Tensors, *, variable: str, deterministic: bool) -> Backward:
+    """A backward of the shared library that an environment variable names; out and log-sum-exp by FlashAttention-2."""
+    named = library.named(variable)
+    out, lse, _, _ = forward(shape, tensors)
+    return named.backward(shape, tensors, out, lse, deterministic=deterministic)
+
+
+def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
+    """FlashAttention-4, through autograd's backward."""
+    try:
+        from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # optional
+    except ImportError as error:
+        raise NotRun(f"FlashAttention-4 (the package flash-attn-4) is not there: {error}") from error
+    q, k, v = leaves = [t.detach().requires_grad_() for t in tensors[:3]]
+    window = (None, None) if shape.mask.hi is None else (shape.mask.hi, -(shape.mask.lo or 0))
+    out, *_ = flash_attn_func(
+        *(t.transpose(1, 2) for t in (q, k, v)), softmax_scale=shape.scale, causal=shape.mask == CAUSAL,
+        window_size=window, deterministic=deterministic,
+    )  # fmt: skip
+    return lambda: torch.autograd.grad(out, leaves, tensors[3].transpose(1, 2), retain_graph=True)
+
+
 def dash(shape: Shape, tensors: Tensors) -> Backward:
     """The compiled op with the planner's plan; forward excluded."""
     plan, call = str(make_plan(shape.site(), arch())), str(Call(Mask(shape.mask), shape.scale, (BSHD,) * 3))
@@ -112,7 +137,25 @@ CONTENDERS: dict[str, Callable[[Shape, Tensors], Backward]] = {
     "FA2 det": flash,
     "cuDNN nondet": cudnn,
     "flex": flex,
+    "FA3 nondet": partial(in_library, variable=FA3, deterministic=False),
+    "FA3 det": partial(in_library, variable=FA3, deterministic=True),
+    "DASH fork det": partial(in_library, variable=DASH_FORK, deterministic=True),
+    "FA4 nondet": partial(flash4, deterministic=False),
+    "FA4 det": partial(flash4, deterministic=True),
     "dash": dash,
 }
-DETERMINISTIC = ("FA2 det", "dash")
-"""Those that run under deterministic algorithms."""
+UNDER_ALGORITHMS = ("FA2 det", "dash")
+"""Those that run under PyTorch's deterministic algorithms."""
+DETERMINISTIC = (*UNDER_ALGORITHMS, "FA3 det", "DASH fork det", "FA4 det")
+"""Those that promise the same bits."""
+
+
+def versions() -> dict[str, str]:
+    """What those contenders say they are that are neither in PyTorch nor here, and are there."""
+    found = {}
+    for variable in LIBRARIES:
+        with suppress(NotRun):
+            found[variable] = library.named(variable).version
+    with suppress(PackageNotFoundError):
+        found["flash-attn-4"] = version("flash-attn-4")
+    return found

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from dash_inductor.kernels.hopper_forward import build, launch
 
 from . import common, turns
-from .contenders import BSHD, NotRun, _window
+from .common import NotRun
+from .contenders import BSHD, _window
 from .shapes import CAUSAL, FULL, TOKENS, WINDOW, Shape, regular
 from .turns import Contenders, Results, Run
 

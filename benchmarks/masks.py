@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 import dash_inductor
 
 from . import common
-from .contenders import NotRun
+from .common import NotRun
 from .documents import packed
 from .turns import chosen, report
 

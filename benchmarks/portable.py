@@ -31,7 +31,8 @@ from dash_inductor.model import Plan, Site, Tiles
 from dash_inductor.planning import costs
 
 from . import common, forward, turns
-from .contenders import BSHD, NotRun, arch
+from .common import NotRun
+from .contenders import BSHD, arch
 from .shapes import CAUSAL, FULL, TOKENS, Shape
 from .turns import Contenders, Results, Run
 

@@ -37,7 +37,7 @@ DQ = {
     128: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x32w8s3", "64x128w4s2"],
     64: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x64w4s3", "64x128w4s2", "256x64w8s2"],
 }
-ONE_PASS = {True: ["spt", "fold", "descending"], False: ["ascending"]}
+ONE_PASS = {True: ["bent_fold", "spt", "descending"], False: ["ascending"]}
 SECTIONS = (1, 4, 16)
 
 

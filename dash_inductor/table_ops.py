@@ -39,14 +39,13 @@ def _data(
 def _fake(
     extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
 ) -> list[Tensor]:
-    from .schedule.schedules import define
     from .schedule.table_walk import seen_words
 
     data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
     tiles = parsed.forward_tiles
     assert tiles is not None
     heads = q_heads if data.by_head else 1
-    number = batch * (q_heads if data.by_head else define(parsed.schedule, data.band).kinds)
+    tables = batch * heads
     blocks = (q_len + ROW_BLOCK - 1) // ROW_BLOCK
     consumers = tiles.block_q // ROW_BLOCK
     q_tiles, row_kv = (blocks + consumers - 1) // consumers, (kv_len + tiles.block_kv - 1) // tiles.block_kv
@@ -54,12 +53,12 @@ def _fake(
     n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
     integers: list[tuple[int, ...]] = [(batch, q_len), (batch, kv_len)] if data.has_codes else [(0,), (0,)]
     walks = [
-        (batch * heads, q_tiles),
-        (batch * heads, q_tiles, row_kv),
-        (number, n_kv),
-        (number, n_kv, n_q),
-        (number, n_q),
-        (0,) if data.dense is None else (batch * heads, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
+        (tables, q_tiles),
+        (tables, q_tiles, row_kv),
+        (tables, n_kv),
+        (tables, n_kv, n_q),
+        (tables, n_q),
+        (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
     ]
     new = extras[0].new_empty
     return [

@@ -137,7 +137,7 @@ def attend_tile(
 
     out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  With a bias, it and the excess are the
     two parts of Note [Log-sum-exp in two parts].  A row that sees no key gives zeros and -inf, whatever q, k and v
-    hold.  walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
+    hold.  walk: (q_len, kv_len, lo, hi), see `schedule_functions`.
 
     Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
@@ -152,7 +152,7 @@ def attend_tile(
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
     depend on nothing but the operands, the mask and the tile shape.
     """
-    _heads, q_len, kv_len, lo, hi = walk
+    q_len, kv_len, lo, hi = walk
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)

@@ -28,7 +28,7 @@ from .tiles import (
 def bias_gradient_tile(
     Q, K, V, DO, LSE, DELTA,
     q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-    b_first, hq_first, b_turns, hq_turns, q_tile, kv, walk, scale,
+    b_first, hq_first, b_turns, hq_turns, q_tile, kv, heads, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
@@ -39,7 +39,7 @@ def bias_gradient_tile(
 
     Arguments as for `dkdv_tile`.
     """
-    heads, q_len, kv_len, lo, hi = walk
+    q_len, kv_len, lo, hi = walk
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)

@@ -73,7 +73,7 @@ def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
 @triton.jit
 def zero_unseen(gradient, q_tile, walk, strides, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, INDEX: tl.constexpr):
     """Zeros in the tiles of pairs of a q tile that its walk does not visit; gradient, strides: as in `add_to_sum`."""
-    _heads, q_len, kv_len, _lo, _hi = walk
+    q_len, kv_len, _lo, _hi = walk
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     zeros = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
     first, _full_first, _full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)

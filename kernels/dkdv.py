@@ -43,7 +43,7 @@ from .tiles import (
 def dkdv_tile(
     Q, K, V, DO, LSE, DELTA, DQ, SEM,
     q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-    b, h, kv, walk, scale,
+    b, h, kv, heads, walk, scale,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
@@ -52,7 +52,7 @@ def dkdv_tile(
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
-    walk: (heads, q_len, kv_len, lo, hi), see `schedule_functions`.
+    heads: kv heads of a batch element; walk: (q_len, kv_len, lo, hi), see `schedule_functions`.
 
     Q, DO: [batch, heads * GROUP, q_len, HEAD_DIM]; K, V: [batch, heads, kv_len, HEAD_DIM]; strides (b, h, row, column).
     LSE: natural log, fp32 [batch, heads * GROUP, >= q_len], any strides; DELTA: fp32 [batch, heads * GROUP, q_len].
@@ -70,7 +70,7 @@ def dkdv_tile(
 
     See Note [Rows of a tile of pairs] for BY_KEY.
     """
-    heads, q_len, kv_len, lo, hi = walk
+    q_len, kv_len, lo, hi = walk
     _keys, _ids, _dense, _bias, placed = data
     _place, _count, tokens = placed
     kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
@@ -90,7 +90,7 @@ def dkdv_tile(
     dk = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_KV, BLOCK_D], tl.float32)
     _first, full_first, full_end, _end = dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV)
-    steps = dash_visits(h, kv, walk, BLOCK_Q, BLOCK_KV)
+    steps = dash_visits(kv, walk, BLOCK_Q, BLOCK_KV)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     # a mask that is data may leave rows without keys, which are not read; a bias hides nothing
     HIDES_ROWS: tl.constexpr = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE
@@ -106,12 +106,12 @@ def dkdv_tile(
         row = (b * heads * GROUP + hq).to(tl.int64)
         AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
         for step in range(tl.minimum(AHEAD, steps)):
-            q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
+            q_tile = dash_q_tile(kv, step, walk, BLOCK_Q, BLOCK_KV)
             prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
         for step in tl.range(0, steps, num_stages=STAGES):
-            later, wanted = dash_q_tile(h, kv, step + AHEAD, walk, BLOCK_Q, BLOCK_KV), step + AHEAD < steps
+            later, wanted = dash_q_tile(kv, step + AHEAD, walk, BLOCK_Q, BLOCK_KV), step + AHEAD < steps
             prefetch_bias(data, b, hq, later, kv, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
-            q_tile = dash_q_tile(h, kv, step, walk, BLOCK_Q, BLOCK_KV)
+            q_tile = dash_q_tile(kv, step, walk, BLOCK_Q, BLOCK_KV)
             q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
             q_tokens, exists = place_rows(data, q_rows, q_len, PLACED)
             q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
@@ -160,7 +160,7 @@ def dkdv_tile(
             if ORDERED:
                 dq = tl.dot(rows_of_queries(ds, BY_KEY), k, input_precision=PRECISION)
                 semaphore = SEM + row * n_q + q_tile
-                turn = dash_rank(h, q_tile, kv, walk, BLOCK_Q, BLOCK_KV)
+                turn = dash_rank(q_tile, kv, walk, BLOCK_Q, BLOCK_KV)
                 wait_for_turn(semaphore, turn, INTERPRET)
                 cols = tl.arange(0, BLOCK_D)
                 dq_ptrs = DQ + row * tokens * HEAD_DIM + q_tokens[:, None] * HEAD_DIM + cols[None, :]

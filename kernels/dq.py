@@ -30,7 +30,7 @@ from .tiles import (
 def dq_tile(
     Q, K, V, OUT, DO, LSE, DELTA,
     q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-    b, hq, q_tile, walk, scale, sums,
+    b, hq, q_tile, heads, walk, scale, sums,
     BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
@@ -45,7 +45,7 @@ def dq_tile(
 
     sums (GRADIENT): where dS of each tile of pairs that the walk visits is added, see `bias_sums`.
     """
-    heads, q_len, kv_len, lo, hi = walk
+    q_len, kv_len, lo, hi = walk
     h = hq // GROUP
     q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
     q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)

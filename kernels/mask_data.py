@@ -119,8 +119,7 @@ class MaskData:
 class MaskTables(NamedTuple):
     """What the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
 
-    A table belongs to a batch element and, where the mask differs from head to head, to a query head; in a backward
-    whose schedule mirrors some heads there are two for each batch element instead, the second for those heads.
+    A table belongs to a batch element and, where the mask differs from head to head, to a query head.
 
     Attributes:
         q_codes, kv_codes: int32 [batch, q_len], [batch, kv_len]; besides what band and dense mask say, a query sees the

@@ -14,7 +14,6 @@ from .. import compat
 from ..errors import ArgumentError
 from ..model.mask import ROW_BLOCK, Band
 from ..model.plan import Plan
-from ..schedule.schedules import define
 from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ..schedule.walk import Problem
 from . import tables
@@ -43,7 +42,7 @@ class Shape:
         forward, backward: the mask's band cut into the tiles of the plan's forward, one row block high, and of its
             backward.
         consumers: row blocks of a tile of the forward.
-        row_tables, walk_tables: tables of a batch element, of forward and backward.
+        tables: tables of a batch element.
         band: of both, anchored top left.
         bounds: of this band, 0 where there is none.
     """
@@ -51,8 +50,7 @@ class Shape:
     forward: Problem
     backward: Problem
     consumers: int
-    row_tables: int
-    walk_tables: int
+    tables: int
     band: Band
     bounds: tuple[int, int]
 
@@ -106,7 +104,6 @@ def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Pl
         backward,
         tiles.block_q // row_block,
         q_heads if by_head else 1,
-        q_heads if by_head else define(plan.schedule, band).kinds,
         backward.resolved.band,
         backward.bounds,
     )
@@ -129,7 +126,6 @@ class _Builder:
         self.bounds = {"HAS_LO": self.shape.band.lo is not None, "HAS_HI": self.shape.band.hi is not None}
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
-        self.kinds_heads = self.shape.row_tables
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
         self.flags = {"HAS_CODES": data.has_codes, "HAS_DENSE": data.dense is not None}
 
@@ -184,7 +180,7 @@ class _Builder:
 
     def _seen(self, q_codes: Tensor, kv_codes: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
         """bool [batch, 1 or q_heads, q_len] and [batch, 1 or q_heads, kv_len]: who sees a key, and who is seen."""
-        data, heads = self.data, self.kinds_heads
+        data, heads = self.data, self.shape.tables
         q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
         dense, strides = self._dense(q_found)
         self._launch(
@@ -197,12 +193,12 @@ class _Builder:
     def _classified(self, problem: Problem, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
         """int8 [batch and heads that differ, n_kv, n_q]: the kind of every tile pair."""
         data = self.data
-        kinds = self._new(data.batch * self.kinds_heads, problem.n_kv, problem.n_q, dtype=torch.int8)
+        kinds = self._new(data.batch * self.shape.tables, problem.n_kv, problem.n_q, dtype=torch.int8)
         dense, strides = self._dense(kinds)
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
             tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
-            kinds, q_codes, kv_codes, dense, *strides, self.kinds_heads, data.q_len, data.kv_len, self.lo, self.hi,
+            kinds, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
             problem.n_q, problem.n_kv, **self.bounds, **self.flags,
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=q_tiles, KV_TILES=kv_tiles,
             LINES=min(LINES, problem.block_q),
@@ -212,13 +208,13 @@ class _Builder:
     def _seen_bits(self, q_codes: Tensor, kv_codes: Tensor) -> tuple[Tensor, Tensor]:
         """The kinds of the forward's tile pairs, as of `_classified`, and `MaskTables.seen_bits`."""
         data, problem = self.data, self.shape.forward
-        tables_, (n_q, n_kv, *_, words) = data.batch * self.kinds_heads, self.shape.seen_bits
+        tables_, (n_q, n_kv, *_, words) = data.batch * self.shape.tables, self.shape.seen_bits
         kinds = self._new(tables_, n_kv, n_q, dtype=torch.int8)
         seen_bits = self._new(tables_, *self.shape.seen_bits)
         dense, strides = self._dense(kinds)
         self._launch(
             tables.write_seen, (tables_, n_q, n_kv),
-            kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.kinds_heads, data.q_len, data.kv_len,
+            kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
             self.lo, self.hi, **self.bounds, HAS_CODES=data.has_codes,
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
         )  # fmt: skip
@@ -247,16 +243,13 @@ class _Builder:
         return counts, steps
 
     def _walks(self, kinds: Tensor, rows_seeing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        data, problem, each = self.data, self.shape.backward, self.shape.walk_tables
-        number, n_q, n_kv = data.batch * each, problem.n_q, problem.n_kv
+        data, problem = self.data, self.shape.backward
+        number, n_q, n_kv = len(kinds), problem.n_q, problem.n_kv
         visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
         contributions, ranks = self._new(number, n_q), self._new(number, n_kv, n_q)
         functions = schedule_module(self.plan.schedule, self.shape.band)
-        walk = each, data.q_heads, data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
-        constants = {
-            "GROUP": data.q_heads // data.kv_heads, "BY_HEAD": data.by_head,
-            "BLOCK_Q": problem.block_q, "BLOCK_KV": problem.block_kv, "COLUMNS": COLUMNS,
-        }  # fmt: skip
+        walk = data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
+        constants = {"BLOCK_Q": problem.block_q, "BLOCK_KV": problem.block_kv, "COLUMNS": COLUMNS}
         self._launch(
             tables.rank_contributors, (number, n_kv + 1, -(-n_q // COLUMNS)),
             kinds, ranks, contributions, *walk, RANK=functions.dash_rank, ROWS=ROWS, **constants,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..model.plan import Plan
-from ..schedule.jobs import walked_query_heads
-from ..schedule.schedules import define
 from ..schedule.table_walk import Tables, forward_words, from_the_end
 from ..schedule.visibility import EMPTY, FULL, PARTIAL
 from ..schedule.walk import Problem
@@ -118,22 +117,16 @@ def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Ten
     problem = shape.backward
     elements = tile_kinds(shown, problem.block_q, problem.block_kv)
     blind = _lacking(shown.any(3), problem.block_q)
-    order = [heads[0] for heads in walked_query_heads(True, data.q_heads, data.kv_heads)]
-    if data.by_head:  # by query head, which is not how the schedule counts heads
-        elements = [elements[b * data.q_heads + head] for b in range(data.batch) for head in order]
-        places = [order.index(head) for head in range(data.q_heads)]
-    else:
-        places = [0, data.q_heads - 1][: define(plan.schedule, data.band).kinds]
-    walk = Tables(plan.schedule, problem, elements)
-    number = data.batch * len(places)
+    heads = data.q_heads if data.by_head else 1
+    walk = Tables(plan.schedule, replace(problem, heads=heads), elements)
+    number = data.batch * heads
     visits = torch.zeros(number, problem.n_kv, dtype=torch.int32)
     steps = torch.zeros(number, problem.n_kv, problem.n_q, dtype=torch.int32)
     contributions = torch.zeros(number, problem.n_q, dtype=torch.int32)
-    for t, (b, place) in enumerate(itertools.product(range(data.batch), places)):
-        head = b * data.q_heads + place
+    for t in range(number):
         for kv in range(problem.n_kv):
-            words = walk.words(head, kv, blind[t if data.by_head else b])
+            words = walk.words(t, kv, blind[t])
             visits[t, kv] = len(words)
             steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
-        contributions[t] = torch.tensor([len(walk.visible(head, q)) for q in range(problem.n_q)])
+        contributions[t] = torch.tensor([len(walk.visible(t, q)) for q in range(problem.n_q)])
     return visits.to(data.device), steps.to(data.device), contributions.to(data.device)

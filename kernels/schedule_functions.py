@@ -2,36 +2,35 @@
 
 These declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
 
-`walk` is the tuple of `codegen.WALK`: heads of the schedule per batch element, q_len, kv_len, and the bounds lo and hi
-of the band, anchored top left and never read where the mask has none.  All values are int32.  A head is counted within
-its batch element.
+`walk` is the tuple of `codegen.WALK`: q_len, kv_len, and the bounds lo and hi of the band, anchored top left and never
+read where the mask has none.  All values are int32.  Walks and ranks are the same for every head.
 """
 
 import triton
 
 
 @triton.jit
-def dash_launch(ticket, batch, walk, BLOCK_Q, BLOCK_KV, SECTION):
-    """(b * heads + head, slot) of the CTA that holds `ticket`."""
+def dash_launch(ticket, heads, walk, BLOCK_Q, BLOCK_KV, SECTION):
+    """(head, slot) of the CTA that holds `ticket`, of `heads` heads of all batch elements."""
 
 
 @triton.jit
-def dash_kv_tile(head, slot, part, walk, BLOCK_Q, BLOCK_KV):
+def dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV):
     """The `part`-th kv tile of a slot."""
 
 
 @triton.jit
-def dash_visits(head, kv, walk, BLOCK_Q, BLOCK_KV):
+def dash_visits(kv, walk, BLOCK_Q, BLOCK_KV):
     """How many q tiles the walk of a kv tile visits."""
 
 
 @triton.jit
-def dash_q_tile(head, kv, step, walk, BLOCK_Q, BLOCK_KV):
+def dash_q_tile(kv, step, walk, BLOCK_Q, BLOCK_KV):
     """The q tile that the walk of a kv tile visits in a step."""
 
 
 @triton.jit
-def dash_rank(head, q, kv, walk, BLOCK_Q, BLOCK_KV):
+def dash_rank(q, kv, walk, BLOCK_Q, BLOCK_KV):
     """The place of kv tile `kv` in the accumulation order of q tile `q`."""
 
 

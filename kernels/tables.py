@@ -429,53 +429,34 @@ def unite_kinds(
     tl.store(KINDS + (table * n_kv + kv) * n_q + q, kind.to(tl.int8), mask=q < n_q)
 
 
-@triton.jit
-def _table(KINDS, tables, heads, n_q, n_kv, GROUP: tl.constexpr, BY_HEAD: tl.constexpr):
-    """Of the table of this program: the place of its head in the schedule, and its tile pairs.
-
-    There are `tables` of them for each batch element: one for every query head with BY_HEAD; else the first for most
-    heads of the schedule, and a second for those that it mirrors, of which the last is one.  KINDS: as `classify`
-    writes them, by head with BY_HEAD.  heads: of the schedule, which are the query heads, GROUP for each kv head.
-    """
-    table = tl.program_id(0)
-    place = tl.where(table % tables == 0, 0, heads - 1)
-    element = table // tables
-    if BY_HEAD:
-        q_head = table % tables
-        place = q_head % GROUP * (heads // GROUP) + q_head // GROUP
-        element = table
-    return place, KINDS + element.to(tl.int64) * n_kv * n_q
-
-
-@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def rank_contributors(
-    KINDS, RANKS, CONTRIBUTIONS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
-    RANK: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KINDS, RANKS, CONTRIBUTIONS, q_len, kv_len, lo, hi, n_q, n_kv,
+    RANK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One program per (table, kv tile or all of them, COLUMNS q tiles): contributors that come before a kv tile.
 
-    RANKS: int32 [tables of all, n_kv, n_q], by Note [Tables]; not written where a kv tile does not contribute.
-    CONTRIBUTIONS: int32 [tables of all, n_q], kv tiles that a q tile sees.  ROWS kv tiles are looked at together; RANK:
-    a function of the schedule; the other arguments are those of `_table`.
+    KINDS: int8 [tables, n_kv, n_q], as `classify` writes them.  RANKS: int32 [tables, n_kv, n_q], by Note [Tables]; not
+    written where a kv tile does not contribute.  CONTRIBUTIONS: int32 [tables, n_q], kv tiles that a q tile sees.  ROWS
+    kv tiles are looked at together; RANK: a function of the schedule.
     """
-    place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
     table = tl.program_id(0).to(tl.int64)
+    kinds = KINDS + table * n_kv * n_q
     kv = tl.program_id(1)
-    walk = heads, q_len, kv_len, lo, hi
+    walk = q_len, kv_len, lo, hi
     q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     wanted = q < n_q
     own = tl.zeros([COLUMNS], tl.int32)
     if kv < n_kv:
         wanted = wanted & (tl.load(kinds + kv * n_q + q, mask=wanted, other=0) != EMPTY)
-        own += RANK(place, q, kv, walk, BLOCK_Q, BLOCK_KV)
+        own += RANK(q, kv, walk, BLOCK_Q, BLOCK_KV)
     if tl.max(wanted.to(tl.int32), 0) > 0:
         count = tl.zeros([COLUMNS], tl.int32)
         for first in range(0, n_kv, ROWS):
             other = first + tl.arange(0, ROWS)[:, None]
             present = wanted[None, :] & (other < n_kv)
             counted = tl.load(kinds + other * n_q + q[None, :], mask=present, other=0) != EMPTY
-            before = RANK(place, q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
+            before = RANK(q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
             count += tl.sum((counted & (before | (kv == n_kv))).to(tl.int32), 0)
         if kv < n_kv:
             tl.store(RANKS + (table * n_kv + kv) * n_q + q, count, mask=wanted)
@@ -491,28 +472,29 @@ def _lacks_partners(FOUND, tiles, wanted, length, BLOCK: tl.constexpr):
     return tl.min(found.to(tl.int32), 1) == 0
 
 
-@triton.jit(do_not_specialize=["tables", "heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+@triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def write_walks(
-    KINDS, RANKS, Q_FOUND, VISITS, STEPS, tables, heads, q_len, kv_len, lo, hi, n_q, n_kv,
-    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, GROUP: tl.constexpr, BY_HEAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
+    KINDS, RANKS, Q_FOUND, VISITS, STEPS, q_len, kv_len, lo, hi, n_q, n_kv,
+    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
 
-    RANKS: as `rank_contributors` writes them; Q_FOUND: as `seen` does.  VISITS: int32 [tables of all, n_kv], steps of a
-    walk.  STEPS: int32 [tables of all, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.
-    WALK_LENGTH, Q_TILE: functions of the schedule; the other arguments are those of `_table`.
+    KINDS, RANKS: as `rank_contributors` has them; Q_FOUND: as `seen` writes it.  VISITS: int32 [tables, n_kv], steps of
+    a walk.  STEPS: int32 [tables, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.
+    WALK_LENGTH, Q_TILE: functions of the schedule.
     """
-    place, kinds = _table(KINDS, tables, heads, n_q, n_kv, GROUP, BY_HEAD)
+    table = tl.program_id(0).to(tl.int64)
+    kinds = KINDS + table * n_kv * n_q
     kv = tl.program_id(1)
-    walk = heads, q_len, kv_len, lo, hi
-    row = tl.program_id(0).to(tl.int64) * n_kv + kv
-    found = Q_FOUND + (tl.program_id(0) // (1 if BY_HEAD else tables)).to(tl.int64) * q_len
-    length = WALK_LENGTH(place, kv, walk, BLOCK_Q, BLOCK_KV)
+    walk = q_len, kv_len, lo, hi
+    row = table * n_kv + kv
+    found = Q_FOUND + table * q_len
+    length = WALK_LENGTH(kv, walk, BLOCK_Q, BLOCK_KV)
     count = 0
     for first in range(0, length, COLUMNS):
         step = first + tl.arange(0, COLUMNS)
-        q = Q_TILE(place, kv, step, walk, BLOCK_Q, BLOCK_KV)
+        q = Q_TILE(kv, step, walk, BLOCK_Q, BLOCK_KV)
         inside = (step < length) & (q >= 0) & (q < n_q)
         kind = tl.load(kinds + kv * n_q + q, mask=inside, other=0)
         visible = inside & (kind != EMPTY)

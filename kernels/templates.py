@@ -44,7 +44,7 @@ _OPERANDS = """
     if BOTTOM_RIGHT:
         lo = LO - (kv_len - q_len)
         hi = HI - (kv_len - q_len)
-    walk = (heads, q_len, kv_len, lo, hi)
+    walk = (q_len, kv_len, lo, hi)
     q_strides = ({{stride("Q")}},)
     k_strides = ({{stride("K")}},)
     v_strides = ({{stride("V")}},)
@@ -102,15 +102,15 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
 
 _DKDV_TAIL = """
     dv_strides = ({{stride("DV")}},)
-    head, slot = dash_launch(ticket, batch, walk, BLOCK_Q, BLOCK_KV, SECTION)
+    head, slot = dash_launch(ticket, batch * heads, walk, BLOCK_Q, BLOCK_KV, SECTION)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
-        kv = dash_kv_tile(h, slot, part, walk, BLOCK_Q, BLOCK_KV)
+        kv = dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
             Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
             q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-            b, h, kv, walk, SCALE,
+            b, h, kv, heads, walk, SCALE,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
             ROUNDS, EVEN_Q, EVEN_KV, ORDERED, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
@@ -164,7 +164,7 @@ _DQ_TAIL = """
     dq = dq_tile(
         Q, K, V, OUT, DO, LSE, DELTA,
         q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-        b, hq, q_tile, walk, SCALE, sums,
+        b, hq, q_tile, heads, walk, SCALE, sums,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
         ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
     )
@@ -223,7 +223,7 @@ _DQ_BIAS_TAIL = """
         dq = dq_tile(
             Q, K, V, OUT, DO, LSE, DELTA,
             q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-            b, hq, q_tile, walk, SCALE, sums,
+            b, hq, q_tile, heads, walk, SCALE, sums,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
             ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
         )
@@ -289,7 +289,7 @@ _BIAS_GRADIENT_TAIL = """
     gradient = bias_gradient_tile(
         Q, K, V, DO, LSE, DELTA,
         q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-        b, hq, b_turns, hq_turns, q_tile, kv, walk, SCALE,
+        b, hq, b_turns, hq_turns, q_tile, kv, heads, walk, SCALE,
         BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
         ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
     )

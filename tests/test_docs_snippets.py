@@ -55,6 +55,7 @@ def test_snippets_without_a_verdict_are_found(block: str) -> None:
         "pip install dash",
         "DASH_INDUCTOR_CPU=fast python train.py",
         "DASH_INDUCTOR=maybe python train.py",
+        "DASH_BENCHMARK_FA9=lib.so python train.py",
         "python another.py",
         "python -m benchmarks.forward --slow",
         "python -m dash_inductor fly",

@@ -82,25 +82,12 @@ class DataExpected(Expected):
         super().__init__(launch)
         self.pairs = launch.pairs
 
-    def _codes(self, b: int, q: int, kv: int, half: int) -> set[Any]:
+    def masked(self, b: int, q: int, kv: int, half: int) -> set[Any]:
         if self.pairs[b][q][kv] == FULL:
             return set()
         row = b * self.launch.q_len + q * BLOCK_Q + half * BLOCK_Q // self.halves
-        return {("q_codes", row), ("kv_codes", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
-
-    def _with_codes(self, terms: list[set[Any]], b: int, column: Column) -> list[set[Any]]:
-        pieces = itertools.product((q for q, _ in column.steps), range(self.halves))
-        return [term | self._codes(b, q, column.kv, half) for term, (q, half) in zip(terms, pieces, strict=True)]
-
-    def dv_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
-        return self._with_codes(super().dv_terms(b, q_head, column), b, column)
-
-    def dk_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
-        return self._with_codes(super().dk_terms(b, q_head, column), b, column)
-
-    def dq_terms(self, b: int, q_head: int, q: int, kv: int) -> list[set[Any]]:
-        (term,) = super().dq_terms(b, q_head, q, kv)
-        return [term.union(*(self._codes(b, q, kv, half) for half in range(self.halves)))]
+        codes = {("q_codes", row), ("kv_codes", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
+        return codes | self.band(q, kv, half)
 
 
 def visible_walks(launch: DataLaunch) -> Walks:
@@ -178,11 +165,12 @@ def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expe
 
 
 MIRRORED = DataLaunch((128, 128), 2, "fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
+_MASKED = "if word >> MASKED != 0:\n            work = self.walk.work"
 CONTROLS = {
     "rank and flag together": ("(word >> WORD_BITS) & ((1 << WORD_BITS) - 1)", "word >> WORD_BITS"),
     "q tile and rank together": ("word & ((1 << WORD_BITS) - 1)", "word"),
-    "the mask is forgotten": ("if word >> (2 * WORD_BITS) != 0:", "if False:"),
-    "the mask of full tiles": ("if word >> (2 * WORD_BITS) != 0:", "if True:"),
+    "the mask is forgotten": (_MASKED, _MASKED.replace("word >> MASKED != 0", "False")),
+    "the mask of full tiles": (_MASKED, _MASKED.replace("word >> MASKED != 0", "True")),
     "the table of the first batch element": ("table = work.batch * self.table_b", "table = self.table_b"),
     "one table for all heads": ("gl.where(work.place() >= self.first_mirrored, 1, 0)", "0"),
     "query head for place": ("work.place() >= self.first_mirrored", "work.q_head() >= self.first_mirrored"),
@@ -193,7 +181,7 @@ CONTROLS = {
     "codes in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
     "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
     "codes of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
-    "the word of another slot": ("told_words.index(here(slot))", "told_words.index(here((slot + 1) % 2))"),
+    "the word of another slot": ("words.index(here(slot))", "words.index(here((slot + 1) % 2))"),
     "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
     "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
     "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),

@@ -150,25 +150,37 @@ class Expected:
     def tile_index(self, b: int, q_head: int, q: int) -> int:
         return (b * self.work.heads + q_head) * self.work.n_q + q
 
+    def masked(self, b: int, q: int, kv: int, half: int) -> set[Any]:
+        """The mask of a piece of a tile pair, if it is cut."""
+        _, full_first, full_end, _ = functions(self.launch.schedule, self.work).dash_q_range(kv, *self.work.tail())
+        return set() if full_first <= q < full_end else self.band(q, kv, half)
+
+    def band(self, q: int, kv: int, half: int) -> set[Any]:
+        return {("band", q * BLOCK_Q + half * BLOCK_Q // self.halves, kv * BLOCK_KV)}
+
     def dv_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
         terms = []
         for q, _ in column.steps:
             for half in range(self.halves):
                 queries, others = self.queries(b, q_head, q, half)
                 others = {tag for tag in others if tag[0] == "do_desc"}
-                terms.append(self.keys(b, q_head, column.kv)[0] | queries | others)
+                masked = self.masked(b, q, column.kv, half)
+                terms.append(self.keys(b, q_head, column.kv)[0] | queries | others | masked)
         return terms
 
     def dk_terms(self, b: int, q_head: int, column: Column) -> list[set[Any]]:
         return [
-            set().union(*self.keys(b, q_head, column.kv), *self.queries(b, q_head, q, half))
+            set().union(
+                *self.keys(b, q_head, column.kv), *self.queries(b, q_head, q, half), self.masked(b, q, column.kv, half)
+            )
             for q, _ in column.steps
             for half in range(self.halves)
         ]
 
     def dq_terms(self, b: int, q_head: int, q: int, kv: int) -> list[set[Any]]:
         pieces = [self.queries(b, q_head, q, half) for half in range(self.halves)]
-        return [set().union(*self.keys(b, q_head, kv), *itertools.chain(*pieces))]
+        masked = (self.masked(b, q, kv, half) for half in range(self.halves))
+        return [set().union(*self.keys(b, q_head, kv), *itertools.chain(*pieces), *masked)]
 
 
 def tags(parts: Any) -> set[Any]:
@@ -315,6 +327,7 @@ FLAGSHIP = Launch((128, 128), 2, "fold", Band(0), 200, 100, group=2)
 PAIRS = Launch((192, 128), 2, "symmetric_shift", Band(0), 100, 100)
 GROUPED_PAIRS = Launch((256, 256), 1, "symmetric_shift", Band(-9), 33, 64, group=3)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
+_MASKED = "if word >> MASKED != 0:\n                work"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
     "phase of K by parts": (EMPTY_FIRST, EARLY, "k_full.index(0), walks & 1", "k_full.index(0), part & 1"),
@@ -347,6 +360,11 @@ CONTROLS = {
     "a turn that is not waited for": (FLAGSHIP, "before it is written", "mbarrier.wait(turn, phase)", "pass"),
     "the turn of the part before": (
         GROUPED_PAIRS, WAITS, "if part > 0:  # consumers have had the turn", "if False:  # consumers have had the turn",
+    ),
+    "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "if False:\n                work"),
+    "full tiles that are masked": (FLAGSHIP, WRONG, _MASKED, "if True:\n                work"),
+    "a word in another slot": (
+        FLAGSHIP, "read before it is written", "words.index(slot).store(", "words.index((slot + 1) % 2).store(",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "work.BLOCK_KV * D * WIDTH",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..model.mask import Band
 from ..model.plan import Tiles
-from ..schedule.names import CO_RESIDENT
+from ..schedule.names import CO_RESIDENT, supports
 from ..schedule.problem import Problem
 from ..schedule.simulator import Costs
 from . import costs
@@ -24,8 +24,9 @@ from .costs import Candidate
 ARCH = "sm_90"
 """The architecture whose critical paths have been made in advance."""
 
-SCHEDULES = ("ascending", "descending", "spt", "fold")
-"""The schedules whose critical paths have been made in advance: those that are chosen, of the ones whose CTAs wait."""
+SCHEDULES = ("ascending", "spt")
+"""The schedules whose critical paths have been made in advance: those that are chosen, of the ones whose CTAs wait, but
+for `bent_fold`, which is `spt` on the nominal problem, whose walks are too short to be bent."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def _made_in_advance() -> dict[str, dict[str, list[list[float]]]]:
 
 def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> float | None:
     """The critical path, where it has been made in advance."""
+    name = "spt" if name == "bent_fold" and supports(name, mask) is None else name
     if arch != ARCH or name not in SCHEDULES or candidate.dq is not None:
         return None
     reach, rows = Reach.of(mask, candidate.dkdv), _made_in_advance().get(key(candidate))

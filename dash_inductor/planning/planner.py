@@ -3,8 +3,8 @@
 Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
 with dynamic lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal
 problem (`nominal`): the candidate with the shortest critical path wins, of equally good ones the earlier.  Predictions
-for the site itself (`prediction`) decide nothing.  Schedules that need co-residency, and `bent_fold`, are never chosen,
-only taken when named.  Masks with segments are planned among `UPWARD` alone.
+for the site itself (`prediction`) decide nothing.  Schedules that need co-residency, and `descending`, are never
+chosen, only taken when named.  Masks with segments are planned among `UPWARD` alone.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -253,8 +253,8 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
             return reason
         if name in CO_RESIDENT:
             return "its CTAs must all be resident at the same time; it runs only where it is named"
-        if name == "bent_fold":
-            return "it was slower than fold on the regular shapes that were measured; it runs only where it is named"
+        if name == "descending":
+            return "its CTAs begin at the same q tile and wait there, which its critical path does not show; named only"
     if by_tables and name in CO_RESIDENT:
         return "the mask is data: restricted to what is seen, its CTAs could wait for one another"
     return None

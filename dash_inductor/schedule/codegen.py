@@ -16,19 +16,19 @@ from ..model.mask import Band
 from .schedules import Schedule, define
 from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
 
-WALK = ("heads", "q_len", "kv_len", "lo", "hi")
-"""Members of the tuple `walk`: the facts, known at run time, on which the walks and ranks of a head depend.
+WALK = ("q_len", "kv_len", "lo", "hi")
+"""Members of the tuple `walk`: the facts, known at run time, on which walks and ranks depend.
 
 Block sizes are not among them: a tuple that Triton code assigns to a variable makes values of its constants.
 """
 
 _TAIL = ("walk", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
-    "dash_launch": ("ticket", "batch", *_TAIL, "SECTION"),
-    "dash_kv_tile": ("head", "slot", "part", *_TAIL),
-    "dash_visits": ("head", "kv", *_TAIL),
-    "dash_q_tile": ("head", "kv", "step", *_TAIL),
-    "dash_rank": ("head", "q", "kv", *_TAIL),
+    "dash_launch": ("ticket", "heads", *_TAIL, "SECTION"),
+    "dash_kv_tile": ("slot", "part", *_TAIL),
+    "dash_visits": ("kv", *_TAIL),
+    "dash_q_tile": ("kv", "step", *_TAIL),
+    "dash_rank": ("q", "kv", *_TAIL),
     "dash_q_range": ("kv", *_TAIL),
     "dash_kv_range": ("q", *_TAIL),
     "dash_seen_rows": _TAIL,
@@ -36,12 +36,12 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """Parameters of the functions that the kernels call; upper-case ones are compile-time constants.
 
-The functions of a walk are those of `walk.Walk`, with the head counted within its batch element.  The ranges, and which
-rows and keys are seen, follow from the band alone.
+The functions of a walk are those of `walk.Walk`, which are the same for every head; `heads` counts those of all batch
+elements.  The ranges, and which rows and keys are seen, follow from the band alone.
 """
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_slots": _TAIL,
-    "dash_resident": ("batch", *_TAIL, "SECTION"),
+    "dash_resident": ("heads", *_TAIL, "SECTION"),
 }
 
 

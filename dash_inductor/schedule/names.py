@@ -11,7 +11,7 @@ from ..model.mask import Band
 UNBOUNDED = ("symmetric_shift", "bent_fold")
 """Schedules of bands without an upper bound on i - j."""
 
-NAMES = ("ascending", "descending", "shift", "spt", "fold", "two_pass", *UNBOUNDED)
+NAMES = ("ascending", "descending", "shift", "bent_fold", "spt", "two_pass", "symmetric_shift")
 PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
 
 CO_RESIDENT = ("shift", "symmetric_shift")

@@ -63,7 +63,7 @@ class Problem:
 
     def tail(self) -> tuple[tuple[int, ...], int, int]:
         """What the arguments of most generated functions end with: `codegen.WALK` as a tuple, and the tile shape."""
-        return (self.heads, self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
+        return (self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     def steps(self, kv: int) -> int:
         """How many q tiles see something of a kv tile: the length of its walk under every schedule (`geometry`)."""

@@ -2,8 +2,8 @@
 
 A schedule says, as sympy expressions over tile indices and lengths, which CTA computes what and when (`kv_tile`,
 `q_tile`) and in which order the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
-executor and pictures all evaluate these expressions.  Neither walk nor rank knows the number of SMs, the batch or the
-section, so bits cannot depend on them.
+executor and pictures all evaluate these expressions.  Neither walk nor rank knows the number of SMs, the batch, the
+heads or the section: the gradients of a head are a function of its own operands and mask, whatever runs beside it.
 
 A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
 the portable kernel runs through the query heads of its group in ascending order, each with its own dq accumulators and
@@ -12,8 +12,7 @@ by member of all groups.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
-for causal masks.  Fold is SPT with some heads mirrored.  The bent fold is a rule for any tile pairs, here in closed
-form for bands without upper bound.
+for causal masks.  The bent fold is a rule for any tile pairs, here in closed form for bands without upper bound.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from .names import PARTS as PARTS
 from .names import check_name as check_name
 from .names import supports as supports
 from .symbols import (
-    BATCH,
-    HEAD,
     HEADS,
     KV,
     PART,
@@ -98,12 +95,11 @@ class Schedule:
         name: the name used in plans.
         parts: kv tiles that one CTA processes, one after the other.
         slots: CTAs per head.
-        launch: ticket -> (head index ``b * heads + h``, slot), see `_grouped`.
-        kv_tile: (slot, part, head within its batch element, heads) -> kv tile, or the number of kv tiles for "no tile".
+        launch: (ticket, heads) -> (head index ``b * heads + h``, slot), see `_grouped`.
+        kv_tile: (slot, part) -> kv tile, or the number of kv tiles for "no tile".
         num_steps: kv -> q tiles to walk.
-        q_tile: (step, kv, head, heads) -> q tile.
-        rank: (q, kv, head, heads) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for
-            visible pairs.
+        q_tile: (step, kv) -> q tile.
+        rank: (q, kv) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible pairs.
         visible: what the band lets through, whatever the schedule.
         shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
             which the owner of the q tile walks over the kv tiles.
@@ -123,14 +119,9 @@ class Schedule:
     shared_accumulator: bool = True
     resident: Expr | None = None
 
-    @property
-    def kinds(self) -> int:
-        """Kinds of heads, each with walks and ranks of its own: 2 where heads are mirrored, see `first_mirrored`."""
-        return 2 if HEAD in self.rank.free_symbols else 1
-
 
 LAST_FIRST = N_KV - 1 - SLOT
-_LAUNCH = _grouped(TICKET, N_KV, BATCH * HEADS)
+_LAUNCH = _grouped(TICKET, N_KV, HEADS)
 
 
 def _column(name: str, c: Visible, kv_tile: Expr, q_tile: Expr, rank: Expr, *, shared: bool = True) -> Schedule:
@@ -154,66 +145,22 @@ def _two_pass(c: Visible) -> Schedule:
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
 
-TOGETHER = 4, 32
-"""Mirrored heads in a section of fold: so many sections, and at most so many heads.  Their walks begin at the same q
-tile, and wait there for one another unless other heads' are launched between them."""
-
-MIRRORED = 2
-"""Heads of a batch element that fold mirrors, at most: enough long jobs to fill the gaps at the end."""
-
-
-def first_mirrored(heads: Expr) -> Expr:
-    """The first head of a batch element that fold mirrors; equal walks and ranks before it, and from it on."""
-    return heads - Minimum(MIRRORED, FloorDiv(heads, 2))
-
-
-def _fold(c: Visible) -> Schedule:
-    """SPT; the last two heads of a batch element run descending, longest walk first, and are launched last.
-
-    SPT alone ends with its longest jobs, while other workers have nothing left to do.  Which heads are mirrored depends
-    on their place in the batch element and their number alone: bits depend neither on the batch size nor on the batch
-    element's position.
-    """
-    upright = first_mirrored(HEADS)
-    mirrored = upright <= HEAD
-    up_tickets = BATCH * upright * N_KV
-    second = up_tickets <= TICKET  # a section never mixes the two kinds of heads
-    position, slot = _grouped(
-        Where(second, at_least_zero(TICKET - up_tickets), TICKET),
-        N_KV,
-        BATCH * Where(second, HEADS - upright, upright),
-        Where(second, Minimum(TOGETHER[0] * SECTION, TOGETHER[1]), SECTION),
-    )
-    count = Where(second, Maximum(1, HEADS - upright), upright)
-    head = FloorDiv(position, count) * HEADS + Rem(position, count) + Where(second, upright, 0)
-    return Schedule(
-        "fold",
-        1,
-        N_KV,
-        (head, slot),
-        Where(mirrored, SLOT, LAST_FIRST),
-        c.steps,
-        Where(mirrored, c.down, c.up),
-        Where(mirrored, c.rank_up, c.rank_down),
-        c,
-    )
-
-
-LEAST = 32
-"""Walks shorter than this are not bent: it would gain nothing, and launch them too early."""
+LEAST = 64
+"""Sequences whose longest walk is shorter than this are not bent: it would gain less than walks lose that go down."""
 
 LATER = 4
-"""Sections of the second phase of a bent fold are so many times as large as those of the first."""
+"""Sections of the second phase of a bent fold are so many times as large as those of the first: all walks of a head
+begin there at the same q tile, and wait for one another unless other heads' are launched between them."""
 
 
 def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
-    """Bands without upper bound: the same walks for every head, without a head that ends alone.
+    """Bands without upper bound: SPT for short sequences; for others the same, but without its end.
 
-    A kv tile is *long* if its walk is more than half of the longest walk, `top`, with which it shares a q tile, and
-    ``top >= LEAST``.  In phase 0 the long ones are launched, the shortest first; in phase 1 the others, longest first:
-    the last tickets are the shortest.  A kv tile walks up through the q tiles where its rank still changes, and then
-    down through the stretch in which it is constant: it reaches the rectangle that all long ones share when the one
-    before it has left, even if all start together.
+    SPT ends with its longest jobs, while other workers have nothing left to do.  Here a kv tile is *long* if its walk
+    is more than half of the longest walk, `top`, with which it shares a q tile.  In phase 0 the long ones are launched,
+    the shortest first; in phase 1 the others, longest first: the last tickets are the shortest.  A kv tile walks up
+    through the q tiles where its rank still changes, and then down through the stretch in which it is constant: it
+    reaches the rectangle that all long ones share when the one before it has left, even if all start together.
 
     Tile 0 has the longest walk and shares a q tile with every other, so it is everybody's `top`.  The walks grow
     shorter with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a
@@ -221,17 +168,21 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     tile q in the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant
     from ``bend = first_q(long - 1)`` on, which is more than a quarter of its walk, and that of a short one is kv
     throughout.  So a long one goes up to the bend and then down from the end, and a short one goes down.
+
+    Where ``top < LEAST`` all kv tiles are long and none is bent, which is `spt`.
     """
     first = q_range(has_lo, False, kv=sympy.Integer(0))
     top = first.end - first.first
-    long = Where(top >= LEAST, kv_range(has_lo, False, q=N_Q - 1 - FloorDiv(top, 2)).end, 0)
-    up = Where(long > KV, q_range(has_lo, False, kv=at_least_zero(long - 1)).first - c.q.first, 0)
-    first_tickets = BATCH * HEADS * long
+    bends = top >= LEAST
+    long = Where(bends, kv_range(has_lo, False, q=N_Q - 1 - FloorDiv(top, 2)).end, N_KV)
+    bend = Where(bends, q_range(has_lo, False, kv=at_least_zero(long - 1)).first, N_Q)
+    up = Where(long > KV, bend - c.q.first, 0)
+    first_tickets = HEADS * long
     second = first_tickets <= TICKET  # a section never mixes the two phases
     head, slot = _grouped(
         Where(second, at_least_zero(TICKET - first_tickets), TICKET),
         Maximum(1, Where(second, N_KV - long, long)),
-        BATCH * HEADS,
+        HEADS,
         Where(second, LATER * SECTION, SECTION),
     )
     return Schedule(
@@ -271,7 +222,7 @@ def _resident(contributing_slots: Expr) -> Expr:
     is resident, that head finishes and frees its workers for the next tickets.  With fewer workers no head ever gets
     its last member.
     """
-    return at_least_zero(contributing_slots - 1) * Minimum(SECTION, BATCH * HEADS) + 1
+    return at_least_zero(contributing_slots - 1) * Minimum(SECTION, HEADS) + 1
 
 
 def _shift(c: Visible) -> Schedule:
@@ -315,7 +266,7 @@ def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
         "symmetric_shift",
         2,
         pairs,
-        _grouped(TICKET, pairs, BATCH * HEADS),
+        _grouped(TICKET, pairs, HEADS),
         Where(sympy.Eq(PART, 0), SLOT, Where(2 * SLOT + 1 < N_KV, N_KV - 1 - SLOT, N_KV)),
         Where(N_KV > KV, c.steps, 0),
         Where(big, walk_big, N_Q - 1 - STEP),
@@ -330,7 +281,6 @@ _COLUMNS: dict[str, Callable[[Visible], Schedule]] = {
     "descending": _descending,
     "shift": _shift,
     "spt": _spt,
-    "fold": _fold,
     "two_pass": _two_pass,
 }
 _LOWER: dict[str, Callable[[Visible, bool], Schedule]] = {

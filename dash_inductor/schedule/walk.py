@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Protocol
 
-import sympy
-
 from .codegen import python_functions
 from .problem import Problem as Problem
-from .schedules import define, first_mirrored
+from .schedules import define
 
 
 class Walk(Protocol):
@@ -73,7 +71,6 @@ class ClosedForm:
     """The walk of a schedule over a band.
 
     Attributes:
-        kinds, first_mirrored: kinds of heads; heads of the second kind begin here in a batch element, if anywhere.
         seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; in an empty
             interval ``end <= first``.
 
@@ -88,30 +85,27 @@ class ClosedForm:
         self.parts = schedule.parts
         self.shared_accumulator = schedule.shared_accumulator
         self.co_resident = schedule.resident is not None
-        self.resident = int(self._f.dash_resident(problem.batch, *self._tail, problem.section))
+        self.resident = int(self._f.dash_resident(problem.batch * problem.heads, *self._tail, problem.section))
         self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
         self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
-        self.kinds = schedule.kinds
-        mirrored = first_mirrored(sympy.Integer(problem.heads))
-        self.first_mirrored = int(mirrored) if self.kinds > 1 else problem.heads
 
     def launch(self, ticket: int) -> tuple[int, int]:
         p = self.problem
-        head, slot = self._f.dash_launch(ticket, p.batch, *self._tail, p.section)
+        head, slot = self._f.dash_launch(ticket, p.batch * p.heads, *self._tail, p.section)
         return int(head), int(slot)
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:
-        kv = int(self._f.dash_kv_tile(head % self.problem.heads, slot, part, *self._tail))
+        kv = int(self._f.dash_kv_tile(slot, part, *self._tail))
         return kv if kv < self.problem.n_kv else None
 
     def visits(self, head: int, kv: int) -> int:
-        return int(self._f.dash_visits(head % self.problem.heads, kv, *self._tail))
+        return int(self._f.dash_visits(kv, *self._tail))
 
     def q_tile(self, head: int, kv: int, step: int) -> int:
-        return int(self._f.dash_q_tile(head % self.problem.heads, kv, step, *self._tail))
+        return int(self._f.dash_q_tile(kv, step, *self._tail))
 
     def rank(self, head: int, q: int, kv: int) -> int:
-        return int(self._f.dash_rank(head % self.problem.heads, q, kv, *self._tail))
+        return int(self._f.dash_rank(q, kv, *self._tail))
 
     def visible(self, head: int, q: int) -> range:
         first, _, _, end = self._f.dash_kv_range(q, *self._tail)
@@ -122,4 +116,4 @@ class ClosedForm:
         return not full_first <= kv < full_end
 
     def kind(self, head: int) -> int:
-        return int(head % self.problem.heads >= self.first_mirrored)
+        return 0

@@ -74,20 +74,19 @@ def consume(
             v = shared.v.load(left_operand(layout_s))
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         for step in range(steps):
-            word = walk.expected(step, kv)
             it = here(done + step) & 0x7FFFFFFF
             before = it - gl.where(step > 0, 1, 0)
             after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":
                 s, dk, dv = overlapped_step(
-                    shared, mask, drops, scale_log2, word, it, before, after, s, dk, dv, zero, WARPS
+                    shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS
                 )
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
-                    shared, mask, drops, scale_log2, word, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
+                    shared, mask, drops, scale_log2, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
                 )
             else:
-                dk, dv = shared_step(shared, mask, drops, scale_log2, word, it, dk, dv, zero, WARPS)
+                dk, dv = shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS)
         done += steps
         position, kv = wait_for_walk(shared, n, WARPS)  # again: the steps leave no registers for what they do not need
         walk = walks.at(position)

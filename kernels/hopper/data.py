@@ -22,7 +22,7 @@ Facts = tuple[Fact | None, ...]
 _POINTERS = ("visits", "words", "q_codes", "kv_codes", "keys_seen", "dense")
 _TABLES = ("table_b", "table_h")
 _DENSE_STRIDES = ("dense_b", "dense_h", "dense_i", "dense_j")
-MAIN = (*_POINTERS, *_TABLES, "first_mirrored", *_DENSE_STRIDES)
+MAIN = (*_POINTERS, *_TABLES, *_DENSE_STRIDES)
 FINISH = ("contributions", *_TABLES)
 """The arguments of the main kernel and of `finish` about a mask that is data, in their order."""
 TYPES = {
@@ -103,7 +103,7 @@ class Arguments(NamedTuple):
     """What the kernels are told about a mask that is data, beside addresses.
 
     Attributes:
-        main: strides of tables, the first mirrored place, and the strides of `dense`.
+        main: strides of tables, and the strides of `dense`.
         finish: strides of tables.
     """
 
@@ -124,7 +124,7 @@ class Arguments(NamedTuple):
         if dense is not None:
             _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device, torch.bool)
         by_head = dense is not None and dense[0][1] != 1
-        table_b, table_h, mirrored = (p.heads, 1, p.heads) if by_head else (walk.kinds, 0, walk.first_mirrored)
+        table_b, table_h = (p.heads, 1) if by_head else (1, 0)
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
@@ -151,7 +151,7 @@ class Arguments(NamedTuple):
         strides: tuple[int, ...] = (0, 0, 0, 0)
         if dense is not None:
             strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))
-        return Arguments((table_b, table_h, mirrored, *strides), (table_b, table_h))
+        return Arguments((table_b, table_h, *strides), (table_b, table_h))
 
     def of_call(self, data: BackwardData) -> tuple[_Numbers, _Numbers]:
         """All the arguments `MAIN` and `FINISH`."""

@@ -13,6 +13,7 @@ from .producer import produce
 from .reducer import reduce
 from .stamps import NoStamps, Stamps, record
 from .table_walk import TableWalk, allocate_told
+from .told import allocate_words
 from .work import Work, allocate_shared, barriers, pieces
 
 
@@ -20,7 +21,7 @@ from .work import Work, allocate_shared, barriers, pieces
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
     group_sums, group_semaphores, tickets, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored, dense_b, dense_h, dense_i,
+    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, dense_b, dense_h, dense_i,
     dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
     stamps_ptr, stamped_heads,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
@@ -56,11 +57,14 @@ def hopper_backward(
     if HAS_CODES or HAS_DENSE:
         told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
         walks = TableWalk(
-            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
+            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
-        walks = ClosedForm(work, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV)
+        TELLS: gl.constexpr = HAS_LO or HAS_HI or DROPOUT or not EVEN_KV
+        walks = ClosedForm(
+            work, allocate_words(STAGES), VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, TELLS,
+        )  # fmt: skip
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept()
     stamps = NoStamps()
     if STAMPED:

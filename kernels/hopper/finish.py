@@ -21,7 +21,7 @@ def finish(
     the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
     tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
     tile that sees no keys: its dq is zero.  contributions: with HAS_DATA, int32 [tables, n_q], how many kv tiles add to
-    a q tile; tables as in `table_walk`, where heads that are mirrored have the same counts as the others.  With PLACED,
+    a q tile; tables as in `table_walk`.  With PLACED,
     above 0, q_len and the accumulator have rows, and dq tokens, see `rows.tokens_of`.
     """
     PER_TILE: tl.constexpr = BLOCK_Q // ROWS
@@ -37,7 +37,7 @@ def finish(
         count = tl.load(contributions + table.to(tl.int64) * n_q + q)
         seen = count > 0
     else:
-        walk = q_heads, q_len, kv_len, lo, hi
+        walk = q_len, kv_len, lo, hi
         first, _full_first, _full_end, end = KV_RANGE(q, walk, BLOCK_Q, BLOCK_KV)
         count = end - first
         seen = first < end

@@ -76,14 +76,14 @@ def produce(
     query_landings = 0
     ticket = take_ticket(ticket_ptr)
     while ticket < tickets:
-        position, place_in_launch = LAUNCH(ticket, batch, facts, BLOCK_Q, BLOCK_KV, section)
+        position, place_in_launch = LAUNCH(ticket, batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, section)
         walk = walks.at(position)
         work = walk.work
         b = work.batch
         head = work.head
         q_head = work.q_head()
         for part in gl.static_range(PARTS):
-            kv = KV_TILE(work.place(), place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
+            kv = KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
             if kv * BLOCK_KV < work.kv_len:
                 announce(shared, n, position, kv)
                 steps = walk.steps(kv)

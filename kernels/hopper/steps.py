@@ -156,7 +156,7 @@ def hand_over(shared, it, dq, dq_tail):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, drops, scale_log2, word, it, before, after, s, dk, dv, zero, WARPS: gl.constexpr):
+def overlapped_step(shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS: gl.constexpr):
     """A step that begins with its S and ends with that of the next.
 
         queued                              meanwhile
@@ -168,7 +168,7 @@ def overlapped_step(shared, mask, drops, scale_log2, word, it, before, after, s,
     """
     slot = it % shared.Q_STAGES
     do_slot = wait_for_do(shared, it)
-    word = mask.told(word, do_slot)
+    word = mask.told(do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     dk = warpgroup_mma(shared.ds, shared.q.index(before % shared.Q_STAGES), dk, is_async=True)
@@ -189,7 +189,7 @@ def overlapped_step(shared, mask, drops, scale_log2, word, it, before, after, s,
 
 @gluon.jit
 def halved_step(
-    shared, mask, drops, scale_log2, word, it, after, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, drops, scale_log2, it, after, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
@@ -203,7 +203,7 @@ def halved_step(
         wait_for_q(shared, it)
     tile = it % shared.Q_STAGES * 2
     do_slot = wait_for_do(shared, it)
-    word = mask.told(word, do_slot)
+    word = mask.told(do_slot)
     do_tile = do_slot * 2
     do0 = shared.do.index(do_tile)
     do1 = shared.do.index(do_tile + 1)
@@ -252,12 +252,12 @@ def halved_step(
 
 
 @gluon.jit
-def shared_step(shared, mask, drops, scale_log2, word, it, dk, dv, zero, WARPS: gl.constexpr):
+def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.constexpr):
     """A step whose P and dS are left operands in shared memory."""
     slot = wait_for_q(shared, it)
     s = scores(shared.k, shared, slot, zero)
     do_slot = wait_for_do(shared, it)
-    word = mask.told(word, do_slot)
+    word = mask.told(do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))

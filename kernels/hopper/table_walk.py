@@ -7,13 +7,9 @@ some of its heads, where heads differ:
 * `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
   its steps; what follows them is never read.
 
-Note [What consumers are told]
-    Every load from global memory goes to the L2 cache: a reducer that has seen its turn empties the first one.  A
-    consumer that loaded a word would wait for it, and in a step whose word asks for the mask also for codes.  So the
-    producer, who is a step ahead, puts words into shared memory before the dO of their steps is announced; the codes of
-    the queries go there by asynchronous copies that arrive with the dO.  Consumers keep the codes of their keys in
-    registers.  Producer and reducers load every word a step of theirs before they need it.  Bytes of a dense mask are
-    read where they are needed.
+Codes of the queries go to shared memory beside the words of Note [What consumers are told] in `told`, by asynchronous
+copies that arrive with the dO; consumers keep the codes of their keys in registers.  Producer and reducers load every
+word a step of theirs before they need it.  Bytes of a dense mask are read where they are needed.
 """
 
 from triton.experimental import gluon
@@ -23,23 +19,24 @@ from triton.language.core import _aggregate as aggregate
 
 from ...schedule.table_walk import TILE_BITS
 from .clear import unseen_keys
-from .operations import begin_copy, here, role_barrier
+from .operations import begin_copy, here
+from .told import MASKED, allocate_words, tell, told, within_band
 from .work import Work
 
 WORD_BITS = gl.constexpr(TILE_BITS)
-"""Bits of the q tile and of the rank in a word; the bit above both asks for the mask, and the sign for `clear`."""
+"""Bits of the q tile and of the rank in a word; the bit above both is `MASKED`, and the sign asks for `clear`."""
 
 
 @aggregate
 class TableWalk:
     """Walks that tables give, and what else the mask reads.
 
-    The table of a head is ``batch * table_b + q_head * table_h``, one further from place `first_mirrored` on.  With
-    HAS_CODES, q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone;
-    none has -1, and no key has -2.  keys_seen: bytes [batch, query heads if they have tables of their own, else 1,
-    kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len, kv_len], strides
-    dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is there: told_words, a
-    ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as dO.
+    The table of a head is ``batch * table_b + q_head * table_h``.  With HAS_CODES, q_codes: int32 [batch, q_len];
+    kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone; none has -1, and no key has -2.
+    keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
+    q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is
+    there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as
+    dO.
     """
 
     work: Work
@@ -51,7 +48,6 @@ class TableWalk:
     dense: gl.tensor
     table_b: gl.tensor
     table_h: gl.tensor
-    first_mirrored: gl.tensor
     dense_b: gl.tensor
     dense_h: gl.tensor
     dense_i: gl.tensor
@@ -66,7 +62,7 @@ class TableWalk:
 
     @gluon.constexpr_function
     def __init__(
-        self, work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, first_mirrored,
+        self, work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
         dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
     ):  # fmt: skip
         self.work = work
@@ -78,7 +74,6 @@ class TableWalk:
         self.dense = dense
         self.table_b = table_b
         self.table_h = table_h
-        self.first_mirrored = first_mirrored
         self.dense_b = dense_b
         self.dense_h = dense_h
         self.dense_i = dense_i
@@ -96,7 +91,7 @@ class TableWalk:
         """The walks of the head at `position`."""
         return TableWalk(
             self.work.at(position), self.visits, self.words, self.q_codes, self.kv_codes, self.keys_seen, self.dense,
-            self.table_b, self.table_h, self.first_mirrored, self.dense_b, self.dense_h, self.dense_i, self.dense_j,
+            self.table_b, self.table_h, self.dense_b, self.dense_h, self.dense_i, self.dense_j,
             self.told_words, self.told_codes, self.HAS_LO, self.HAS_HI, self.HAS_CODES, self.HAS_DENSE,
         )  # fmt: skip
 
@@ -136,7 +131,7 @@ class TableWalk:
     def hidden_keys(self, kv):
         """int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
         work = self.work
-        row = work.batch * gl.where(self.table_h > 0, self.table_b, 1) + work.q_head() * self.table_h
+        row = work.batch * self.table_b + work.q_head() * self.table_h
         return unseen_keys(self.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
@@ -157,13 +152,7 @@ class TableWalk:
                 codes = self.told_codes.index(slot * PIECES + piece)
                 begin_copy(codes, self.q_codes + (work.batch * work.q_len + places))
             async_copy.mbarrier_arrive(full)
-        self.told_words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
-        role_barrier()
-
-    @gluon.jit
-    def expected(self, step, kv):
-        """What a consumer gives to `told` of the mask, which does not look at it."""
-        return step
+        tell(self.told_words, slot, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -185,8 +174,7 @@ class TableWalk:
         """The place of kv tile `kv` among those of all tables."""
         work = self.work
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-        mirrored = gl.where(work.place() >= self.first_mirrored, 1, 0)
-        table = work.batch * self.table_b + work.q_head() * self.table_h + mirrored
+        table = work.batch * self.table_b + work.q_head() * self.table_h
         return table * n_kv + kv
 
 
@@ -212,15 +200,14 @@ class DataMask:
         return self.walk.q_tile(word)
 
     @gluon.jit
-    def told(self, word, slot):
+    def told(self, slot):
         """The word of a step whose dO is in this slot of its ring."""
-        layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-        return gl.max(self.walk.told_words.index(here(slot)).load(layout), 0)
+        return told(self.walk.told_words, slot)
 
     @gluon.jit
     def applied(self, p, word, slot, PIECE: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
-        if word >> (2 * WORD_BITS) != 0:
+        if word >> MASKED != 0:
             work = self.walk.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
@@ -261,23 +248,14 @@ class DataMask:
             keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
         else:
             keep = keys < work.kv_len
-        # In a matmul's result bits 1 and 2 of a column are the thread's, the others those of the register: a register
-        # is compared to its own constant.
-        columns = gl.expand_dims(columns, 0)
-        registers = columns & ~6
-        threads = keys - (columns & 6)
-        if walk.HAS_LO:
-            keep = keep & (registers >= threads + (work.lo - q_row))
-        if walk.HAS_HI:
-            keep = keep & (registers <= threads + (work.hi - q_row))
-        return keep
+        return within_band(keep, work, q_row, columns, rows, walk.HAS_LO, walk.HAS_HI)
 
 
 @gluon.jit
 def allocate_told(BLOCK_Q: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, HAS_CODES: gl.constexpr):
     """(told_words, told_codes) of a `TableWalk`; the latter is the former without codes."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    words = gl.allocate_shared_memory(gl.int32, [STAGES, 1], layout)
+    words = allocate_words(STAGES)
     codes = words
     if HAS_CODES:
         codes = gl.allocate_shared_memory(gl.int32, [STAGES * PIECES, BLOCK_Q // PIECES], layout)

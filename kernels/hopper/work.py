@@ -76,7 +76,7 @@ class Work:
     @gluon.jit
     def facts(self):
         """The tuple `walk` of the schedule's functions."""
-        return self.q_heads, self.q_len, self.kv_len, self.lo, self.hi
+        return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
     def place(self):

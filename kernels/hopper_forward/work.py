@@ -126,7 +126,7 @@ class Work:
     @gluon.jit
     def _facts(self):
         """The tuple `walk` of the schedule's functions."""
-        return self.q_heads, self.q_len, self.kv_len, self.lo, self.hi
+        return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
     def _kv_range(self, block):

@@ -37,6 +37,7 @@ from dash_inductor.kernels.hopper import (
     steps,
     table_walk,
     tickets,
+    told,
     work,
 )
 
@@ -388,7 +389,7 @@ class Simulation:
 
 
 _MODULES = (
-    operations, clear, places, work, tickets, closed_form, table_walk, dropout, steps, group, stamps, producer,
+    operations, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps, producer,
     consumer, reducer, entry,
 )  # fmt: skip
 
@@ -415,7 +416,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (operations, clear, places) or not names & set(namespace)
+        allowed = module in (operations, clear, places, told) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -587,6 +588,9 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         seen = s.memory[keys_seen.name][begin + first : begin + min(first + block_kv, kv_len)]
         return Value([1], first=int(not all(seen)))
 
+    def within_band(keep: Value, _work: Any, q_row: int, _columns: Value, rows: Value, *_bounds: bool) -> Value:
+        return Value(keep.shape, (("band", q_row, rows.first), *keep.parts))
+
     def blind_queries(lse: Tile) -> Value:
         return Value(lse.shape, lse.contents())
 
@@ -649,7 +653,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
         "globaltimer": globaltimer, "smid": lambda: 1000 + current().cta,
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
-        "unseen_keys": unseen_keys, "blind_queries": blind_queries, "clear": cleared,
+        "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,
         "consumers_pass_turn_on": pass_turn_on,

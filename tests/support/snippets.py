@@ -34,6 +34,7 @@ from typing import Any
 from unittest import mock
 
 from _dash_inductor_state import BOOLEANS
+from benchmarks import contenders
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
@@ -41,6 +42,7 @@ ALLOWED = {
     "console": ("run", "full", "check"),
     "text": ("output", "diagram"),
     "json": ("check",),
+    "c": ("file",),
 }
 """Verdicts by language."""
 TIMEOUT = 240
@@ -106,7 +108,8 @@ class Page:
                 same(self.printed, snippet.code)
             return
         if snippet.verdict == "file":
-            ast.parse(snippet.code)
+            if snippet.language == "python":
+                ast.parse(snippet.code)
             (self.folder / snippet.argument).write_text(snippet.code, encoding="utf-8")
             return
         self.ran = snippet.verdict in ("run", "setup") or (snippet.verdict == "full" and self.full)
@@ -162,7 +165,7 @@ def _with_this_python(command: str) -> str:
 def check(command: str, folder: Path) -> None:
     """Assert that a command exists and accepts its arguments, without running it."""
     words = shlex.split(command, comments=True)
-    while words and (match := re.fullmatch(r"([A-Z_]+)=(.*)", words[0])):
+    while words and (match := re.fullmatch(r"([A-Z][A-Z0-9_]*)=(.*)", words[0])):
         _check_variable(match[1], match[2])
         words.pop(0)
     match words:
@@ -198,6 +201,8 @@ def _check_variable(name: str, value: str) -> None:
         assert value in BOOLEANS, value
     elif name.startswith("DASH_INDUCTOR"):
         assert known[name].value_of(value) is not None, f"{name}={value}"
+    elif name.startswith("DASH_"):
+        assert name in contenders.LIBRARIES, name
     else:
         assert name.startswith(("TORCH", "CUBLAS_", "NCCL_", "CUDA_")), name
 
