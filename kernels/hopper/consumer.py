@@ -45,7 +45,7 @@ def consume(
     zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
     n = 0
     done = 0
-    position, kv = wait_for_walk(shared, n, WARPS)
+    position, kv = wait_for_walk(shared, n)
     while kv >= 0:
         walk = walks.at(position)
         work = walk.work
@@ -88,7 +88,7 @@ def consume(
             else:
                 dk, dv = shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS)
         done += steps
-        position, kv = wait_for_walk(shared, n, WARPS)  # again: the steps leave no registers for what they do not need
+        position, kv = wait_for_walk(shared, n)  # again: the steps leave no registers for what they do not need
         walk = walks.at(position)
         work = walk.work
         drops = all_drops.at(work)
@@ -112,7 +112,7 @@ def consume(
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
         leave_walk(shared, n)
         n += 1
-        position, kv = wait_for_walk(shared, n, WARPS)
+        position, kv = wait_for_walk(shared, n)
     leave_walk(shared, n)
     wait_until_read()
 

@@ -53,6 +53,7 @@ def _clear_queries(shared, slot, do_slot, landings):
 def produce(
     walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, ticket_ptr,
     tickets, batch, section, LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, PARTS: gl.constexpr,
+    CO_RESIDENT: gl.constexpr,
 ):  # fmt: skip
     """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
@@ -155,5 +156,7 @@ def produce(
                 if work.GROUP > 1:
                     wait_until_left(shared, n)  # the walk before has had its turn
                     wait_for_group(work, kv, group_semaphores, shared.turn.index(0))
-        ticket = take_ticket(ticket_ptr)
+        ticket = tickets  # of CTAs that need each other none may take two
+        if not CO_RESIDENT:
+            ticket = take_ticket(ticket_ptr)
     announce(shared, n, -1, -1)

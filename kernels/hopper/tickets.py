@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .operations import role_barrier
+from .told import tell, told
 from .work import ENTRIES
 
 @gluon.jit
@@ -29,21 +30,17 @@ def announce(shared, n, position, kv):
     """Tell the other roles that walk `n` is that of kv tile `kv` of the head at `position`; none, if `kv` is -1."""
     entry = n % ENTRIES
     wait_until_left(shared, n)
-    zero = gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-    shared.walks.index(entry * 2).store(zero + position)
-    shared.walks.index(entry * 2 + 1).store(zero + kv)
-    role_barrier()
+    tell(shared.walks, entry * 2, position)
+    tell(shared.walks, entry * 2 + 1, kv)
     mbarrier.arrive(shared.walk_full.index(entry), count=1)
 
 
 @gluon.jit
-def wait_for_walk(shared, n, WARPS: gl.constexpr):
-    """(position, kv tile) of walk `n`; the role, of WARPS warps, has all warps meet before it leaves the walk."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+def wait_for_walk(shared, n):
+    """(position, kv tile) of walk `n`; a role lets all its warps meet before it leaves the walk."""
     entry = n % ENTRIES
     mbarrier.wait(shared.walk_full.index(entry), (n // ENTRIES) & 1)
-    position = gl.max(shared.walks.index(entry * 2).load(layout), 0)
-    return position, gl.max(shared.walks.index(entry * 2 + 1).load(layout), 0)
+    return told(shared.walks, entry * 2), told(shared.walks, entry * 2 + 1)
 
 
 @gluon.jit
@@ -55,7 +52,7 @@ def leave_walk(shared, n):
 @gluon.jit
 def next_walk(shared, n):
     """`wait_for_walk` of a role of one warp that keeps what it has read."""
-    position, kv = wait_for_walk(shared, n, 1)
+    position, kv = wait_for_walk(shared, n)
     role_barrier()
     leave_walk(shared, n)
     return position, kv

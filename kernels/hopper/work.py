@@ -6,6 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
 from .operations import as_tiles
+from .told import allocate_words
 
 
 @aggregate
@@ -77,11 +78,6 @@ class Work:
     def facts(self):
         """The tuple `walk` of the schedule's functions."""
         return self.q_len, self.kv_len, self.lo, self.hi
-
-    @gluon.jit
-    def place(self):
-        """The head as the schedule counts heads."""
-        return self.member * (self.q_heads // self.GROUP) + self.head
 
     @gluon.jit
     def q_head(self):
@@ -260,7 +256,7 @@ def allocate_shared(
         barriers(DQ_STAGES),
         barriers(STAGES),
         turn,
-        gl.allocate_shared_memory(gl.int32, [2 * ENTRIES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        allocate_words(2 * ENTRIES),
         barriers(ENTRIES),
         barriers(ENTRIES, READERS),
         Q_STAGES,
