@@ -30,6 +30,7 @@ from .test_kernels_hopper_glue import (
     Walks,
     check,
     walks_of,
+    ways,
 )
 
 

@@ -19,7 +19,7 @@ from dash_inductor.schedule.walk import ClosedForm
 from .support.hopper_glue import Fault, Pointer, Store
 from .support.placed import Rows
 from .test_kernels_hopper_data_glue import DataExpected, DataLaunch, check_cleared, visible_walks
-from .test_kernels_hopper_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms
+from .test_kernels_hopper_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms, ways
 
 ROW_BLOCK = 8
 
