@@ -105,100 +105,11 @@ def reads_only() -> dict[str, bool]:
     return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 
-def empty_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Uninitialised memory on the current CUDA device, as Inductor's own code allocates it.
 
     `torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
     """
     guards: Any = torch._C._dynamo.guards  # where Inductor's code takes it from
-    tensor: torch.Tensor = guards._empty_strided_cuda(tuple(shape), tuple(strides), dtype)
+    tensor: torch.Tensor = guards._empty_strided_cuda(shape, strides, dtype)
     return tensor
-
-
-class _Descriptor:
-    """What Triton's launcher reads of a host-side TMA descriptor."""
-
-    __slots__ = ("address", "shape", "strides")
-    padding = "zero"
-    round_f32_to_tf32 = False  # read since 3.7
-
-    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
-        self.address, self.shape, self.strides = address, shape, strides
-
-    @property
-    def base(self) -> _Descriptor:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-class KernelLauncher:
-    """Launches a compiled kernel whose first arguments are TMA descriptors of fixed shapes and strides.
-
-    Triton's own launcher encodes every descriptor on every call, which takes longer than the rest of a launch.  Where
-    its inner function can be reached (3.6), encoded descriptors are kept by address; elsewhere Triton encodes them.
-
-    Args:
-        compiled: Triton's compiled kernel.
-        grid: number of programs, or numbers along up to three axes.
-        descriptors: (shape, strides) of each leading descriptor argument.
-        constants: number of compile-time constants at the end of the argument list.
-    """
-
-    def __init__(
-        self, compiled: Any, grid: int | tuple[int, ...], descriptors: Sequence[tuple[Sequence[int], Sequence[int]]],
-        constants: int,
-    ) -> None:  # fmt: skip
-        axes = (grid,) if isinstance(grid, int) else grid
-        self._compiled, self._grid = compiled, (*axes, 1, 1)[:3]
-        self._descriptors = [(tuple(shape), tuple(strides)) for shape, strides in descriptors]
-        self._constants = (None,) * constants
-        self._encoded: dict[tuple[int, int], Any] = {}
-        self._launcher = compiled.run  # loads the kernel into the current device
-        self._raw = _raw_launch(self._launcher) if descriptors else None
-        self._runtime = importlib.import_module("triton.knobs").runtime
-
-    def __call__(self, stream: int, addresses: Sequence[int], *arguments: Any) -> None:
-        """Launch on a raw stream; one address per descriptor, then the other arguments (addresses as integers)."""
-        compiled, runtime = self._compiled, self._runtime
-        enter, leave = _hook(runtime.launch_enter_hook), _hook(runtime.launch_exit_hook)
-        metadata = None if enter is None else compiled.launch_metadata(self._grid, stream, *arguments)
-        head = (*self._grid, stream, compiled.function)
-        hooks = (compiled.packed_metadata, metadata, enter, leave)
-        if self._raw is None:
-            tiles = [_Descriptor(a, *d) for a, d in zip(addresses, self._descriptors, strict=True)]
-            self._launcher(*head, *hooks, *tiles, *arguments, *self._constants)
-            return
-        flat: list[Any] = []
-        for i, address in enumerate(addresses):
-            encoded = self._encoded.get((i, address))
-            if encoded is None:
-                encoded = self._encode(i, address)
-            flat += encoded
-        launcher = self._launcher
-        options = (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
-        self._raw(*head, *options, *hooks, *flat, *arguments, *self._constants)
-
-    def _encode(self, i: int, address: int) -> list[Any]:
-        from triton.backends.nvidia import driver
-
-        if len(self._encoded) > 1024:  # addresses that are not used any more
-            self._encoded.clear()
-        descriptor = _Descriptor(address, *self._descriptors[i])
-        encoded: list[Any] = driver.make_tensordesc_arg(descriptor, self._compiled.metadata.tensordesc_meta[i])
-        self._encoded[i, address] = encoded
-        return encoded
-
-
-def _hook(hook: Any) -> Any:
-    """A profiler's hook, None where nobody has registered one: an empty chain would be called on every launch."""
-    return hook if getattr(hook, "calls", True) else None
-
-
-def _raw_launch(launcher: Any) -> Any:
-    """The function below Triton's descriptor encoding, or None where it takes other arguments than in 3.6."""
-    if not str(triton_version()).startswith("3.6.") or launcher.global_scratch_size or launcher.profile_scratch_size:
-        return None
-    closure = dict(zip(launcher.launch.__code__.co_freevars, launcher.launch.__closure__ or (), strict=True))
-    return closure["launcher"].cell_contents if "launcher" in closure else None

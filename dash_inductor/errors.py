@@ -36,6 +36,10 @@ class MissingPackageError(DashError, ImportError):
         super().__init__(f"{wanted_for} need {package}, which is not installed: python -m pip install {package}")
 
 
+class LaunchError(DashError, RuntimeError):
+    """The CUDA driver refuses to launch a kernel."""
+
+
 class UnsupportedVersionError(DashError, RuntimeError):
     """This torch or triton lacks something that dash_inductor relies on."""
 

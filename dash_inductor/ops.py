@@ -172,10 +172,10 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
-    from .kernels import registry
+    from .kernels.registry import forward
 
     parsed = _parsed(call, extras, results=1)
-    out, logsumexp = registry.forward(query, key, value, extras, parsed, Plan.parse(plan))
+    out, logsumexp = forward(query, key, value, extras, parsed, Plan.parse(plan))
     return _with_order(out, parsed.orders[0]), logsumexp
 
 
@@ -191,11 +191,11 @@ def _backward(
     plan: str,
     site: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from .kernels import registry
+    from .kernels.registry import backward
 
     parsed = _parsed(call, extras, results=3)
     tensors = grad_out, query, key, value, out, logsumexp
-    dq, dk, dv = registry.backward(tensors, extras, parsed, Plan.parse(plan), site)
+    dq, dk, dv = backward(tensors, extras, parsed, Plan.parse(plan), site)
     dq_order, dk_order, dv_order = parsed.orders
     return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
 
@@ -232,12 +232,17 @@ def _seed(like: Tensor, site: str) -> Tensor:
     return torch.randint(limits.min, limits.max, (1,), dtype=torch.int64, device=like.device)
 
 
-def _with_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
     """`tensor` if its strides are those of a dense tensor with this order of dimensions, else a copy that has them."""
-    wanted = empty_ordered(tensor.shape, order, tensor.new_empty(0, device="meta")).stride()
-    if tensor.stride() == wanted:
+    if tensor.stride() == _ordered_strides(tensor.shape, order):
         return tensor
     return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ordered_strides(size: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that `empty_ordered` gives, whatever the dtype and the device."""
+    return empty_ordered(size, order, torch.empty(0, device="meta")).stride()
 
 
 def _not_differentiable(ctx: object, *grads: Tensor) -> None:
@@ -288,10 +293,31 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
     return run
 
 
+def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """What Inductor's code calls in the place of an operator: its implementation, without PyTorch's dispatcher.
+
+    A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
+    """
+
+    @functools.wraps(implementation)
+    def run(*args: Any) -> Any:
+        if torch.autograd.profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
+            return operator(*args)
+        return implementation(*args)
+
+    return run
+
+
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
+for _operator, _implementation, _site in (
+    (attention_forward, _forward, 6),
+    (attention_backward, _backward, 9),
+    (attention_backward_with_bias, _backward_with_bias, 9),
+):
+    for _device in ("CPU", "CUDA"):
+        _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
+    # Where generated code finds it by a name that begins like the operator's, in any process.
+    _operator.overloadpacket.direct = _direct(_operator, _implementation)
 for _device in ("CPU", "CUDA"):
-    _lib.impl("attention_forward", _in_profile(_forward, 6), _device)
-    _lib.impl("attention_backward", _in_profile(_backward, 9), _device)
-    _lib.impl("attention_backward_with_bias", _in_profile(_backward_with_bias, 9), _device)
     _lib.impl("dropout_seed", _seed, _device)

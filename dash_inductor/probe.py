@@ -46,9 +46,10 @@ TORCH = (
     ("torch._inductor.config", "benchmark_fusion", "semaphores"),
     (
         "torch._inductor.ir",
-        "BaseView.unwrap_view ExternKernel.require_exact_strides FixedLayout IRNode Pointwise.create TensorBox",
+        "BaseView.unwrap_view ExternKernel.require_exact_strides FixedLayout IRNode Pointwise.create",
         "lowerings",
     ),
+    ("torch._inductor.ir", "ExternKernel.get_kernel_name FallbackKernel.create TensorBox.create", "lowerings"),
     ("torch._inductor.inductor_prims", "seeds", "seeds of dropout"),
     ("torch._inductor.virtualized", "V ops", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.and_ OpsHandler.constant OpsHandler.eq OpsHandler.ge", "lowerings"),
@@ -72,6 +73,7 @@ TORCH = (
     ("torch.utils._sympy.functions", "CeilDiv FloorDiv PythonMod", "symbolic sizes"),
     ("torch._dynamo.utils", "counters", "records"),
     ("torch.autograd.profiler", "_is_profiler_enabled", "names of sites in profiles"),
+    ("torch._C", "_len_torch_dispatch_stack", "calls of operators in compiled code"),
     ("torch._C._profiler", "_RecordFunctionFast", "names of sites in profiles"),
     ("torch._logging._internal", "trace_structured", "records"),
     ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),
@@ -84,6 +86,7 @@ TRITON = (
     ("triton.compiler", "ASTSource CompiledKernel.run CompiledKernel.launch_metadata", _SM_90),
     ("triton.backends.compiler", "GPUTarget", _SM_90),
     ("triton.knobs", "runtime.launch_enter_hook runtime.launch_exit_hook", _SM_90),
+    ("triton.backends.nvidia.driver", "TMA_DTYPE_DEVICE_TO_HOST", _SM_90),
     ("triton.backends.nvidia.compiler", "get_ptxas", "registers and spills of a compiled kernel"),
     ("triton.language", "arange assume atomic_add cdiv constexpr dot float32 full inline_asm_elementwise", _PORTABLE),
     ("triton.language", "int32 int64 load math.exp2 math.fma math.log2 max maximum minimum num_programs", _PORTABLE),
@@ -126,7 +129,10 @@ TRITON = (
 )
 
 # only in CUDA builds of torch
-CUDA = (("torch._C", "_cuda_getCurrentRawStream _dynamo.guards._empty_strided_cuda", "launching the Hopper kernel"),)
+CUDA = (
+    ("torch._C", "_cuda_getCurrentRawStream _cuda_getDevice", "launching the Hopper kernel"),
+    ("torch._C", "_dynamo.guards._empty_strided_cuda", "launching the Hopper kernel"),
+)
 
 # operator, and the arguments that we bind by name beside those that all of them have
 _COMMON = "query key value is_causal scale"

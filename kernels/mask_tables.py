@@ -18,6 +18,7 @@ from ..schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, se
 from ..schedule.walk import Problem
 from . import tables
 from .hopper.compiling import schedule_module
+from .launcher import KernelLauncher, launch
 from .mask_data import MaskData, MaskTables
 from .strides import dense_strides
 
@@ -277,20 +278,20 @@ class _Builder:
             return
         kinds = tuple(_kind(argument) for argument in arguments)
         key = kernel, self.device.index, grid, kinds, tuple(constants.values())
-        launcher = _LAUNCHERS.get(key)
-        if launcher is not None:
+        launched = _LAUNCHERS.get(key)
+        if launched is not None:
             stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-            launcher(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments))
+            launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
             return
         compiled = kernel[grid](*arguments, **constants, num_warps=4)
         if compiled is None:  # a hook of Triton's has taken the place of compiling
             return
         if len(_LAUNCHERS) >= 1024:  # shapes that are not used any more
             _LAUNCHERS.clear()
-        _LAUNCHERS[key] = compat.KernelLauncher(compiled, grid, (), len(constants))
+        _LAUNCHERS[key] = KernelLauncher(compiled, grid)
 
 
-_LAUNCHERS: dict[Any, compat.KernelLauncher] = {}
+_LAUNCHERS: dict[Any, KernelLauncher] = {}
 """By kernel, device, grid, kinds of arguments and constants."""
 
 

@@ -1,6 +1,7 @@
 """How the kernels of a family are compiled and run: the half of `planning.families` that needs torch and Triton.
 
-What a family's kernels need is imported when it is first used: a process that only compiles needs no launcher.
+What a family's kernels need is imported when it is first used: a process that only compiles needs no launcher.  Later
+calls find names in modules, which takes less than to find modules in packages.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, 
     if not tensors[0].is_cuda:
         return _reference(tensors, extras, call, plan, site)
     _check_data(call)
-    from .hopper import launch
     from .hopper.data import BackwardData
+    from .hopper.launch import backward
 
     dropout = call.dropout
     drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
-    return launch.backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site)
+    return backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site)
 
 
 def _hopper_forward(
@@ -78,14 +79,15 @@ def _hopper_forward(
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
     _check_data(call)
-    from .hopper_forward import build, launch
+    from .hopper_forward.build import check_tiles, dims_of
     from .hopper_forward.data import ForwardData, ForwardDropout
+    from .hopper_forward.launch import forward
 
-    build.check_tiles(build.dims_of(query.shape[3], value.shape[3]), tiles)
+    check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
     order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
     data, dropout = ForwardData.of(call, extras), ForwardDropout.of(call.dropout, extras)
-    return launch.forward(query, key, value, call.mask.band, call.scale, order, data, dropout)
+    return forward(query, key, value, call.mask.band, call.scale, order, data, dropout)
 
 
 def _check_data(call: Call) -> None:

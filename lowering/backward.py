@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import ExternKernel, FixedLayout, IRNode, TensorBox
-from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
@@ -24,6 +24,7 @@ from ..model.plan import Plan, Tiles
 from ..planning import costs
 from ..schedule import schedules
 from . import early
+from .operator_call import operator_call
 from .template import empty, kind, q_grid, realized, strides, template
 from .vectors import Vectors, lengths
 
@@ -56,8 +57,7 @@ def attention_backward(
     parsed = Plan.parse(plan)
     if not registry.EXECUTIONS[parsed.kernel].templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
-        result: Sequence[TensorBox] = fallback_handler(ops.attention_backward, add_to_fallback_set=False)(*args)
-        return result
+        return operator_call(ops.attention_backward, *args)
     log.debug("lowering %s: call=%s plan=%s", site, call, plan)
     described = Call.parse(call)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
@@ -82,10 +82,7 @@ def attention_backward_with_bias(
     parsed = Plan.parse(plan)
     if not registry.EXECUTIONS[parsed.kernel].templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed)
-        result: Sequence[TensorBox] = fallback_handler(ops.attention_backward_with_bias, add_to_fallback_set=False)(
-            *args
-        )
-        return result
+        return operator_call(ops.attention_backward_with_bias, *args)
     log.debug("lowering %s: call=%s plan=%s summed=%s", site, call, plan, summed)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, Call.parse(call), *tensors, extras=extras)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 from torch._inductor.ir import FixedLayout, TensorBox
-from torch._inductor.lowering import fallback_handler, register_lowering
+from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from .. import compat, ops
 from ..kernels import registry, templates
 from ..model.call import Call
 from ..model.plan import Plan
+from .operator_call import operator_call
 from .template import empty, kind, q_grid, realized, strides, template
 from .vectors import Vectors, lengths
 
@@ -41,9 +42,7 @@ def attention_forward(
     parsed, described = Plan.parse(plan), Call.parse(call)
     tiles = parsed.forward_tiles
     if tiles is None or not registry.has_templates(parsed.forward):
-        args = (query, key, value, extras, call, plan, site)
-        result: Sequence[TensorBox] = fallback_handler(ops.attention_forward, add_to_fallback_set=False)(*args)
-        return result
+        return operator_call(ops.attention_forward, query, key, value, extras, call, plan, site)
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
     band = described.mask.band
     inputs = [realized(x) for x in (query, key, value)]

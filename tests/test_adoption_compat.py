@@ -106,8 +106,6 @@ UNPROBED = {
     "torch._inductor.config.patch": "Inductor itself cannot do without it",
     "torch._dynamo.config.patch": "PyTorch itself cannot do without it",
     "torch._functorch.config.patch": "AOTAutograd itself cannot do without it",
-    "triton.backends.nvidia.driver": "with Triton 3.6 alone",
-    "triton.backends.nvidia.driver.make_tensordesc_arg": "with Triton 3.6 alone",
     "triton.__version__": "asked for by `triton_version`",
     "triton.language.extra.cuda.globaltimer": "profiles alone need it; what does not compile is kept",
     "triton.language.extra.cuda.smid": "as `globaltimer`",

@@ -111,7 +111,7 @@ def test_arguments(name: str, schedule: str) -> None:
         data, walk = sample(MASKS[name], schedule, dense_heads)
         arguments = Arguments.of(MASKS[name], data.facts(), walk, CPU)
         main, finish = (dict(zip(names, values, strict=True)) for names, values in zip(
-            (MAIN, FINISH), arguments.of_call(data), strict=True
+            (MAIN, FINISH), arguments.of_call(data.addresses()), strict=True
         ))  # fmt: skip
         by_head = data.dense is not None and dense_heads == 4
         kinds = 2 if schedule == "fold" else 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from dash_inductor.kernels import launcher
 from dash_inductor.kernels.hopper_forward import build, entry, launch
 from dash_inductor.kernels.hopper_forward.data import ForwardData, ForwardDropout
 from torch import Tensor
@@ -45,20 +46,20 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """A device of SMS SMs on which nothing runs."""
     seen = Launches()
 
-    def launcher(compiled: str, grid: int, descriptors: Sequence[Any], constants: int) -> Any:
-        def run(stream: int, addresses: Sequence[int], *arguments: Any) -> None:
-            seen.calls.append((compiled, grid, list(descriptors), stream, list(addresses), list(arguments)))
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
+        def pack(stream: int, addresses: Sequence[int], *arguments: Any) -> Any:
+            return ((compiled, grid, list(descriptors), stream, list(addresses), list(arguments)),)
 
-        return run
+        return SimpleNamespace(pack=pack)
 
     def kernels(problem: build.Specialisation, device: int) -> Any:
         seen.problems.append(problem)
         return SimpleNamespace(prepare="prepare", main="main")
 
     properties = SimpleNamespace(multi_processor_count=SMS)
-    monkeypatch.setattr(compat, "KernelLauncher", launcher)
+    monkeypatch.setattr(launcher, "KernelLauncher", kernel)
+    monkeypatch.setattr(launcher, "launch", seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
-    monkeypatch.setattr(launch, "constant_count", lambda compiled: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(
@@ -83,7 +84,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
         described(how.get("data")), drops(how.get("dropout")),
     )  # fmt: skip
-    return state.run(q, k, v, how.get("data"), how.get("dropout"))
+    return state.run((q.data_ptr(), k.data_ptr(), v.data_ptr()), how.get("data"), how.get("dropout"))
 
 
 def described(data: ForwardData | None) -> Any:
@@ -353,7 +354,7 @@ def test_as_many_ctas_as_sms_and_tiles(launches: Launches, q_len: int, ctas: int
 
 def test_states_are_kept(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     """`forward` builds a state once for each combination of facts."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     built: list[Any] = []
     monkeypatch.setattr(launch, "_State", lambda *facts: built.append(facts) or SimpleNamespace(run=lambda *t: t))
     launch._state.cache_clear()

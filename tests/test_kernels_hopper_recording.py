@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels import registry
+from dash_inductor.kernels import launcher, registry
 from dash_inductor.kernels.hopper import build, entry, launch, stamps
 from dash_inductor.lowering import early
 from torch import Tensor
@@ -50,18 +50,18 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """A device on which nothing runs; profiles have tables on the CPU."""
     seen = Launches()
 
-    def launcher(compiled: str, grid: int, descriptors: Sequence[Any], constants: int) -> Any:
-        return lambda stream, addresses, *arguments: seen.calls.append((compiled, list(arguments)))
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
+        return SimpleNamespace(pack=lambda stream, addresses, *arguments: ((compiled, list(arguments)),))
 
     def kernels(of: build.Specialisation, device: int) -> Any:
         seen.compiled_for.append(of)
         return SimpleNamespace(of=of, prepare="prepare", main="main", finish="finish", columns=64, value_columns=64)
 
-    monkeypatch.setattr(compat, "KernelLauncher", launcher)
+    monkeypatch.setattr(launcher, "KernelLauncher", kernel)
+    monkeypatch.setattr(launcher, "launch", seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
-    monkeypatch.setattr(launch, "constant_count", lambda compiled: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: PROPERTIES)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(

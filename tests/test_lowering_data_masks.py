@@ -129,7 +129,7 @@ def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     assert targets.count("dash.attention_backward.default") == 2
     (code,) = case["codes"]
     assert code.count("torch.ops.dash.mask_tables.default(") == 1
-    assert code.count("torch.ops.dash.attention_forward.default(") == 2
+    assert code.count("torch.ops.dash.attention_forward.direct(") == 2
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])

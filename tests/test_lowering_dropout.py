@@ -21,7 +21,7 @@ DROPPED = PROGRAM.replace("is_causal=True", "is_causal=True, dropout_p=0.1")
         (
             "bfloat16",
             "hopper/fold/",
-            r"torch\.ops\.dash\.attention_forward\.default\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
+            r"torch\.ops\.dash\.attention_forward\.direct\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
         ),
     ],
 )

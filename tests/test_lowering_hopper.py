@@ -86,7 +86,7 @@ def test_operator_reads_interleaved_heads_in_place() -> None:
     (node,) = (
         node
         for node in ast.walk(ast.parse(codes[1]))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.ops.dash.attention_backward.default"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.ops.dash.attention_backward.direct"
     )
     grad_out, *saved = (ast.unparse(argument) for argument in node.args[:6])
     assert ast.unparse(node.args[-2]) == repr(plan)

@@ -55,7 +55,7 @@ def test_layers_share_rows_and_tables(name: str, compiled: dict[str, Any]) -> No
     assert (targets.count("aten.bucketize.Tensor"), targets.count("dash.mask_tables.default")) == (2, 1)
     (code,) = case["codes"]
     assert code.count("torch.ops.dash.mask_tables.default(") == 1
-    assert code.count("torch.ops.dash.attention_forward.default(") == 2
+    assert code.count("torch.ops.dash.attention_forward.direct(") == 2
     body = code.split("def call(", 1)[1]
     assert "bucketize" not in body  # of ATen, which would be a kernel of its own
     assert "cumsum" not in body
@@ -69,12 +69,12 @@ def test_layers_share_rows_and_tables(name: str, compiled: dict[str, Any]) -> No
 def test_no_query_key_value_or_output_is_copied(name: str, compiled: dict[str, Any]) -> None:
     """In front of the second forward there is what reads the output of the first one, and no copy."""
     (code,) = compiled[name]["codes"]
-    between = code.split("def call(", 1)[1].split("attention_forward.default(", 2)[1]
+    between = code.split("def call(", 1)[1].split("attention_forward.direct(", 2)[1]
     assert len(re.findall(r"\.run\(", between)) == 1  # the residual sum
 
 
 def _until_forward(code: str) -> str:
-    return code.split("attention_forward.default(", 1)[0]
+    return code.split("attention_forward.direct(", 1)[0]
 
 
 @pytest.mark.parametrize("name", [name for name, _ in CASES])

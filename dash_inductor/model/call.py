@@ -67,7 +67,7 @@ class Call:
     def _hash(self) -> int:
         return hash((self.mask, self.scale, self.orders, self.bias, self.dropout))
 
-    @property
+    @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the call reads beside query, key and value, each once: of mask, bias and dropout, in this
         order.
@@ -76,7 +76,7 @@ class Call:
         seed = () if self.dropout is None else (self.dropout.seed,)
         return (*self.mask.operands, *bias, *seed)
 
-    @property
+    @functools.cached_property  # every call asks
     def data(self) -> frozenset[str]:
         """The kinds of what it reads of data: terms of the mask ("keys", "segments", "dense"), "bias" and "dropout"."""
         mask = self.mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -194,7 +195,7 @@ class Mask:
         """Where the tokens of rows lie; None where tokens are rows."""
         return None if self.segments is None else self.segments.placed
 
-    @property
+    @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the terms read, each once."""
         of_segments = () if self.segments is None else (self.segments.q, self.segments.kv)

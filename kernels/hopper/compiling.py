@@ -69,8 +69,3 @@ def columns(dtype: str, rows: int) -> str:
     block = [1, 1, rows, 64]
     element = gl.bfloat16 if dtype == "bfloat16" else gl.float16
     return descriptor(TYPES[dtype], block, gl.NVMMASharedLayout.get_default_for(block, element))
-
-
-def constant_count(compiled: Any) -> int:
-    """How many compile-time constants, always last, a compiled kernel's argument list has."""
-    return sum(parameter.is_constexpr for parameter in compiled.src.fn.params)

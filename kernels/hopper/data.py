@@ -91,6 +91,10 @@ class BackwardData(NamedTuple):
         place, count = mask.placed.place, mask.placed.count
         return data._replace(row_place=extras[place.index], row_count=extras[count.index])
 
+    def addresses(self) -> tuple[int, ...]:
+        """Of every tensor, 0 for one that there is not."""
+        return tuple(0 if t is None else t.data_ptr() for t in self)
+
     def facts(self) -> Facts:
         """What a launch is prepared for."""
         return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
@@ -153,10 +157,9 @@ class Arguments(NamedTuple):
             strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))
         return Arguments((table_b, table_h, *strides), (table_b, table_h))
 
-    def of_call(self, data: BackwardData) -> tuple[_Numbers, _Numbers]:
-        """All the arguments `MAIN` and `FINISH`."""
-        addresses = (0 if t is None else t.data_ptr() for t in data[:7])
-        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense = addresses
+    def of_call(self, addresses: tuple[int, ...]) -> tuple[_Numbers, _Numbers]:
+        """All the arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
+        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
         return (visits, steps, q_codes, kv_codes, keys_seen, dense, *self.main), (contributions, *self.finish)
 
 

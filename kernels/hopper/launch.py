@@ -1,7 +1,7 @@
 """The host side of the Hopper kernel: checks tensors, lays out the workspace, launches prepare, main and finish.
 
-Everything that depends on shapes and strides alone is computed once per combination (`_State`); a call allocates four
-tensors and launches three kernels.
+Everything that depends on shapes and strides alone is computed once per combination (`_State`), and the launches of
+calls with the same addresses are packed once.  A call allocates four tensors and launches three kernels.
 """
 
 from __future__ import annotations
@@ -21,21 +21,27 @@ from ...model.call import Call
 from ...model.plan import Plan
 from ...planning.families import HOPPER
 from ...schedule.walk import ClosedForm, Problem
+from .. import launcher
 from ..strides import dense_strides
 from . import place_arguments
 from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
-from .compiling import constant_count
 from .data import NOTHING, Arguments, BackwardData, Facts
 from .dropout import ARGUMENTS
 from .recording import NOTHING as NO_STAMPS
 from .recording import Recording
-from .tensors import DTYPES, SeenRows, describe, readable
+from .tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
 
 _Strides = tuple[int, ...]
 Drops = tuple[Tensor, int, float]
 """Seed, threshold and rescale."""
+_Operands = tuple[int, int, int, int, int]
+"""Addresses of query, key, value, grad_out and out."""
+_Facts = tuple[Any, ...]
+"""The arguments of `_State._pack`."""
 LOG2E = math.log2(math.e)
 _ALIGNMENT = 128  # bytes between the parts of the workspace
+PACKED = 256
+"""So many launches are kept packed, for calls with the same addresses: a step of training has those of the last one."""
 
 
 def backward(
@@ -60,23 +66,26 @@ def backward(
         ArgumentError: a plan of another kernel; data that are not those of the mask; another seed or threshold; a
             schedule that needs more co-resident CTAs than the GPU has SMs.
     """
-    if plan.kernel != HOPPER.name:
-        raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
-    if (data is None) != (not call.mask.operands):
-        raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")
+    device = query.device.index
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
     if dropout is not None:
         _check_dropout(dropout, query.device)
-    query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
-    facts = (
-        call, plan, query.dtype, query.device.index,
+    state = _state(
+        call, plan, query.dtype, device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
         dropout is not None, config.profile,
     )  # fmt: skip
-    if torch.cuda.current_device() != query.device.index:
-        with torch.cuda.device(query.device):
-            return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout, site)
-    return _state(*facts).run(query, key, value, grad_out, out, logsumexp, data, dropout, site)
+    operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
+    q, k, v, do, o = operands
+    if state is not None and not (q | k | v | do | o) % 16:
+        return state.run(operands, logsumexp, data, dropout, site)
+    if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
+        raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
+    query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
+    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
 
 
 def _check_dropout(dropout: Drops, device: torch.device) -> None:
@@ -95,8 +104,12 @@ def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _state(*facts: Any) -> _State:
-    return _State(*facts)
+def _state(*facts: Any) -> _State | None:
+    """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
+    _call, _plan, _dtype, _device, q_shape, q, k_shape, k, v_shape, v, do, out, *_ = facts
+    values = (*q_shape[:3], v_shape[3])
+    operands = (q_shape, q), (k_shape, k), (v_shape, v), (values, do), (values, out)
+    return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
 
 
 class _State:
@@ -107,6 +120,10 @@ class _State:
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
         data: Facts | None, rows: int | None, has_dropout: bool, stamped: bool,
     ) -> None:  # fmt: skip
+        if plan.kernel != HOPPER.name:
+            raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
+        if (data is None) != (not call.mask.operands):
+            raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")
         self.batch, self.q_heads, self.q_len, head_dim = q_shape
         _, self.kv_heads, self.kv_len, value_dim = v_shape
         if rows is not None:
@@ -130,7 +147,9 @@ class _State:
         self.device = torch.device("cuda", device)
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
-        self.outputs = [(shape, stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)]
+        self.dq, self.dk, self.dv = (
+            (tuple(shape), stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)
+        )
         built = self.kernels
         q_tiles = self.batch * self.q_heads * work.n_q
         tile_rows = q_tiles * tiles.block_q
@@ -158,12 +177,14 @@ class _State:
         self.recording = None
         if stamped:
             self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
+        self.placed = rows is not None
         self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
         ctas = self._ctas(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
-        self.prepare = compat.KernelLauncher(built.prepare, q_tiles, (), constant_count(built.prepare))
-        self.main = compat.KernelLauncher(built.main, ctas, descriptors, constant_count(built.main))
-        self.finish = compat.KernelLauncher(built.finish, finish_programs, (), constant_count(built.finish))
+        self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
+        self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
+        self.finish = launcher.KernelLauncher(built.finish, finish_programs)
+        self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
 
     def _lay_out_workspace(self, *elements: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
@@ -171,7 +192,7 @@ class _State:
         for count in elements:
             self.offsets.append(end)
             end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
-        self.workspace_bytes = end
+        self.workspace = (end,), (1,), torch.uint8
 
     def _ctas(self, walk: ClosedForm) -> int:
         """One CTA per SM, or per ticket if there are fewer; all tickets at once where the schedule needs that."""
@@ -184,50 +205,60 @@ class _State:
         return min(walk.tickets, sms)
 
     def run(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        grad_out: Tensor,
-        out: Tensor,
-        logsumexp: Tensor,
-        data: BackwardData | None,
-        dropout: Drops | None,
-        site: str,
+        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: Drops | None, site: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = (compat.empty_cuda(*facts) for facts in self.outputs)
-        workspace = compat.empty_cuda((self.workspace_bytes,), (1,), torch.uint8)
-        start = workspace.data_ptr()
-        accumulator, lse2, delta, sums, semaphores = [start + offset for offset in self.offsets]
-        group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
-        do = grad_out.data_ptr()
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        of_places: tuple[int | None, ...] = (None,) * len(place_arguments.PLACES)
-        of_targets: tuple[int | None, ...] = (None,) * (4 * len(TARGETS))
-        if data is not None and data.row_place is not None and data.row_count is not None:
-            of_places = data.row_place.data_ptr(), data.row_count.data_ptr()
-            of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
+        empty = compat.empty_cuda
+        dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
+        workspace = empty(*self.workspace)
         # Before the kernels, so that nothing comes between two of them that overlap.
         recorded = None if self.recording is None else self.recording.begin(site, self.device)
-        of_stamps: tuple[int | None, ...] = (None, None) if self.recording is None else NO_STAMPS
-        if recorded is not None:
-            of_stamps = recorded.table.data_ptr(), recorded.heads
-        self.prepare(
-            stream, (), out.data_ptr(), do, logsumexp.data_ptr(), lse2, delta, semaphores, *self.prepare_sizes,
-            *of_places,
+        facts = (
+            torch._C._cuda_getCurrentRawStream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
+            dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
+            None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
+            None if recorded is None else (recorded.table.data_ptr(), recorded.heads),
         )  # fmt: skip
-        starts = (query.data_ptr(), key.data_ptr(), value.data_ptr(), do)
-        operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
-        tiles = (*operands, dk.data_ptr(), dv.data_ptr(), accumulator, lse2, delta)
-        main_data, finish_data = (
-            NOTHING if data is None or self.about_data is None else self.about_data.of_call(data)
-        )  # fmt: skip
-        drops = (None,) * len(ARGUMENTS) if dropout is None else (dropout[0].data_ptr(), *dropout[1:])
-        self.main(
-            stream, tiles, semaphores, ticket, sums, group_semaphores, *self.main_sizes, *main_data, *drops, *of_places,
-            *of_targets, *of_stamps,
-        )  # fmt: skip
-        self.finish(stream, (), accumulator, semaphores, dq.data_ptr(), *self.finish_sizes, *finish_data, *of_places)
+        launches = self._packed.get(facts)
+        if launches is None:
+            launches = self._pack(*facts)
+            if len(self._packed) >= PACKED:  # most of them of addresses that are not used any more
+                self._packed.clear()
+            self._packed[facts] = launches
+        launcher.launch(launches)
         if recorded is not None:
             recorded.end()
         return dq, dk, dv
+
+    def _pack(
+        self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
+        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, recorded: tuple[int, int] | None,
+    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
+        """The three launches of a call with these addresses: of tensors, and of the places of its stamps."""
+        *_, do, out = operands
+        accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
+        group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
+        of_places: tuple[int | None, ...] = (None,) * len(place_arguments.PLACES)
+        of_targets: tuple[int | None, ...] = (None,) * (4 * len(TARGETS))
+        main_data, finish_data = NOTHING
+        if data is not None and self.about_data is not None:
+            main_data, finish_data = self.about_data.of_call(data)
+            if self.placed:
+                of_places = data[-len(place_arguments.PLACES) :]
+                of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
+        of_stamps: tuple[int | None, ...] = (None, None)
+        if self.recording is not None:
+            of_stamps = NO_STAMPS if recorded is None else recorded
+        rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
+        return (
+            *self.prepare.pack(
+                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, *of_places
+            ),
+            *self.main.pack(
+                stream, (*rows, dk, dv, accumulator, lse2, delta), semaphores, ticket, sums, group_semaphores,
+                *self.main_sizes, *main_data, *((None,) * len(ARGUMENTS) if drops is None else drops), *of_places,
+                *of_targets, *of_stamps,
+            ),
+            *self.finish.pack(
+                stream, (), accumulator, semaphores, dq, *self.finish_sizes, *finish_data, *of_places
+            ),
+        )  # fmt: skip

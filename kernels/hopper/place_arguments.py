@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 PLACES = {"place_ptr": "*i32", "count_ptr": "*i32"}
 """The arguments of a kernel about a mask of rows, and their types; other kernels have none."""
 ANY_ADDRESS = dict.fromkeys(PLACES, 1)
@@ -25,6 +23,6 @@ def multiples(*targets: str) -> dict[str, int]:
     return ANY_ADDRESS | {f"{name}_{what}": 8 for name in targets for what in ("h", "row", "dim")}
 
 
-def values(tensor: Tensor, strides: Sequence[int], dim: int) -> tuple[int, ...]:
-    """The arguments about one `Target`, [1, heads, tokens, dim] with these strides."""
-    return tensor.data_ptr(), strides[1], strides[2], dim
+def values(address: int, strides: Sequence[int], dim: int) -> tuple[int, ...]:
+    """The arguments about one `Target` at this address, [1, heads, tokens, dim] with these strides."""
+    return address, strides[1], strides[2], dim

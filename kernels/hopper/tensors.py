@@ -15,14 +15,16 @@ DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "b
 
 def readable(tensor: Tensor) -> Tensor:
     """`tensor`, or a contiguous copy where TMA could not read it: it wants 16-byte aligned rows with unit stride."""
-    b, h, row, column = tensor.stride()
-    if not ((b | h | row) % 8 or b < 1 or h < 1 or row < 1 or column != 1 or tensor.data_ptr() % 16):
-        return tensor
-    outer = zip(tensor.shape, (b, h, row), strict=False)
-    aligned = column == 1 and not tensor.data_ptr() % 16
-    if aligned and all(size == 1 or (stride > 0 and not stride % 8) for size, stride in outer):
+    if not tensor.data_ptr() % 16 and has_readable_strides(tensor.shape, tensor.stride()):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def has_readable_strides(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether rows of 16-bit numbers have unit stride, and begin at multiples of 16 bytes if the first one does."""
+    *outer, column = strides
+    steps = [stride for size, stride in zip(shape, outer, strict=False) if size != 1]
+    return column == 1 and all(step > 0 and not step % 8 for step in steps)
 
 
 class SeenRows(NamedTuple):

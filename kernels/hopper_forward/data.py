@@ -45,6 +45,10 @@ class ForwardData(NamedTuple):
         """The lengths of a mask of rows, None where tokens are rows."""
         return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
+    def addresses(self) -> tuple[int, ...]:
+        """Of every tensor, 0 for one that there is not."""
+        return tuple(0 if t is None else t.data_ptr() for t in self)
+
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
         """From the operator's extras: the operands of the call, then keys_seen, counts and steps.

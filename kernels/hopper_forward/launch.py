@@ -19,19 +19,23 @@ from ...errors import ArgumentError
 from ...model.mask import ROW_BLOCK, Band
 from ...schedule.table_walk import seen_words
 from ...schedule.walk import ClosedForm, Problem
+from .. import launcher
 from ..hopper import place_arguments
-from ..hopper.compiling import constant_count
-from ..hopper.launch import LOG2E, check_tokens
-from ..hopper.tensors import DTYPES, SeenRows, describe, readable
+from ..hopper.launch import LOG2E, PACKED, check_tokens
+from ..hopper.tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
 from ..strides import dense_strides
 from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
 from .data import ForwardData, ForwardDropout
 from .work import ROWS
 
 _Strides = tuple[int, ...]
+_Facts = tuple[Any, ...]
+"""The arguments of `_State._pack`."""
 
 L2_BYTES = 32 << 20
 """K and V of a section of heads: less than the L2 cache of any Hopper GPU, and not a property of the one at hand."""
+
+_COUNTER = (1,), (1,), torch.int32
 
 _LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
 
@@ -70,20 +74,25 @@ def forward(
         raise ArgumentError("query, key, value", shapes, "[batch, heads, length, head dim]")
     if not scale > _LEAST:
         query, scale = _with_positive_scale(query, scale)
-    query, key, value = readable(query), readable(key), readable(value)
     device = query.device
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
-    facts = (
+    if torch._C._cuda_getDevice() != device.index:
+        with torch.cuda.device(device):
+            return forward(query, key, value, band, scale, order, data, dropout, ctas=ctas)
+    state = _state(
         band, scale, tuple(order), ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
+        None if data is None else _Described.of(data), None if dropout is None else _Drops.of(dropout),
     )  # fmt: skip
-    described = None if data is None else _Described.of(data)
-    drops = None if dropout is None else _Drops.of(dropout)
-    if torch.cuda.current_device() != device.index:
-        with torch.cuda.device(device):
-            return _state(*facts, described, drops).run(query, key, value, data, dropout)
-    return _state(*facts, described, drops).run(query, key, value, data, dropout)
+    operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    q, k, v = operands
+    if state is not None and not (q | k | v) % 16:
+        return state.run(operands, data, dropout)
+    if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
+        raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
+    query, key, value = readable(query), readable(key), readable(value)
+    return forward(query, key, value, band, scale, order, data, dropout, ctas=ctas)
 
 
 def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -153,8 +162,11 @@ _SCALES = f"a number whose product with log2(e) is at most {_LARGEST:.8g} in mag
 
 
 @functools.lru_cache(maxsize=1024)
-def _state(*facts: Any) -> _State:
-    return _State(*facts)
+def _state(*facts: Any) -> _State | None:
+    """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
+    q_shape, q, k_shape, k, v_shape, v, *_ = facts[10:]
+    operands = (q_shape, q), (k_shape, k), (v_shape, v)
+    return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
 
 
 class _State:
@@ -183,7 +195,7 @@ class _State:
         of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
         settings = of.settings
         of = replace(of, even_kv=kv_len % settings.block_kv == 0)
-        self.tables = 0
+        self.tables, self.placed = 0, rows is not None
         if data is not None:
             self.tables = _check_data(data, (batch, q_heads, q_len, kv_len), settings, q_device)
             of = replace(of, has_codes=data.q_codes is not None, has_dense=data.seen_bits is not None)
@@ -199,7 +211,8 @@ class _State:
         if rows is not None:  # every token sees itself
             seen_rows = seen_keys = 0, tokens
         self.device = q_device
-        self.out = (*q_shape[:3], value_dim), dense_strides((*q_shape[:3], value_dim), order), q_dtype
+        shape = (*q_shape[:3], value_dim)
+        self.out = shape, dense_strides(shape, order), q_dtype
         sums = batch, q_heads, q_len
         self.lse = sums, dense_strides(sums, (0, 1, 2)), torch.float32
         operands = [
@@ -220,35 +233,49 @@ class _State:
         grid = min(tiles, available if ctas is None else ctas)
         if grid < 1:
             raise ArgumentError("ctas", ctas, "None or an integer >= 1")
-        self.prepare = compat.KernelLauncher(built.prepare, 1, (), constant_count(built.prepare))
-        self.main = compat.KernelLauncher(built.main, grid, descriptors, constant_count(built.main))
+        self.prepare = launcher.KernelLauncher(built.prepare, 1)
+        self.main = launcher.KernelLauncher(built.main, grid, descriptors)
+        self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, data: ForwardData | None = None,
-        dropout: ForwardDropout | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        out, lse = compat.empty_cuda(*self.out), compat.empty_cuda(*self.lse)
-        counter = compat.empty_cuda((1,), (1,), torch.int32)
-        stream, draws = torch._C._cuda_getCurrentRawStream(self.device.index), counter.data_ptr()
-        self.prepare(stream, (), draws)
-        starts = (query.data_ptr(), key.data_ptr(), value.data_ptr())
-        operands = [start + skipped for start, skipped in zip(starts, self.skipped, strict=True)]
-        extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
-        if data is not None:
-            pointers = [0 if t is None else t.data_ptr() for t in data]
-            q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = pointers
-            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
-        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
-        if data is not None and data.row_place is not None:
-            of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
-        drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
-        if dropout is not None and self.drops is not None:
-            drops = (dropout.seed.data_ptr(), *self.drops)
-        self.main(
-            stream, (*operands, out.data_ptr()), lse.data_ptr(), draws, *self.sizes, *extra, *drops,
-            *of_places,
+        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: ForwardDropout | None = None
+    ) -> tuple[Tensor, Tensor]:
+        empty = compat.empty_cuda
+        out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
+        facts = (
+            torch._C._cuda_getCurrentRawStream(self.device.index), operands, out.data_ptr(), lse.data_ptr(),
+            counter.data_ptr(), None if data is None else data.addresses(),
+            None if dropout is None else dropout.seed.data_ptr(),
         )  # fmt: skip
+        launches = self._packed.get(facts)
+        if launches is None:
+            launches = self._pack(*facts)
+            if len(self._packed) >= PACKED:
+                self._packed.clear()
+            self._packed[facts] = launches
+        launcher.launch(launches)
         return out, lse
+
+    def _pack(
+        self, stream: int, operands: tuple[int, int, int], out: int, lse: int, counter: int,
+        data: tuple[int, ...] | None, seed: int | None,
+    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
+        """The two launches of a call with these addresses, of which `operands` are those of query, key and value."""
+        rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
+        extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
+        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
+        if data is not None:
+            q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = data
+            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
+            if self.placed:
+                of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
+        drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
+        if seed is not None and self.drops is not None:
+            drops = (seed, *self.drops)
+        return (
+            *self.prepare.pack(stream, (), counter),
+            *self.main.pack(stream, (*rows, out), lse, counter, *self.sizes, *extra, *drops, *of_places),
+        )
 
 
 def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:

@@ -1,0 +1,131 @@
+"""Launches by our launcher and by Triton's own on a stub of the CUDA driver, as a program that prints what differs.
+
+python -m tests.support.launched
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from . import stubcuda
+
+GRID, STREAM = (33, 2, 5), 77
+FOUR = [2, 4, 300, 64], [76800, 64, 256, 1]
+DESCRIPTORS = {
+    "hopper_backward": [*[FOUR] * 6, ([4096, 32], [32, 1]), ([512], [1]), ([512], [1])],
+    "hopper_forward": [FOUR] * 4,
+}
+
+
+class Descriptor:
+    """A TMA descriptor as Triton's launcher wants it."""
+
+    padding, round_f32_to_tf32 = "zero", False
+
+    def __init__(self, address: int, shape: list[int], strides: list[int]) -> None:
+        self.base, self.shape, self.strides = self, shape, strides
+        self.data_ptr = lambda: address
+
+
+def distinct_arguments(compiled: Any, descriptors: int) -> list[Any]:
+    """Of all kinds, negative ones too; None for constants."""
+    kinds = list(compiled.src.signature.values())[descriptors:]
+    numbers: dict[str, Callable[[int], Any]] = {
+        "constexpr": lambda i: None,
+        "fp32": lambda i: 0.3 * i,
+        "i32": lambda i: -7 * i,
+        "i64": lambda i: -5 * i << 33,
+    }
+    return [numbers.get(kind, lambda i: (1 << 40) + 16 * i)(i) for i, kind in enumerate(kinds)]
+
+
+def main() -> None:
+    stub = stubcuda.install()
+    import torch
+
+    torch.cuda.current_device = lambda: 0
+    from dash_inductor.kernels import launcher
+    from dash_inductor.kernels.hopper_forward import build as forward_build
+    from triton import knobs
+
+    from dash_inductor.errors import DashError, LaunchError
+    from dash_inductor.model import Band
+
+    from .hopper_builds import Case, build
+
+    def sizes_of(kernel: Any) -> list[int]:
+        codes = launcher._parameter_codes(kernel.compiled.asm["ptx"])
+        return [128 if code == "map" else struct.calcsize(code) for code in codes]
+
+    def both(compiled: Any) -> dict[str, Any]:
+        descriptors = DESCRIPTORS.get(compiled.metadata.name, [])
+        kernel = launcher.KernelLauncher(compiled, GRID, descriptors)
+        sizes = sizes_of(kernel)
+        stubcuda.expect(stub, sizes)
+        addresses = [(1 << 44) + 4096 * i for i, _ in enumerate(descriptors)]
+        arguments = distinct_arguments(compiled, len(descriptors))
+        launcher.launch(kernel.pack(STREAM, addresses, *arguments))
+        ours = stubcuda.last_launch(stub, sizes)
+        given = [Descriptor(address, *described) for address, described in zip(addresses, descriptors, strict=True)]
+        head = *GRID, STREAM, compiled.function, compiled.packed_metadata, None, None, None
+        compiled.run(*head, *given, *arguments)
+        theirs = stubcuda.last_launch(stub, sizes)
+        others = list(arguments)
+        place = max(i for i, number in enumerate(others) if number is not None)
+        others[place] += 1
+        launcher.launch(kernel.pack(STREAM, addresses, *others))
+        return {
+            "equal": ours == theirs,
+            "equal to another": stubcuda.last_launch(stub, sizes) == theirs,
+            "parameters": len(sizes),
+            "nonzero": sum(map(any, ours[2])),
+            "attributes": any(ours[1]),
+        }
+
+    backward = build.kernels(Case((64, 64), Band(0), "spt", codes=True, dropout=True).specialisation(), 0)
+    resident = build.kernels(Case((64, 64), Band(), "shift").specialisation(), 0)
+    forward = forward_build.kernels(forward_build.Specialisation("bfloat16", 64, 64, True, False, True), 0)
+    kernels = {
+        "prepare": backward.prepare, "main": backward.main, "finish": backward.finish, "resident": resident.main,
+        "forward": forward.main, "draws": forward.prepare,
+    }  # fmt: skip
+    found: dict[str, Any] = {name: both(compiled) for name, compiled in kernels.items()}
+
+    kernel = launcher.KernelLauncher(backward.finish, GRID, [])
+    arguments = distinct_arguments(backward.finish, 0)
+    launches = kernel.pack(STREAM, (), *arguments)
+    stub.stub_fail(201, 1)  # a thread without a context
+    launcher.launch(launches)
+    found["contexts bound"] = stubcuda.number(stub, "stub_bound")
+    stub.stub_fail(720, 1)
+    try:
+        launcher.launch(launches)
+    except LaunchError as error:
+        found["error"] = str(error)
+    seen: list[str] = []
+    hooks = {"before": knobs.runtime.launch_enter_hook, "after": knobs.runtime.launch_exit_hook}
+    before = stubcuda.number(stub, "stub_launches")
+    for name, hook in hooks.items():
+        hook.add(lambda about, name=name: seen.append(f"{name} {about.get()['name']} {about.get()['stream']}"))
+    launcher.launch(launches)
+    found["hooks"], found["launches"] = seen, stubcuda.number(stub, "stub_launches") - before
+    found["empty"] = launcher.KernelLauncher(backward.finish, (3, 0), []).pack(STREAM, (), *arguments)
+    ptx = backward.finish.asm["ptx"]
+    for name, more in (("more parameters", ".u32 odd"), ("another structure", ".align 4 .b8 odd[12]")):
+        text = ptx.replace(".param .f32", f".param {more},\n\t.param .f32", 1)
+        given = SimpleNamespace(
+            metadata=backward.finish.metadata, src=backward.finish.src, asm={"ptx": text}, run=None, function=1
+        )
+        try:
+            launcher.KernelLauncher(given, GRID, [])
+        except DashError as error:
+            found[name] = str(error)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
