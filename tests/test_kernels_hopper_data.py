@@ -49,12 +49,12 @@ def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int
     dense = random_dense(random.Random(name), 1, heads, q_len, kv_len) if by_head else None
     keep = keep_of(band, codes, dense, (batch, q_len, kv_len))
     data = data_of(walk, keep, kv_heads, codes, dense)
-    assert (walk.kinds > 1) == (name == "fold")
+    assert (walk.kinds > 1) == (name == "bent_fold")
     found: dict[object, Any] = {}  # by batch element and head of the mask
     for b in range(batch):
         for q_head in range(heads):
             place = q_head % 2 * kv_heads + q_head // 2
-            second = place >= int(first_mirrored(heads)) if name == "fold" else 0  # type: ignore[arg-type]  # a number
+            second = place >= int(first_mirrored(heads)) if name == "bent_fold" else 0  # type: ignore[arg-type]  # a number
             table = b * heads + q_head if by_head else b * walk.kinds + second
             place_of_mask = b, q_head if by_head else 0
             if place_of_mask not in found:
@@ -96,7 +96,7 @@ MASKS = {"codes": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)"
 MASKS |= {"both": Mask.parse("causal & segments(1,1) & dense(0)")}
 
 
-def sample(mask: Mask, schedule: str = "fold", dense_heads: int = 1) -> tuple[BackwardData, ClosedForm]:
+def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tuple[BackwardData, ClosedForm]:
     """Data of a batch of 2, 4 query heads, 20 queries and 40 keys."""
     walk = closed(schedule, mask.band, 20, 40, 2, 4)
     codes = None if mask.keys is None and mask.segments is None else codes_of(mask.band, 20, 40, ("ones", "packed"))
@@ -105,7 +105,7 @@ def sample(mask: Mask, schedule: str = "fold", dense_heads: int = 1) -> tuple[Ba
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("schedule", ["fold", "spt"])
+@pytest.mark.parametrize("schedule", ["bent_fold", "spt"])
 def test_arguments(name: str, schedule: str) -> None:
     for dense_heads in (1, 4):
         data, walk = sample(MASKS[name], schedule, dense_heads)
@@ -114,10 +114,10 @@ def test_arguments(name: str, schedule: str) -> None:
             (MAIN, FINISH), arguments.of_call(data.addresses()), strict=True
         ))  # fmt: skip
         by_head = data.dense is not None and dense_heads == 4
-        kinds = 2 if schedule == "fold" else 1
+        kinds = 2 if schedule == "bent_fold" else 1
         assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (kinds, 0))
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
-        assert main["first_mirrored"] == (2 if schedule == "fold" and not by_head else 4)
+        assert main["first_mirrored"] == (2 if schedule == "bent_fold" and not by_head else 4)
         pointers = {n: 0 if t is None else t.data_ptr() for n, t in zip(data._fields, data, strict=True)}
         assert {n: main[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")} == {
             n: pointers[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")

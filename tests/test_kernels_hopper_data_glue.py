@@ -165,7 +165,7 @@ def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expe
     assert found == wanted
 
 
-MIRRORED = DataLaunch((128, 128), 2, "fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
+MIRRORED = DataLaunch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
 _MASKED = "if word >> MASKED != 0:\n            work = self.walk.work"
 CONTROLS = {
     "rank and flag together": ("(word >> WORD_BITS) & ((1 << WORD_BITS) - 1)", "word >> WORD_BITS"),

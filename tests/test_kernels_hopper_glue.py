@@ -323,7 +323,7 @@ def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stage
         check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
 
 
-FLAGSHIP = Launch((128, 128), 2, "fold", Band(0), 200, 100, group=2)
+FLAGSHIP = Launch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2)
 PAIRS = Launch((192, 128), 2, "symmetric_shift", Band(0), 100, 100)
 GROUPED_PAIRS = Launch((256, 256), 1, "symmetric_shift", Band(-9), 33, 64, group=3)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"

@@ -156,15 +156,15 @@ def test_faults_are_seen(control: str) -> None:
 FULL, CAUSAL = Band(), Band(0)
 SOON = [
     Case((64, 64), CAUSAL, "symmetric_shift"),
-    Case((128, 128), CAUSAL, "fold"),
-    Case((128, 128), CAUSAL, "fold", codes=True, dense=True),
+    Case((128, 128), CAUSAL, "bent_fold"),
+    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True),
     Case((256, 256), CAUSAL, "spt", group=4),
 ]
 LATER = [
-    Case((64, 64), CAUSAL, "fold", HALF, 4, even_kv=False),
+    Case((64, 64), CAUSAL, "bent_fold", HALF, 4, even_kv=False),
     Case((128, 128), FULL, "ascending"),
     Case((128, 128), CAUSAL, "spt", group=4, codes=True, placed=True),
-    Case((128, 128), CAUSAL, "fold", dropout=True),
+    Case((128, 128), CAUSAL, "bent_fold", dropout=True),
     Case((192, 128), CAUSAL, "spt"),
 ]
 CASES = [*SOON, *LATER]
@@ -221,8 +221,8 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in SOON),
         """\
 64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 120/200, shared 199148, in loops 19+8
-128/128 causal fold bfloat16 group 1: registers 168, spilled 24/24, shared 231164, in loops 6+4
-128/128 causal fold bfloat16 group 1 codes dense: registers 168, spilled 148/188, shared 231788, in loops 8+10
+128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 24/24, shared 231164, in loops 6+4
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 148/188, shared 231788, in loops 8+10
 256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 214156, in loops 0+0""",
     )
 
@@ -233,9 +233,9 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in LATER),
         """\
-64/64 causal fold float16 group 4 ragged: registers 168, spilled 12/16, shared 199196, in loops 0+4
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/16, shared 199196, in loops 0+4
 128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 231164, in loops 0+0
 128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 72/92, shared 231836, in loops 3+2
-128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 40/56, shared 231164, in loops 10+2
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 40/56, shared 231164, in loops 10+2
 192/128 causal spt bfloat16 group 1: registers 168, spilled 76/80, shared 230956, in loops 19+4""",
     )

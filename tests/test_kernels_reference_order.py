@@ -132,11 +132,11 @@ def test_bits_are_those_of_the_tables(kernel: str, schedule: str) -> None:
 def test_fold_mirrors_the_last_two_heads(kv_heads: int, group: int) -> None:
     """On the Hopper kernel those are query heads: of 4, heads 2 and 3, or with two groups the second member of each."""
     p = random_problem(Band(0), 40, 40, kv_heads, group)
-    dq = {name: executed(p, "hopper", name)[0][0] for name in ("spt", "descending", "fold")}
+    dq = {name: executed(p, "hopper", name)[0][0] for name in ("spt", "descending", "bent_fold")}
     mirrored = {(4, 1): [2, 3], (2, 2): [1, 3], (1, 4): [2, 3]}[kv_heads, group]
     for head in range(4):
         assert not torch.equal(dq["spt"][head], dq["descending"][head])
-        assert torch.equal(dq["fold"][head], dq["descending" if head in mirrored else "spt"][head])
+        assert torch.equal(dq["bent_fold"][head], dq["descending" if head in mirrored else "spt"][head])
 
 
 def test_query_heads_of_the_schedule() -> None:
@@ -147,8 +147,8 @@ def test_query_heads_of_the_schedule() -> None:
 def test_neighbours_and_strides_change_no_bit() -> None:
     """A batch element alone, and the same values in another layout, have the same gradients."""
     p = random_problem(Band(0, 5), 15, 10, 3, 2, batch=5)
-    everything = executed(p, "hopper", "fold")
+    everything = executed(p, "hopper", "bent_fold")
     for b in range(5):
         q, k, v, do = (t[b : b + 1].contiguous() for t in (p.q, p.k, p.v, p.do))
-        alone = executed(Attention(q, k, v, do, p.mask, p.scale), "hopper", "fold")
+        alone = executed(Attention(q, k, v, do, p.mask, p.scale), "hopper", "bent_fold")
         assert all(torch.equal(x[b : b + 1], y) for x, y in zip(everything, alone, strict=True))

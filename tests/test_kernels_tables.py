@@ -25,7 +25,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.table_ops import mask_tables as operator
 
-COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "mirrored": 1, "extreme": 2, "alone": 1, "altered": 1}
+COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "bent": 1, "extreme": 2, "alone": 1, "altered": 1}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ TYPES = {
     **dict.fromkeys(("KINDS", "FINE"), "*i8"),
     "SEEN_BITS": "*i32",
 }
-FOLD = schedule_module("fold", Band(0))
+FOLD = schedule_module("bent_fold", Band(0))
 TOKENS = {"BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS, "TILES": mask_tables.TOKEN_TILES}
 TILES = {"BLOCK_Q": 64, "BLOCK_KV": 128, "LINES": mask_tables.LINES}
 WALK = {"GROUP": 4, "BY_HEAD": True, "BLOCK_Q": 64, "BLOCK_KV": 128}
@@ -151,11 +151,11 @@ def test_what_is_refused(call: Callable[[], object], message: str) -> None:
 
 SIZES = (30, 40, 2, 4, 2)
 CALLS: dict[str, tuple[str, list[torch.Tensor], str]] = {
-    "keys": ("causal & keys(1)", [VALID, VALID], "fold"),
+    "keys": ("causal & keys(1)", [VALID, VALID], "bent_fold"),
     "segments": ("segments(0,1)", list(IDS), "spt"),
     "dense": ("dense(0)", [torch.ones(2, 1, 30, 40, dtype=torch.bool)], "spt"),
-    "dense by head": ("causal & dense(0)", [torch.ones(1, 4, 30, 1, dtype=torch.bool)], "fold"),
-    "all": ("causal & segments(0,1) & keys(2) & dense(3)", [*IDS, VALID, torch.ones(1, 4, 1, 40).bool()], "fold"),
+    "dense by head": ("causal & dense(0)", [torch.ones(1, 4, 30, 1, dtype=torch.bool)], "bent_fold"),
+    "all": ("causal & segments(0,1) & keys(2) & dense(3)", [*IDS, VALID, torch.ones(1, 4, 1, 40).bool()], "bent_fold"),
 }
 
 
