@@ -20,13 +20,8 @@ DROPPED = PROGRAM.replace("is_causal=True", "is_causal=True, dropout_p=0.1")
         ("float32", "portable/two_pass/", r"triton_tem_\w+\.run\((.*?)\)"),
         (
             "bfloat16",
-<<<<<<< HEAD
-            "hopper/fold/",
-            r"torch\.ops\.dash\.attention_forward\.direct\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
-=======
             "hopper/bent_fold/",
-            r"torch\.ops\.dash\.attention_forward\.default\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
->>>>>>> tests13
+            r"torch\.ops\.dash\.attention_forward\.direct\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
         ),
     ],
 )
