@@ -274,6 +274,10 @@ LAUNCHES = [
     for name in SCHEDULES
     for dims, stages in STAGES
 ]
+LAUNCHES += [
+    Launch(dims, 2, "bent_fold", mask, 2080, 40, kv_heads=1, group=2)  # long enough for walks to be bent
+    for dims, mask in (((64, 64), Band(0)), ((128, 128), Band(-9)))
+]
 
 
 def ways(launch: Launch) -> list[dict[str, Any]]:
@@ -300,9 +304,9 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
     work, walks = launch.tables, walks_of(launch)
     tickets = {}
     for ticket in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(ticket, work.batch, *work.tail(), work.section)
+        head, slot = f.dash_launch(ticket, work.batch * work.heads, *work.tail(), work.section)
         for part in range(2):
-            tickets[head, f.dash_kv_tile(head % work.heads, slot, part, *work.tail())] = ticket
+            tickets[head, f.dash_kv_tile(slot, part, *work.tail())] = ticket
     walked = walked_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
