@@ -149,21 +149,21 @@ def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
 
 SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
 CONTROLS = {
-    "keys of rows": ("kv_row = places.token(kv * work.BLOCK_KV)", "kv_row = kv * work.BLOCK_KV"),
+    "keys of rows": ("kv_row = places.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
     "queries of rows": ("q_row = q_token", "pass"),
     "queries of the next step": (
-        "                q_row = q_token\n                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)\n",
-        "                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)\n                q_row = q_token\n",
+        "                q_row = q_token\n                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n",
+        "                q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
     ),
     "queries of the first step": (
-        "                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)\n", "                pass\n",
+        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen", "pass\n                unseen",
     ),
     "results of rows": ("token = places.token(row)", "token = row"),
     "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
     "tokens of the first row block": ("first = row + i * self.PLACED", "first = row"),
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
-    "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, shared.k, WARPS)",
-                        "dk_target, dk_desc, work.batch, work.head, row, shared.v, WARPS)"),
+    "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
+                        "dk_target, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
     "the wrong tensor": ("store_tile(places, dv_target,", "store_tile(places, dk_target,"),
 }  # fmt: skip
 
