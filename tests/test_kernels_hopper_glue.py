@@ -62,6 +62,10 @@ class Launch:
         heads = self.kv_heads * self.group
         return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
 
+    @property
+    def co_resident(self) -> bool:
+        return ClosedForm(self.schedule, self.tables).co_resident
+
     def specialisation(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
         tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
@@ -86,12 +90,13 @@ class Launch:
 
     def run(
         self, schedule: SimpleNamespace | None = None, constants: dict[str, Any] | None = None,
-        stamped_heads: int | None = None, **how: Any,
+        stamped_heads: int | None = None, ctas: int | None = None, **how: Any,
     ) -> Simulation:  # fmt: skip
         """Simulated with its schedule's functions and the constants of the build, or with others.
 
         Args:
             stamped_heads: how many query heads are stamped; by default all of a stamped launch.
+            ctas: one for each ticket by default, and always where the schedule needs that.
         """
         values, types = self.constants()
         f, work = schedule or functions(self.schedule, self.tables), self.tables
@@ -111,8 +116,9 @@ class Launch:
             if match:
                 shape = tuple(map(int, match[2].split(",")))
                 arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
-        how.setdefault("resident", how.setdefault("ctas", tickets))
-        simulation = Simulation(values, arguments, **how)
+        if ctas is None or self.co_resident:
+            ctas = tickets
+        simulation = Simulation(values, arguments, ctas, **{"resident": ctas, **how})
         simulation.run()
         return simulation
 
@@ -283,7 +289,7 @@ LAUNCHES += [
 def ways(launch: Launch) -> list[dict[str, Any]]:
     """A CTA for every ticket, with copies that arrive late; and fewer CTAs where the schedule allows any number, one
     alone, and five of which two may run at the same time, with copies at any time."""
-    if ClosedForm(launch.schedule, launch.tables).co_resident:
+    if launch.co_resident:
         return [{"late": True}, {"seed": 1}]
     return [{"late": True}, {"ctas": 1, "seed": 1}, {"ctas": 5, "resident": 2, "seed": 2}]
 
@@ -293,7 +299,7 @@ def test_roles_agree_with_the_tables(launch: Launch) -> None:
     for way in ways(launch):
         simulation = launch.run(**way)
         check(launch, simulation, walks_of(launch))
-        extra = 0 if ClosedForm(launch.schedule, launch.tables).co_resident else simulation.ctas
+        extra = 0 if launch.co_resident else simulation.ctas
         assert len(simulation.taken) == simulation.arguments["tickets"] + extra, "every CTA finds the end once"
 
 
@@ -402,12 +408,9 @@ def run_and_check(launch: Launch, order: dict[str, Any], edits: tuple[tuple[str,
         schedule, walks = in_two_parts(launch)
         check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
         return
-    co_resident = ClosedForm(launch.schedule, launch.tables).co_resident
-    if co_resident:
-        how.pop("ctas", None)
     simulation = launch.run(**how)
     check(launch, simulation, walks_of(launch))
-    assert not co_resident or len(simulation.taken) == simulation.ctas
+    assert not launch.co_resident or len(simulation.taken) == simulation.ctas
 
 
 @pytest.mark.parametrize("control", CONTROLS)
