@@ -105,7 +105,13 @@ class Launch:
         lo, hi = work.bounds
         arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         tickets = self.batch * work.heads * f.dash_slots(*work.tail())
-        arguments |= {"ticket_ptr": Pointer("ticket"), "tickets": tickets, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
+        arguments |= {
+            "ticket_ptr": Pointer("ticket"),
+            "tickets": tickets,
+            "batch": self.batch,
+            "q_heads": work.heads,
+            "q_len": self.q_len,
+        }
         arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | self.data_arguments()
         if self.stamped:

@@ -78,9 +78,7 @@ def consume(
             before = it - gl.where(step > 0, 1, 0)
             after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":
-                s, dk, dv = overlapped_step(
-                    shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS
-                )
+                s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS)
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
                     shared, mask, drops, scale_log2, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD

@@ -14,6 +14,7 @@ from .operations import role_barrier
 from .told import tell, told
 from .work import ENTRIES
 
+
 @gluon.jit
 def take_ticket(ticket_ptr):
     return gl.atomic_add(ticket_ptr, 1, sem="relaxed")
