@@ -213,10 +213,10 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in SOON),
         """\
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 120/200, shared 199148, in loops 19+8
-128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 24/24, shared 231164, in loops 6+4
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 148/188, shared 231788, in loops 8+10
-256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 214156, in loops 0+0""",
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199276, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 231292, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 188/252, shared 231884, in loops 8+18
+256/256 causal spt bfloat16 group 4: registers 168, spilled 8/32, shared 214216, in loops 0+0""",
     )
 
 
@@ -226,9 +226,9 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in LATER),
         """\
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/16, shared 199196, in loops 0+4
-128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 231164, in loops 0+0
-128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 72/92, shared 231836, in loops 3+2
-128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 40/56, shared 231164, in loops 10+2
-192/128 causal spt bfloat16 group 1: registers 168, spilled 76/80, shared 230956, in loops 19+4""",
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 0/0, shared 199324, in loops 0+0
+128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 231260, in loops 0+0
+128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 64/108, shared 232044, in loops 2+2
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 36/48, shared 231292, in loops 5+2
+192/128 causal spt bfloat16 group 1: registers 168, spilled 108/128, shared 231084, in loops 8+4""",
     )

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .group import add_to_group
-from .operations import here, role_barrier, wait_until_read
+from .operations import role_barrier, wait_until_read
 from .places import store_tile
 from .steps import (
     accumulator_layout,
@@ -74,7 +74,7 @@ def consume(
             v = shared.v.load(left_operand(layout_s))
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         for step in range(steps):
-            it = here(done + step) & 0x7FFFFFFF
+            it = (done + step) & 0x7FFFFFFF  # so that nobody looks for its sign
             before = it - gl.where(step > 0, 1, 0)
             after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":

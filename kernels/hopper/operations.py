@@ -32,9 +32,11 @@ Note [Forward progress on Hopper]
     the member of a group before this one has a lower ticket in every schedule.
 
     Schedules that wait both ways have a CTA for every ticket, which takes no other, and are launched cooperatively:
-    there a ticket that waits behind another one could be what that one waits for.  Inside a CTA producer, consumers and reducers wait for
-    one another through mbarriers only; a reducer that waits for its turn stops its consumers when all dq buffers are
-    full, never another CTA that is not behind it in rank.  Ticket and semaphores are set by `prepare` in the same call.
+    there a ticket that waits behind another one could be what that one waits for.
+
+    Inside a CTA producer, consumers and reducers wait for one another through mbarriers only; a reducer that waits for
+    its turn stops its consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in
+    rank.  Ticket and semaphores are set by `prepare` in the same call.
 
     The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
     end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
