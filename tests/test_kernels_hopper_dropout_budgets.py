@@ -100,5 +100,5 @@ def test_pinned() -> None:
 128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 192/264, shared 231836, in loops 11+15
 192/128 full ascending float16 group 1 dropout: registers 168, spilled 160/180, shared 231036, in loops 31+0
 192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 192/220, shared 231036, in loops 37+6
-256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 12/12, shared 214200, in loops 0+2""",
+256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 12/12, shared 214200, in loops 0+2""",  # noqa: E501
     )

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dash_inductor.model import Band
 from dash_inductor.schedule.schedules import supports
-from dash_inductor.schedule.walk import ClosedForm
 
 from .support.hopper_glue import Fault, Pointer, Store
 from .support.placed import Rows
@@ -152,8 +151,8 @@ CONTROLS = {
     "keys of rows": ("kv_row = places.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
     "queries of rows": ("q_row = q_token", "pass"),
     "queries of the next step": (
-        "                q_row = q_token\n                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n",
-        "                q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
+        "q_row = q_token\n                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n",
+        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
     ),
     "queries of the first step": (
         "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen", "pass\n                unseen",

@@ -8,7 +8,6 @@ from typing import Any
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper import build
 
 from dash_inductor.model import Band
 

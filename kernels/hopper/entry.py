@@ -25,9 +25,9 @@ def hopper_backward(
     dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
     stamps_ptr, stamped_heads,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
-    Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, CO_RESIDENT: gl.constexpr,
-    GROUP: gl.constexpr,
-    HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
+    Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr,
+    CO_RESIDENT: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
+    BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
     ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
@@ -40,7 +40,8 @@ def hopper_backward(
     rows that see a key, those of k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32
     [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
-    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see
+    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; tickets: how
+    many there are, for any number of CTAs, see `tickets`; group_sums, group_semaphores: see
     `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
     threshold and rescale with DROPOUT only, see `dropout`.
 

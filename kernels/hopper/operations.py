@@ -25,11 +25,11 @@ Note [Ordered accumulation on Hopper]
 
 Note [Forward progress on Hopper]
     A CTA takes tickets one after the other, and works on them in that order.  It takes the next one when everything
-    that the one before needs is on its way, so it holds two at most, and of those it has not begun one at most.  Whoever
-    takes a ticket finds that all lower ones have been taken by CTAs that run; a CTA that has not started holds none, and
-    is not needed.  In a launch-ordered schedule every wait is for a lower ticket; what comes before it in its CTA is
-    lower, too.  So by induction over tickets every ticket is finished, on any number of SMs and by any number of CTAs;
-    the member of a group before this one has a lower ticket in every schedule.
+    that the one before needs is on its way, so it holds two at most.  Whoever takes a ticket finds that all lower ones
+    have been taken, by CTAs that run; a CTA that has not started holds none and is not needed.  In a launch-ordered
+    schedule every wait is for a lower ticket, and what comes before a ticket in its CTA is lower, too.  So by induction
+    over tickets every ticket is finished, on any number of SMs and by any number of CTAs.  The member of a group before
+    this one has a lower ticket in every schedule.
 
     Schedules that wait both ways have a CTA for every ticket, which takes no other, and are launched cooperatively:
     there a ticket that waits behind another one could be what that one waits for.

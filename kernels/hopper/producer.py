@@ -57,7 +57,7 @@ def produce(
 ):  # fmt: skip
     """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
-    Q and dO of a walk's first step are asked for while the walk before goes on; K and V follow when it has left its own.
+    Q and dO of a walk's first step are asked for while the walk before goes on; K and V when that has left its own.
     """
     BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
     BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV

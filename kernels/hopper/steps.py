@@ -164,7 +164,8 @@ def overlapped_step(shared, mask, drops, scale_log2, it, before, after, s, dk, d
         dV                                  dS
         dQ, S of the step after             dq tile to its buffer
 
-    The first one adds a dK of a dS of zeros, the last one computes its own S again, which nobody needs.
+    Those are steps `before` and `after`; the first and the last one are their own: the first adds a dK of a dS of
+    zeros, the last computes an S that nobody needs.
     """
     slot = it % shared.Q_STAGES
     do_slot = wait_for_do(shared, it)
@@ -194,8 +195,8 @@ def halved_step(
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
 
-    With AHEAD it begins with S of its first half, and ends with that of the next step; the last one with its own.  A tail leaves no registers for
-    matmuls that run on: there every half ends with a wait.
+    With AHEAD it begins with S of its first half, and ends with that of step `after`, which is the next one, or this
+    one again if it is the last.  A tail leaves no registers for matmuls that run on: there every half ends with a wait.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)

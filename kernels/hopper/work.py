@@ -13,9 +13,9 @@ from .told import allocate_words
 class Work:
     """The head that a CTA is at, and what is the same for all of them.
 
-    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own walks: `head` is the
-    kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads
-    are the heads, member by member of all groups, so that a member of a group is launched after those before it.
+    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own walks: `head` is
+    the kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query
+    heads are the heads, member by member of all groups, so that a member of a group is launched after those before it.
     """
 
     batch: gl.tensor
@@ -54,7 +54,7 @@ class Work:
 
     @gluon.jit
     def at(self, position):
-        """The same for the head at `position`, as the schedule's launch order counts the heads of all batch elements."""
+        """The same for the head at `position`, as the launch order counts the heads of all batch elements."""
         heads = self.q_heads // self.GROUP
         place = position % self.q_heads
         return Work(
@@ -114,10 +114,12 @@ class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
     k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES, all four in HALVES pieces per tile; ds,
-    p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`; k_tail, q_tail, dq_tail: the
-    columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a ring of STAGES) says
-    that the consumers have left a step: its dq tile is complete, its dO is free, and so is the oldest Q.  With CLEARS
-    k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.
+    p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv
+    leave with RESULTS_IN_DQ, else by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail,
+    q_tail, dq_tail: the columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a
+    ring of STAGES) says that the consumers have left a step: its dq tile is complete, its dO is free, and so is the
+    oldest Q.  With CLEARS k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's
+    own, see `clear`.
     """
 
     k: gl.shared_memory_descriptor
@@ -189,15 +191,15 @@ class Shared:
         self.RESULTS_IN_DQ = gl.constexpr(RESULTS_IN_DQ)
 
     @gluon.jit
-    def result_tile(self, it, I: gl.constexpr):
-        """The place of dv (I = 0) or dk (1) in the slots of the dq ring for steps `it` and after, once these are empty.
+    def result_tile(self, it, RESULT: gl.constexpr):
+        """The place of dv (RESULT 0) or dk (1) in slots of the dq ring, for steps `it` and after, once these are empty.
 
         They stay empty to producer and reducers: whoever stores a result waits until it has been read.
         """
-        step = it + I // self.RESULTS_PER_SLOT
+        step = it + RESULT // self.RESULTS_PER_SLOT
         slot = step % self.DQ_STAGES
         mbarrier.wait(self.dq_empty.index(slot), ((step // self.DQ_STAGES) & 1) ^ 1)
-        return as_tiles(self.dq.index(slot), self.k, self.RESULTS_PER_SLOT).index(I % self.RESULTS_PER_SLOT)
+        return as_tiles(self.dq.index(slot), self.k, self.RESULTS_PER_SLOT).index(RESULT % self.RESULTS_PER_SLOT)
 
 
 @gluon.jit

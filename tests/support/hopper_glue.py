@@ -282,8 +282,8 @@ class Simulation:
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
     pointer, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer, and `cleared`
     of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock finds it one
-    later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the clock showed when a
-    semaphore was set after its turn of a rank, and `arrived` when the consumers arrived at a barrier, by ticket.
+    later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the clock showed
+    when a semaphore was set after its turn of a rank, and `arrived` when the consumers arrived at a barrier, by ticket.
     """
 
     def __init__(
@@ -634,8 +634,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
         NVMMASharedLayout=_SharedLayout, allocate_shared_memory=allocate, warp_specialize=specialise,
         zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first], first=first), exp2=same,
-        to_tensor=same, expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts), atomic_add=add,
-        store=store, load=load,
+        to_tensor=same, expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts),
+        atomic_add=add, store=store, load=load,
     )  # fmt: skip
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
