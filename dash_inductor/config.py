@@ -27,9 +27,7 @@ from _dash_inductor_state import BOOLEANS
 
 from .errors import ArgumentError
 
-Schedule = Literal[
-    "auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "bent_fold", "two_pass"
-]
+Schedule = Literal["auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "bent_fold", "two_pass"]
 Cpu = Literal["off", "reference"]
 Forward = Literal["auto", "keep"]
 
@@ -70,7 +68,7 @@ SETTINGS: Mapping[str, Setting] = {
     "schedule": Setting(
         "DASH_INDUCTOR_SCHEDULE",
         "auto",
-        _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "fold", "bent_fold", "two_pass"),
+        _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "bent_fold", "two_pass"),
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),

@@ -14,7 +14,7 @@ from dash_inductor.config import SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.schedule import schedules
 
-SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt', 'fold', 'bent_fold', 'two_pass'"
+SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt', 'bent_fold', 'two_pass'"
 
 
 def test_defaults() -> None:

@@ -23,6 +23,7 @@ from dash_inductor.timeline.data import Data
 from .support.processes import run_python
 
 SHAPE = ("--shape", "1,4,2,1024,1024,128")
+LARGE = ("--shape", "4,16,2,1024,1024,128")  # more CTAs than run at once
 
 
 def asked(*words: str) -> Request:
@@ -123,7 +124,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     for fact in (
         str(plan),
         "1 x 4 heads on 2 of 1024 tokens, head dim 128, causal, bfloat16, on sm_90",
-        "schedule fold",
+        "schedule bent_fold",
     ):
         assert fact in words
     assert plan.numerics_key in out.replace("\n           ", "")
@@ -149,11 +150,12 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_predictions_are_for_the_gpu_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:
     for name, gpu in (("h100", "H100"), ("h200", "H200"), ("sm_90", prediction.GPU)):
-        document = json.loads(printed(capsys, *SHAPE, "--json", "--arch", name))
+        document = json.loads(printed(capsys, *LARGE, "--json", "--arch", name))
         assert document["gpu"] == gpu
         times = {c["predicted_us"] for c in document["candidates"] if c["chosen"]}
-        found = asked(*SHAPE)
+        found = asked(*LARGE)
         plan = planner.plan(found.site, "sm_90")
+        assert None not in times
         assert times == {prediction.predicted_us(plan, found.site, "sm_90", gpu)}
 
 
@@ -187,7 +189,7 @@ def test_timelines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, image, trace = tmp_path / "a.html", tmp_path / "a.svg", tmp_path / "a.json"
     out = printed(
         capsys, *SHAPE, "--timeline", str(page), "--timeline", str(image), "--timeline", str(trace),
-        "--draw", "fold,spt", "--measured", str(recorded), "--workers", "16",
+        "--draw", "bent_fold,spt", "--measured", str(recorded), "--workers", "16",
     )  # fmt: skip
     assert all(f"drawn: {path}" in out for path in (page, image, trace))
     text = image.read_text(encoding="utf-8")
@@ -195,7 +197,7 @@ def test_timelines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "16 workers; the first run was recorded on a GPU" in text
     names = [e["args"]["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "process_name"]
     assert names[0].startswith("measured, measured: ")
-    assert {name.split(",")[0] for name in names[1:]} == {"fold", "spt"}
+    assert {name.split(",")[0] for name in names[1:]} == {"bent_fold", "spt"}
     assert '"badge":"chosen"' in page.read_text(encoding="utf-8")
 
 

@@ -313,7 +313,7 @@ def test_a_causal_dense_mask_has_the_bits_of_the_closed_form(shape: tuple[int, i
         shown = torch.ones(1, 1, length, length, dtype=torch.bool, device="cuda").tril()
         found = check_dense(dense_step(), tensors, shown, shown, f"{length}")
         given = vectors("ones", shape[0], length)
-        with config.patch(schedule="fold"):
+        with config.patch(schedule="bent_fold"):
             plain = step("causal", masked=False)(*tensors, given)
         assert all(map(torch.equal, found, plain)), length
 

@@ -27,14 +27,15 @@ SHAPES = [
     (2048, 2048, 128, Band(0, 255), 1, None),
     (1024, 1024, 128, Band(0), 1, "spt"),
     (1000, 1500, 64, Band(), 4, "ascending"),
-    (1024, 1024, 64, Band(0), 1, "fold"),
+    (1024, 1024, 64, Band(0), 1, "bent_fold"),
+    (8300, 1024, 64, Band(0), 1, "bent_fold"),  # long enough for walks to be bent
 ]
 MORE = [
     (1024, 1024, 128, Band(0), 1, "descending"),
     (1024, 1024, 64, Band(), 1, "shift"),
     (1024, 1024, 64, Band(0), 1, "symmetric_shift"),
     (777, 777, 80, Band(-40, 40), 2, None),
-    (300, 1023, 32, Band(0, None, "bottom_right"), 8, "fold"),
+    (300, 1023, 32, Band(0, None, "bottom_right"), 8, "bent_fold"),
 ]
 Shape = tuple[int, int, int, Band, int, "str | None"]
 
@@ -113,11 +114,12 @@ def test_processes_agree() -> None:
     assert outputs == {gpu_digest.compute()}
 
 
-@pytest.mark.parametrize("schedule", [None, "spt", "fold", "bent_fold", "ascending"])
+@pytest.mark.parametrize("schedule", [None, "spt", "bent_fold", "ascending"])
 def test_batch_invariance(schedule: str | None) -> None:
     """The gradients of a (batch, head) have the same bits alone, in a batch of 5, and at another place of the batch."""
     mask = Band() if schedule == "ascending" else Band(0)
-    whole = Run((500, 500, 64, mask, 2, schedule), batch=5, kv_heads=3)
+    length = 8300 if schedule == "bent_fold" else 500
+    whole = Run((length, 500, 64, mask, 2, schedule), batch=5, kv_heads=3)
     p, gradients = whole.problem, whole()
     order = torch.tensor([3, 1, 4, 0, 2], device="cuda")
     moved = whole.backward(*(t[order] for t in (p.do, p.q, p.k, p.v, *whole.forward)))

@@ -75,7 +75,7 @@ ORDERED = [
     ("descending", Band(0)),
     ("spt", Band(0)),
     ("spt", Band(0, 99)),
-    ("fold", Band(0, None, "bottom_right")),
+    ("bent_fold", Band(0, None, "bottom_right")),
 ]
 
 

@@ -162,7 +162,7 @@ def test_output_layouts(order: tuple[int, ...]) -> None:
         assert b.permute(order).is_contiguous()
 
 
-@pytest.mark.parametrize("name", ["ascending", "spt", "fold"])
+@pytest.mark.parametrize("name", ["ascending", "spt", "bent_fold"])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_compiled_calls_the_same_kernel(dims: tuple[int, int], name: str) -> None:
     """Through Inductor, with static and with dynamic lengths."""

@@ -19,7 +19,7 @@ from .support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu
 
-PLAN = Plan("hopper", "fold", "hopper", Tiles(64, 128, 8, 2), forward_tiles=Tiles(128, 128, 8, 2))
+PLAN = Plan("hopper", "bent_fold", "hopper", Tiles(64, 128, 8, 2), forward_tiles=Tiles(128, 128, 8, 2))
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["vectors", "dense"])

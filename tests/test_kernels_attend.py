@@ -68,7 +68,7 @@ CHUNKS = "causal,40,40,24,24,2,float32,0.3,all"
 BACKWARD = [
     "two_pass,band(0;20),40,50,24,24,2,float32,0.3,holes",
     "spt,causal:bottom_right,40,33,24,24,1,float32,0.3,left",
-    "fold,full,32,64,24,24,2,float32,0.3,nobody",
+    "bent_fold,full,32,64,24,24,2,float32,0.3,nobody",
     "two_pass,causal,70,70,24,24,1,float32,0.3,all,sorted",
     "two_pass:dynamic,causal:bottom_right,40,33,24,24,2,float32,0.3,holes,repeated",
     "ascending:dynamic,full,40,33,24,24,1,float32,0.3,all,apart",
@@ -76,7 +76,7 @@ BACKWARD = [
     "two_pass,full,32,48,24,24,1,float32,0.3,nobody",
     "two_pass,full,40,50,24,24,2,float32,0.3,all,apart",
     "spt,band(0;20),33,50,24,24,2,float32,-0.3,all,single",
-    "fold,causal,40,40,24,24,1,float32,0.3,left,repeated",
+    "bent_fold,causal,40,40,24,24,1,float32,0.3,left,repeated",
 ]
 MODES = {
     "test_against_fp64": "exact",

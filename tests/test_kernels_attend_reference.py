@@ -54,7 +54,7 @@ def test_against_fp64(mask: Band, q_len: int, kv_len: int, valid: str) -> None:
 
 
 @pytest.mark.parametrize("valid", VALID[1:])
-@pytest.mark.parametrize("schedule", ["two_pass", "fold"])
+@pytest.mark.parametrize("schedule", ["two_pass", "bent_fold"])
 def test_gradients_with_keys(schedule: str, valid: str) -> None:
     for mask in MASKS:
         p = KeyedAttention.random(33, 45, mask, group=2, kv_heads=2, valid=valid)

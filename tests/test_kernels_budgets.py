@@ -141,7 +141,7 @@ def test_two_passes_have_no_shared_accumulator() -> None:
         assert instructions(ptx, r"wgmma\.mma_async")
 
 
-@pytest.mark.parametrize(("schedule", "head_dim"), [("two_pass", 64), ("fold", 32)])
+@pytest.mark.parametrize(("schedule", "head_dim"), [("two_pass", 64), ("bent_fold", 32)])
 @pytest.mark.parametrize("wide_sizes", [False, True], ids=["torch-2.11", "torch-2.13"])
 def test_compiles_with_64_bit_indices(schedule: str, head_dim: int, wide_sizes: bool) -> None:
     """As Inductor renders it for tensors of 2**31 elements: products of indices need 64 bits, sizes may have them."""

@@ -26,7 +26,7 @@ CASES = [
     "two_pass causal 48 48 1 float32 0.2 keys",
     "two_pass causal 48 48 2 float32 0.2 segments",
     "spt causal 70 40 2 float32 0.3 static",
-    "fold causal 48 48 1 float32 0.9921875 dynamic",
+    "bent_fold causal 48 48 1 float32 0.9921875 dynamic",
     "spt full 20 40 1 float32 0.2 keys",
     "ascending full 20 40 1 float32 0.5 seeds",
 ]

@@ -18,10 +18,10 @@ FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
 
 # All pairs of head dims, with every band and both kinds of data spread over them.
 SOON = [
-    Case((64, 64), CAUSAL, "fold", HALF, 4, codes=True),
+    Case((64, 64), CAUSAL, "bent_fold", HALF, 4, codes=True),
     Case((64, 64), WINDOW, "descending", dense=True),
-    Case((128, 128), WINDOW, "fold", HALF, codes=True),
-    Case((128, 128), CAUSAL, "fold", codes=True, dense=True),
+    Case((128, 128), WINDOW, "spt", HALF, codes=True),
+    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True),
     Case((128, 128), FULL, "ascending", dense=True),
     Case((192, 128), CAUSAL, "spt", codes=True),
     Case((192, 128), FULL, "ascending", HALF, dense=True),
@@ -31,7 +31,7 @@ SOON = [
 LATER = [
     Case((64, 64), FULL, "ascending", codes=True),
     Case((128, 128), FULL, "ascending", codes=True),
-    Case((128, 128), CAUSAL, "fold", group=4, codes=True),
+    Case((128, 128), CAUSAL, "bent_fold", group=4, codes=True),
     Case((256, 256), CAUSAL, "spt", group=4, codes=True),
 ]
 cases = some([*SOON, *LATER], SOON)
@@ -51,7 +51,7 @@ def test_fits(case: Case) -> None:
     assert used.report.registers <= 168
     assert not used.report.serialised
     assert used.spills.loops == 1
-    spilled, in_loop = (120, 1) if case.dims == (256, 256) else (300, 28) if case.dense else (240, 18)
+    spilled, in_loop = (160, 1) if case.dims == (256, 256) else (420, 28) if case.dense else (300, 18)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
 
@@ -88,14 +88,14 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
-64/64 causal fold float16 group 4 codes: registers 168, spilled 52/64, shared 200300, in loops 0+0
-64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 36/36, shared 199212, in loops 0+0
-128/128 band(0,1023) fold float16 group 1 codes: registers 168, spilled 44/44, shared 231740, in loops 2+0
-128/128 causal fold bfloat16 group 1 codes dense: registers 168, spilled 148/184, shared 231740, in loops 8+10
-128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 136/164, shared 231196, in loops 13+9
-192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 200/224, shared 231548, in loops 15+8
-192/128 full ascending float16 group 1 dense: registers 168, spilled 240/284, shared 231004, in loops 26+18
-256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 88/112, shared 214392, in loops 0+1""",
+64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 76/104, shared 200396, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 72/96, shared 199308, in loops 1+0
+128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 40/52, shared 231836, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 188/248, shared 231836, in loops 8+18
+128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 176/236, shared 231292, in loops 10+18
+192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 248/296, shared 231756, in loops 12+8
+192/128 full ascending float16 group 1 dense: registers 168, spilled 356/416, shared 231100, in loops 24+34
+256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 136/156, shared 214440, in loops 0+0""",
     )
 
 
@@ -105,8 +105,8 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 68/68, shared 200252, in loops 5+0
-128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 52/52, shared 231740, in loops 2+2
-128/128 causal fold bfloat16 group 4 codes: registers 168, spilled 76/92, shared 231788, in loops 6+2
-256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 92/108, shared 214408, in loops 0+0""",
+64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 104/140, shared 200348, in loops 2+0
+128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 64/76, shared 231836, in loops 0+0
+128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 64/96, shared 231884, in loops 2+2
+256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 164/192, shared 214456, in loops 0+2""",
     )

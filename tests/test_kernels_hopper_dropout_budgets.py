@@ -19,11 +19,11 @@ FULL, CAUSAL = Band(), Band(0)
 
 CASES = [
     Case((64, 64), FULL, "ascending", dropout=True),
-    Case((64, 64), CAUSAL, "fold", HALF, 4, dropout=True),
+    Case((64, 64), CAUSAL, "bent_fold", HALF, 4, dropout=True),
     Case((128, 128), FULL, "ascending", dropout=True),
-    Case((128, 128), CAUSAL, "fold", dropout=True),
+    Case((128, 128), CAUSAL, "bent_fold", dropout=True),
     Case((128, 128), FULL, "ascending", codes=True, dropout=True),
-    Case((128, 128), CAUSAL, "fold", codes=True, dense=True, dropout=True),
+    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True, dropout=True),
     Case((192, 128), FULL, "ascending", HALF, dropout=True),
     Case((192, 128), CAUSAL, "spt", dropout=True),
     Case((256, 256), CAUSAL, "spt", group=4, dropout=True),
@@ -47,10 +47,10 @@ def test_fits(case: Case) -> None:
 def spill_bounds(case: Case) -> tuple[int, int]:
     """Spilled bytes per thread, and spill instructions that every step runs."""
     if case.dims == (256, 256):
-        return 0, 0
+        return 12, 0
     if case.dims == (192, 128):
-        return (64, 20) if case.mask.is_full else (240, 80)
-    return (230, 32) if case.dense else (110, 32)
+        return (180, 32) if case.mask.is_full else (240, 80)
+    return (270, 32) if case.dense else (130, 32)
 
 
 @cases
@@ -92,13 +92,13 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
-64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 199100, in loops 0+0
-64/64 causal fold float16 group 4 dropout: registers 168, spilled 8/12, shared 199148, in loops 0+0
-128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 4/4, shared 231116, in loops 2+0
-128/128 causal fold bfloat16 group 1 dropout: registers 168, spilled 40/56, shared 231116, in loops 10+2
-128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 64/68, shared 231740, in loops 5+0
-128/128 causal fold bfloat16 group 1 codes dense dropout: registers 168, spilled 160/200, shared 231740, in loops 19+7
-192/128 full ascending float16 group 1 dropout: registers 168, spilled 40/44, shared 230908, in loops 11+0
-192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 180/204, shared 230908, in loops 62+6
-256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 0/0, shared 214012, in loops 0+0""",
+64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 199228, in loops 0+0
+64/64 causal bent_fold float16 group 4 dropout: registers 168, spilled 12/24, shared 199276, in loops 0+0
+128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 32/40, shared 231244, in loops 6+0
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 36/48, shared 231260, in loops 5+2
+128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 112/128, shared 231836, in loops 11+2
+128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 192/264, shared 231836, in loops 11+15
+192/128 full ascending float16 group 1 dropout: registers 168, spilled 160/180, shared 231036, in loops 31+0
+192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 192/220, shared 231036, in loops 37+6
+256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 12/12, shared 214200, in loops 0+2""",  # noqa: E501
     )

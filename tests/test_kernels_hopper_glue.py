@@ -62,6 +62,10 @@ class Launch:
         heads = self.kv_heads * self.group
         return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
 
+    @property
+    def co_resident(self) -> bool:
+        return ClosedForm(self.schedule, self.tables).co_resident
+
     def specialisation(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
         tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
@@ -86,12 +90,13 @@ class Launch:
 
     def run(
         self, schedule: SimpleNamespace | None = None, constants: dict[str, Any] | None = None,
-        stamped_heads: int | None = None, **how: Any,
+        stamped_heads: int | None = None, ctas: int | None = None, **how: Any,
     ) -> Simulation:  # fmt: skip
         """Simulated with its schedule's functions and the constants of the build, or with others.
 
         Args:
             stamped_heads: how many query heads are stamped; by default all of a stamped launch.
+            ctas: one for each ticket by default, and always where the schedule needs that.
         """
         values, types = self.constants()
         f, work = schedule or functions(self.schedule, self.tables), self.tables
@@ -99,7 +104,14 @@ class Launch:
         values |= functions_of | (constants or {})
         lo, hi = work.bounds
         arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
-        arguments |= {"ticket_ptr": Pointer("ticket"), "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len}
+        tickets = self.batch * work.heads * f.dash_slots(*work.tail())
+        arguments |= {
+            "ticket_ptr": Pointer("ticket"),
+            "tickets": tickets,
+            "batch": self.batch,
+            "q_heads": work.heads,
+            "q_len": self.q_len,
+        }
         arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | self.data_arguments()
         if self.stamped:
@@ -110,9 +122,9 @@ class Launch:
             if match:
                 shape = tuple(map(int, match[2].split(",")))
                 arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
-        ctas = self.batch * work.heads * f.dash_slots(*work.tail())
-        how.setdefault("resident", ctas)
-        simulation = Simulation(values, arguments, ctas, **how)
+        if ctas is None or self.co_resident:
+            ctas = tickets
+        simulation = Simulation(values, arguments, ctas, **{"resident": ctas, **how})
         simulation.run()
         return simulation
 
@@ -274,13 +286,27 @@ LAUNCHES = [
     for name in SCHEDULES
     for dims, stages in STAGES
 ]
+LAUNCHES += [
+    Launch(dims, 2, "bent_fold", mask, 2080, 40, kv_heads=1, group=2)  # long enough for walks to be bent
+    for dims, mask in (((64, 64), Band(0)), ((128, 128), Band(-9)))
+]
+
+
+def ways(launch: Launch) -> list[dict[str, Any]]:
+    """A CTA for every ticket, with copies that arrive late; and fewer CTAs where the schedule allows any number, one
+    alone, and five of which two may run at the same time, with copies at any time."""
+    if launch.co_resident:
+        return [{"late": True}, {"seed": 1}]
+    return [{"late": True}, {"ctas": 1, "seed": 1}, {"ctas": 5, "resident": 2, "seed": 2}]
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_roles_agree_with_the_tables(launch: Launch) -> None:
-    """All CTAs at once, with copies that arrive late; and as few as the schedule needs, with copies at any time."""
-    check(launch, launch.run(late=True), walks_of(launch))
-    check(launch, launch.run(resident=ClosedForm(launch.schedule, launch.tables).resident, seed=1), walks_of(launch))
+    for way in ways(launch):
+        simulation = launch.run(**way)
+        check(launch, simulation, walks_of(launch))
+        extra = 0 if launch.co_resident else simulation.ctas
+        assert len(simulation.taken) == simulation.arguments["tickets"] + extra, "every CTA finds the end once"
 
 
 def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
@@ -291,9 +317,9 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
     work, walks = launch.tables, walks_of(launch)
     tickets = {}
     for ticket in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(ticket, work.batch, *work.tail(), work.section)
+        head, slot = f.dash_launch(ticket, work.batch * work.heads, *work.tail(), work.section)
         for part in range(2):
-            tickets[head, f.dash_kv_tile(head % work.heads, slot, part, *work.tail())] = ticket
+            tickets[head, f.dash_kv_tile(slot, part, *work.tail())] = ticket
     walked = walked_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
@@ -314,22 +340,41 @@ def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stage
         check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
 
 
-FLAGSHIP = Launch((128, 128), 2, "fold", Band(0), 200, 100, group=2)
+FLAGSHIP = Launch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2)
 PAIRS = Launch((192, 128), 2, "symmetric_shift", Band(0), 100, 100)
 GROUPED_PAIRS = Launch((256, 256), 1, "symmetric_shift", Band(-9), 33, 64, group=3)
+TAILS = Launch((192, 128), 2, "spt", Band(0), 100, 100)
+SHORT = Launch((128, 128), 2, "spt", Band(0, 9), 100, 100, group=3)
+EMPTY_LAST = Launch((256, 256), 1, "spt", Band(0), 40, 200)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 _MASKED = "if word >> MASKED != 0:\n                work"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
-    "phase of K by parts": (EMPTY_FIRST, EARLY, "k_full.index(0), walks & 1", "k_full.index(0), part & 1"),
-    "phase of V by parts": (EMPTY_FIRST, WAITS, "v_full.index(0), walks & 1", "v_full.index(0), part & 1"),
-    "K and V in use": (PAIRS, f"{EARLY}|{IN_USE}", "mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)", "pass"),
+    "the K of the walk before": (FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "k_full.index(0), n & 1", "k_full.index(0), 0"),
+    "the V of the walk before": (FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "v_full.index(0), n & 1", "v_full.index(0), 0"),
+    "K and V that nobody announces": (EMPTY_FIRST, WAITS, "if steps == 0:  # K", "if False:  # K"),
+    "K and V in use": (FLAGSHIP, f"{EARLY}|{IN_USE}", "mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)", "pass"),
+    "results that K and V must make way for": (
+        TAILS, f"{EARLY}|{IN_USE}|{WAITS}", "        if shared.RESULTS_IN_DQ:\n            mbarrier",
+        "        if True:\n            mbarrier",
+    ),
+    "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(slot), ", "max(0, "),
+    "a dq tile over results": (FLAGSHIP, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
+    "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    tell", "tell"),
+    "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
+    "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not CO_RESIDENT:", "if True:"),
     "room a phase later": (FLAGSHIP, WAITS, "((it // shared.STAGES) & 1) ^ 1)", "(it // shared.STAGES) & 1)"),
     "room not waited for": (
         FLAGSHIP, "more arrivals", "            wait_for_room(shared, stamps, it)", "            pass",
     ),
-    "slots of Q from zero in every part": (PAIRS, WRONG, "(first_slot + step) % shared", "step % shared"),
-    "another slot of dO": (FLAGSHIP, EARLY, "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
+    "slots of Q from zero in every walk": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.Q_STAGES\n                    full",
+        "slot = step % shared.Q_STAGES\n                    full",
+    ),
+    "another slot of dO": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "do_slot = it % shared.STAGES",
+        "do_slot = (it + 1) % shared.STAGES",
+    ),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
     "dq buffer not waited for": (FLAGSHIP, WAITS, "mbarrier.wait(shared.dq_empty.index(slot), ", "max(0, "),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
@@ -340,7 +385,7 @@ CONTROLS = {
     "dS without a fence": (FLAGSHIP, "before a fence", "ds.store(ds)\n    fence_async_shared()", "ds.store(ds)"),
     "rank of another tile": (FLAGSHIP, WAITS, "rank = walk.rank(word, kv)", "rank = walk.rank(word, kv) + 1"),
     "row of the tensor": (
-        replace(FLAGSHIP, mask=Band(30)), WRONG, "q * work.BLOCK_Q - work.first_row()", "q * work.BLOCK_Q",
+        replace(FLAGSHIP, mask=Band(30)), WRONG, "q * BLOCK_Q - work.first_row()", "q * BLOCK_Q",
     ),
     "query heads in another order": (
         FLAGSHIP, WRONG, "self.head * self.GROUP + self.member", "self.member * self.GROUP + self.head",
@@ -349,38 +394,44 @@ CONTROLS = {
         FLAGSHIP, "before it is written", "wait_for_turn(semaphores + _place(work, kv), work.member)", "pass",
     ),
     "a turn that is not waited for": (FLAGSHIP, "before it is written", "mbarrier.wait(turn, phase)", "pass"),
-    "the turn of the part before": (
-        GROUPED_PAIRS, WAITS, "if part > 0:  # consumers have had the turn", "if False:  # consumers have had the turn",
+    "the turn of the walk before": (
+        SHORT, WAITS, "wait_until_left(shared, n)  # the walk before", "pass  # the walk before",
     ),
     "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "if False:\n                work"),
     "full tiles that are masked": (FLAGSHIP, WRONG, _MASKED, "if True:\n                work"),
     "a word in another slot": (
-        FLAGSHIP, "read before it is written", "words.index(slot).store(", "words.index((slot + 1) % 2).store(",
+        FLAGSHIP, "read before it is written|^$", "tell(self.told_words, slot, word)",
+        "tell(self.told_words, (slot + 1) % 2, word)",
     ),
     "bytes of K without its tail": (
-        PAIRS, "fewer bytes", "work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "work.BLOCK_KV * D * WIDTH",
+        PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",
     ),
 }  # fmt: skip
 
 
-def run_and_check(launch: Launch, seed: int, edits: tuple[tuple[str, str], ...]) -> None:
-    how: dict[str, Any] = {"seed": seed, "late": seed == 0, "edits": edits}
+ORDERS = [{"late": True}, {"late": True, "ctas": 2}, {"seed": 1, "ctas": 2}, {"seed": 2}]
+
+
+def run_and_check(launch: Launch, order: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> None:
+    how = order | {"edits": edits}
     if launch is EMPTY_FIRST:
         schedule, walks = in_two_parts(launch)
         check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
-    else:
-        check(launch, launch.run(**how), walks_of(launch))
+        return
+    simulation = launch.run(**how)
+    check(launch, simulation, walks_of(launch))
+    assert not launch.co_resident or len(simulation.taken) == simulation.ctas
 
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_faults_are_seen(control: str) -> None:
-    """With one line of the kernel changed for the worse, one of three orders of events shows it at least."""
+    """With one line of the kernel changed for the worse, one of the orders of events shows it at least."""
     launch, fault, old, new = CONTROLS[control]
     messages: list[str] = []
     while not any(message == fault if fault == WRONG else re.search(fault, message) for message in messages):
-        assert len(messages) < 3, messages
+        assert len(messages) < len(ORDERS), messages
         try:
-            run_and_check(launch, len(messages), ((old, new),))
+            run_and_check(launch, ORDERS[len(messages)], ((old, new),))
             messages.append("no fault")
         except Fault as error:
             messages.append(str(error))

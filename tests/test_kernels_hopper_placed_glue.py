@@ -14,12 +14,11 @@ from torch import Tensor
 
 from dash_inductor.model import Band
 from dash_inductor.schedule.schedules import supports
-from dash_inductor.schedule.walk import ClosedForm
 
 from .support.hopper_glue import Fault, Pointer, Store
 from .support.placed import Rows
 from .test_kernels_hopper_data_glue import DataExpected, DataLaunch, check_cleared, visible_walks
-from .test_kernels_hopper_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms
+from .test_kernels_hopper_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms, ways
 
 ROW_BLOCK = 8
 
@@ -140,32 +139,30 @@ LAUNCHES = [
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
-    """All CTAs at once, with copies that arrive late; and as few as the schedule needs, with copies at any time."""
     walks, expected = visible_walks(launch), PlacedExpected(launch)
-    resident = ClosedForm(launch.schedule, launch.tables).resident
-    for how in ({"late": True}, {"resident": resident, "seed": 1}):
-        simulation = launch.run(**how)
+    for way in ways(launch):
+        simulation = launch.run(**way)
         check(launch, simulation, walks, expected)
         check_cleared(launch, simulation, walks, expected)
 
 
 SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
 CONTROLS = {
-    "keys of rows": ("kv_row = places.token(kv * work.BLOCK_KV)", "kv_row = kv * work.BLOCK_KV"),
+    "keys of rows": ("kv_row = places.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
     "queries of rows": ("q_row = q_token", "pass"),
     "queries of the next step": (
-        "                q_row = q_token\n                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)\n",
-        "                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)\n                q_row = q_token\n",
+        "q_row = q_token\n                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n",
+        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
     ),
     "queries of the first step": (
-        "                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)\n", "                pass\n",
+        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen", "pass\n                unseen",
     ),
     "results of rows": ("token = places.token(row)", "token = row"),
     "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
     "tokens of the first row block": ("first = row + i * self.PLACED", "first = row"),
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
-    "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, shared.k, WARPS)",
-                        "dk_target, dk_desc, work.batch, work.head, row, shared.v, WARPS)"),
+    "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
+                        "dk_target, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
     "the wrong tensor": ("store_tile(places, dv_target,", "store_tile(places, dk_target,"),
 }  # fmt: skip
 

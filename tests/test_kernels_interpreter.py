@@ -14,7 +14,7 @@ CASES = [
     "ascending full 40 70 2 float32 static",
     "descending causal 70 70 1 float32 static",
     "spt band(0,20) 33 70 2 float32 static",
-    "fold causal 70 40 1 float16 static",
+    "bent_fold causal 70 40 1 float16 static",
     "spt causal:bottom_right 33 70 1 float32 dynamic",
     "two_pass band(-9,9) 70 33 2 float16 static",
     "two_pass causal:bottom_right 40 33 1 float32 static",
@@ -24,7 +24,7 @@ CASES = [
 HIDDEN = [
     "two_pass causal 20 48 2 float32 poison",
     "two_pass band(0,9) 64 33 1 float32 poison",
-    "fold causal:bottom_right 48 20 1 float32 poison",
+    "bent_fold causal:bottom_right 48 20 1 float32 poison",
     "spt band(-30,-20) 20 70 2 float32 poison",
     "ascending band(none,-5) 32 64 1 float32 poison",
     "ascending full 20 40 1 float16 poison",

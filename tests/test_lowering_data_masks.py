@@ -121,7 +121,7 @@ def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     assert [(status, mask, forward) for status, _, mask, forward in case["sites"]] == [
         ("replaced", f"causal & {term}", "hopper")
     ] * 2
-    schedule = "spt" if name == "packed" else "fold"
+    schedule = "spt" if name == "packed" else "bent_fold"
     assert all(plan.startswith(f"hopper/{schedule}/") for _, plan, *_ in case["sites"])
     targets = [target for target, _ in case["nodes"]]
     assert targets.count("dash.mask_tables.default") == 1

@@ -20,7 +20,7 @@ DROPPED = PROGRAM.replace("is_causal=True", "is_causal=True, dropout_p=0.1")
         ("float32", "portable/two_pass/", r"triton_tem_\w+\.run\((.*?)\)"),
         (
             "bfloat16",
-            "hopper/fold/",
+            "hopper/bent_fold/",
             r"torch\.ops\.dash\.attention_forward\.direct\(.*\[(\w+)\], 'causal/.*dropout=0.1,0/",
         ),
     ],

@@ -28,7 +28,7 @@ def calls() -> list[Call]:
     return [Call(mask, 0.125, bias=bias, dropout=dropout) for (bias, dropout), mask in itertools.product(extras, masks)]
 
 
-@pytest.mark.parametrize("kernel", ["forward", "dq", "dq_bias", "dbias", "dkdv:two_pass", "dkdv:fold"])
+@pytest.mark.parametrize("kernel", ["forward", "dq", "dq_bias", "dbias", "dkdv:two_pass", "dkdv:bent_fold"])
 def test_one_name_has_one_text(kernel: str) -> None:
     texts = defaultdict(set)
     for call in calls():

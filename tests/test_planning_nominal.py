@@ -16,7 +16,7 @@ from dash_inductor.planning.nominal import ARCH, SCHEDULES, Reach
 from dash_inductor.schedule import simulator
 from dash_inductor.schedule.names import CO_RESIDENT, NAMES, UNBOUNDED, supports
 from dash_inductor.schedule.problem import Problem
-from dash_inductor.schedule.schedules import define
+from dash_inductor.schedule.schedules import LEAST, define
 from dash_inductor.schedule.walk import ClosedForm, functions
 from tests.support.processes import run_python
 from tests.support.schedules import names_for, problems
@@ -60,9 +60,9 @@ def test_no_choice_is_simulated(mask: str) -> None:
 
 @pytest.mark.usefixtures("no_simulation")
 def test_the_schedules_of_choices_are_not_simulated_where_they_are_named() -> None:
-    for name in SCHEDULES:
+    for name in (*SCHEDULES, "bent_fold"):
         assert plan(site("causal", 128), "sm_90", name).schedule == name
-    for mask, name in (("causal", "bent_fold"), ("full", "shift"), ("band(300,900)", None)):
+    for mask, name in (("causal", "descending"), ("full", "shift"), ("band(300,900)", None)):
         with pytest.raises(Simulated):
             plan(site(mask, 128), "sm_90", name)
 
@@ -95,8 +95,21 @@ def test_what_is_made_in_advance_is_simulated() -> None:
     wide, narrow = HOPPER[64, 64], HOPPER[256, 256]
     for name in SCHEDULES:
         compare(name, wide, Reach(0, 3))
-    compare("fold", narrow, Reach(0, nominal.farthest(narrow.dkdv).above))
-    compare("descending", HOPPER[192, 128], Reach(17, 2))
+    compare("spt", narrow, Reach(0, nominal.farthest(narrow.dkdv).above))
+    compare("ascending", HOPPER[192, 128], Reach(17, 2))
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=nominal.key)
+@pytest.mark.parametrize("band", [Band(0), Band(-700)], ids=str)
+def test_the_bent_fold_of_the_nominal_problem_is_spt(
+    band: Band, candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `made_in_advance` says; not so if the nominal sequences were long enough to be bent."""
+    found = {nominal.simulated(name, candidate, band, ARCH) for name in ("bent_fold", "spt")}
+    assert found == {nominal.made_in_advance("bent_fold", candidate, band, ARCH)}
+    monkeypatch.setattr(costs, "NOMINAL_LEN", LEAST * candidate.dkdv.block_q)
+    monkeypatch.setattr(costs, "NOMINAL_BATCH", 1)  # less to simulate
+    assert len({nominal.simulated(name, candidate, band, ARCH) for name in ("bent_fold", "spt")}) == 2
 
 
 @pytest.mark.full
@@ -118,14 +131,15 @@ def test_every_band_that_contains_the_diagonal_is_there(candidate: Candidate) ->
 
 def test_other_costs_and_other_nominal_problems_have_no_critical_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     candidate = HOPPER[128, 128]
-    assert nominal.made_in_advance("fold", candidate, Band(0), ARCH) is not None
-    assert nominal.made_in_advance("fold", candidate, Band(0), "sm_100") is None
-    assert nominal.made_in_advance("fold", candidate, Band(200, 300), ARCH) is None
-    assert nominal.made_in_advance("bent_fold", candidate, Band(0), ARCH) is None
+    assert nominal.made_in_advance("bent_fold", candidate, Band(0), ARCH) is not None
+    assert nominal.made_in_advance("bent_fold", candidate, Band(0), "sm_100") is None
+    assert nominal.made_in_advance("bent_fold", candidate, Band(200, 300), ARCH) is None
+    assert nominal.made_in_advance("bent_fold", candidate, Band(0, 9), ARCH) is None
+    assert nominal.made_in_advance("descending", candidate, Band(0), ARCH) is None
     dearer = Candidate(candidate.dkdv, matmul=0.3, reduce=0.3, handover=0.3, depth=2)
-    assert nominal.made_in_advance("fold", dearer, Band(0), ARCH) is None
+    assert nominal.made_in_advance("bent_fold", dearer, Band(0), ARCH) is None
     monkeypatch.setattr(costs, "NOMINAL_LEN", 512)
-    assert nominal.made_in_advance("fold", candidate, Band(0), ARCH) is None
+    assert nominal.made_in_advance("bent_fold", candidate, Band(0), ARCH) is None
 
 
 BOUNDS = st.one_of(st.none(), st.integers(0, 5000))

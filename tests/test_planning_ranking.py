@@ -50,7 +50,7 @@ def test_schedules_are_predicted_in_the_right_order(tool: dict[str, Any]) -> Non
     pairs = [(fast, slow) for fast, slow in tool["pairs"](tool["points"]()) if slow.us > 1.02 * fast.us]
     assert len(pairs) >= 35
     assert all(fast.predicted < slow.predicted for fast, slow in pairs)
-    assert {"fold", "spt"} <= {fast.schedule for fast, _ in pairs} & {slow.schedule for _, slow in pairs}
+    assert {"bent_fold", "spt"} <= {fast.schedule for fast, _ in pairs} & {slow.schedule for _, slow in pairs}
 
 
 @pytest.mark.parametrize("name", ["step", "cta"])
@@ -232,26 +232,26 @@ def test_every_candidate_is_ranked(facts: Site, arch: str) -> None:
 
 def test_why_candidates_lose() -> None:
     found = by_schedule(rank(site(), "sm_90"))
-    assert found["fold"].why == "its critical path is the shortest"
+    assert found["bent_fold"].why == "its critical path is the shortest"
     assert found["spt"].why == "its critical path is 5.2 % longer than that of fold"
     assert found["bent_fold"].why.endswith("it runs only where it is named")
     assert found["symmetric_shift"].why.startswith("its CTAs must all be resident at the same time")
     assert found["shift"].why == "shift needs the full mask"
     portable = by_schedule(rank(site(), "sm_90"), "portable")
-    assert portable["fold"].why == "its work alone is 60.2 % longer than the critical path of fold"
+    assert portable["bent_fold"].why == "its work alone is 60.2 % longer than the critical path of fold"
     assert by_schedule(rank(site(), "sm_80"))[None].why == "there are no such kernels for sm_80 and bfloat16"
     documents = by_schedule(rank(site("causal & segments(0,0)"), "sm_90"))
-    assert documents["fold"].why == "masks with segments are planned among ascending, spt, two_pass"
+    assert documents["bent_fold"].why == "masks with segments are planned among ascending, spt, two_pass"
     named = by_schedule(rank(site(), "sm_90", "spt"))
     assert (named["spt"].chosen, named["spt"].why) == (True, "it was named")
-    assert named["fold"].why == "schedule='spt' was named"
+    assert named["bent_fold"].why == "schedule='spt' was named"
 
 
 def test_a_faster_candidate_is_not_hidden() -> None:
     """Two heads of 8192: `fold` is planned, and both others were measured to be faster."""
     two = site(batch=1, q_heads=2, kv_heads=2, q_len=8192, kv_len=8192)
     ranking = rank(two, "sm_90", gpu="H100")
-    assert [c.schedule for c in ranking[:3]] == ["descending", "spt", "fold"]
+    assert [c.schedule for c in ranking[:3]] == ["descending", "spt", "bent_fold"]
     assert [c.chosen for c in ranking[:3]] == [False, False, True]
     for c in ranking[:2]:
         assert c.why.endswith("; at this site it is predicted to be faster, but choices ignore lengths and batch")

@@ -18,7 +18,7 @@ from dash_inductor.model.site import Site
 from dash_inductor.planning import costs, families
 from dash_inductor.planning.nominal import critical_path
 from dash_inductor.planning.planner import decide, plan
-from dash_inductor.schedule.schedules import NAMES, supports
+from dash_inductor.schedule.schedules import LEAST, NAMES, supports
 from dash_inductor.schedule.table_walk import Tables
 from dash_inductor.schedule.visibility import EMPTY, FULL
 from dash_inductor.schedule.walk import ClosedForm, Problem
@@ -81,84 +81,84 @@ class PinnedPlans(expecttest.TestCase):
             "\n".join(lines),
             """\
 Llama 3 8B
-  hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 156.38
+  hopper/bent_fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  v11/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 164.5
 Llama 3 8B, dynamic
-  hopper/fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 156.38
+  hopper/bent_fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
+  v11/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 164.5
 Llama 3 8B on A100
   portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=4/forward=portable/fwd=128x64w8s3
-  v10/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/heads32:8/sm_80/forward=portable:128x64w8
+  v11/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/heads32:8/sm_80/forward=portable:128x64w8
   critical path 225.5
 Llama 3 8B on L4
   portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/section=4/forward=portable/fwd=128x64w8s2
-  v10/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/heads32:8/sm_89/forward=portable:128x64w8
+  v11/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/heads32:8/sm_89/forward=portable:128x64w8
   critical path 173.2
 Llama 3 8B on B200
   portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s2/section=4/forward=portable/fwd=128x64w8s3
-  v10/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/heads32:8/sm_100/forward=portable:128x64w8
+  v11/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/heads32:8/sm_100/forward=portable:128x64w8
   critical path 171.8
 Llama 3.2 1B
-  hopper/fold/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
-  v10/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads32:8/sm_90/forward=hopper:192x128w12
-  critical path 170.45
+  hopper/bent_fold/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
+  v11/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/heads32:8/sm_90/forward=hopper:192x128w12
+  critical path 179.2
 Qwen 3 0.6B
-  hopper/fold/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal/heads16:8/sm_90/forward=hopper:128x128w8
-  critical path 156.38
+  hopper/bent_fold/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
+  v11/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/heads16:8/sm_90/forward=hopper:128x128w8
+  critical path 164.5
 Mistral 7B, window
-  hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 156.38
+  hopper/spt/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  v11/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 164.5
 Mistral 7B, window, dynamic
-  hopper/fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 156.38
+  hopper/spt/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
+  v11/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 164.5
 window of 1024
-  hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/band(0,1023)/heads8:4/sm_90/forward=hopper:128x128w8
-  critical path 125.06
+  hopper/spt/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  v11/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,1023)/heads8:4/sm_90/forward=hopper:128x128w8
+  critical path 128.13
 GPT-2
-  hopper/fold/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
-  v10/hopper/fold/dkdv=128x128w8/bfloat16/d64/causal/heads12:12/sm_90/forward=hopper:192x128w12
-  critical path 170.45
+  hopper/bent_fold/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
+  v11/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/heads12:12/sm_90/forward=hopper:192x128w12
+  critical path 179.2
 BERT base
   hopper/ascending/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
-  v10/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads12:12/sm_90/forward=hopper:192x128w12
+  v11/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads12:12/sm_90/forward=hopper:192x128w12
   critical path 326
 ViT-B/16
   portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=portable/fwd=128x64w4s3
-  v10/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/heads12:12/sm_80/forward=portable:128x64w4
+  v11/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/heads12:12/sm_80/forward=portable:128x64w4
   critical path 425.6
 ViT-H
   hopper/ascending/dkdv=64x128w8s2/section=32/forward=hopper/fwd=128x128w8s2
-  v10/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/heads16:16/sm_90/forward=hopper:128x128w8
+  v11/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/heads16:16/sm_90/forward=hopper:128x128w8
   critical path 300.26
 ModernBERT, local layers
   portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=hopper/fwd=192x128w12s4
-  v10/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/heads12:12/sm_90/forward=hopper:192x128w12
+  v11/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/heads12:12/sm_90/forward=hopper:192x128w12
   critical path 32.55
 DiT cross-attention
   hopper/ascending/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
-  v10/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads24:24/sm_90/forward=hopper:192x128w12
+  v11/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/heads24:24/sm_90/forward=hopper:192x128w12
   critical path 326
 chunked prefill
-  hopper/fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
-  v10/hopper/fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
-  critical path 156.38
+  hopper/bent_fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  v11/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/heads32:8/sm_90/forward=hopper:128x128w8
+  critical path 164.5
 fp32 causal
   portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/section=4/forward=portable/fwd=64x64w4s2
-  v10/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/heads8:8/sm_90/forward=portable:64x64w4
+  v11/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/heads8:8/sm_90/forward=portable:64x64w4
   critical path 185.95
 fp32 causal, tf32 allowed
   portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=portable/fwd=32x32w8s1/tf32
-  v10/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/heads8:8/sm_80/forward=portable:32x32w8
+  v11/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/heads8:8/sm_80/forward=portable:32x32w8
   critical path 218.588
 tiny Llama on a CPU
   reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1
-  v10/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/heads4:2/cpu/forward=reference:64x64w1
+  v11/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/heads4:2/cpu/forward=reference:64x64w1
   critical path 23654.4""",
         )
 
@@ -217,8 +217,8 @@ def test_the_choice_is_the_shortest_critical_path_without_co_residency() -> None
     for mask in (Band(), CAUSAL, Band(0, 255)):
         p = plan(site(8, 8, 512, 64, mask), "sm_90")
         for candidate in (*costs.PORTABLE["sm_90", 16, 64], costs.HOPPER[64, 64]):
-            for name in ("ascending", "descending", "spt", "fold", "two_pass"):
-                if (name == "two_pass") == (candidate.dq is not None):
+            for name in ("ascending", "spt", "bent_fold", "two_pass"):
+                if supports(name, mask) is None and (name == "two_pass") == (candidate.dq is not None):
                     assert critical_path(name, candidate, mask, "sm_90") >= p.critical_path
 
 
@@ -297,16 +297,17 @@ def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
         facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, call)
         return plan(facts, arch).schedule
 
-    assert schedule("dense(0)") == schedule("causal & dense(0)") == schedule("causal") == "fold"
+    assert schedule("dense(0)") == schedule("causal & dense(0)") == schedule("causal") == "bent_fold"
     assert schedule("full") == schedule("keys(0)") == "ascending"
     assert schedule("dense(0)", "sm_80") == schedule("full", "sm_80")
-    n_q, n_kv = 16, 8
-    problem = Problem(Band(), n_q * 64, n_kv * 128, 64, 128, 2, 4, section=2)
-    shown = [[EMPTY if 128 * kv > 64 * q + 63 else FULL for kv in range(n_kv)] for q in range(n_q)]
-    tables = Tables("fold", problem, [shown] * (2 if heads == "1" else 8))
-    causal = ClosedForm("fold", replace(problem, band=Band(0)))
-    for head, kv in itertools.product(range(8), range(n_kv)):
-        walk = [causal.q_tile(head, kv, step) for step in range(causal.visits(head, kv))]
-        assert tables.walk(head, kv) == walk
-        assert [tables.rank(head, q, kv) for q in walk] == [causal.rank(head, q, kv) for q in walk]
-    assert [tables.launch(t) for t in range(tables.tickets)] == [causal.launch(t) for t in range(causal.tickets)]
+    for n_q, name in ((LEAST - 1, "bent_fold"), (LEAST + 1, "spt")):  # walks over more are bent where the band says
+        n_kv = n_q // 2
+        problem = Problem(Band(), n_q * 64, n_kv * 128, 64, 128, 2, 4, section=2)
+        shown = [[EMPTY if 128 * kv > 64 * q + 63 else FULL for kv in range(n_kv)] for q in range(n_q)]
+        tables = Tables(name, problem, [shown] * (2 if heads == "1" else 8))
+        causal = ClosedForm(name, replace(problem, band=Band(0)))
+        for head, kv in itertools.product(range(8), range(n_kv)):
+            walk = [causal.q_tile(head, kv, step) for step in range(causal.visits(head, kv))]
+            assert tables.walk(head, kv) == walk
+            assert [tables.rank(head, q, kv) for q in walk] == [causal.rank(head, q, kv) for q in walk]
+        assert [tables.launch(t) for t in range(tables.tickets)] == [causal.launch(t) for t in range(causal.tickets)]

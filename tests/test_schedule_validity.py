@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import Column, Job, tables
-from dash_inductor.schedule.schedules import NAMES, PARTS, define, supports
+from dash_inductor.schedule.schedules import LEAST, NAMES, PARTS, define, supports
 from dash_inductor.schedule.simulator import simulate
 from dash_inductor.schedule.validity import backward_wait, check
 from dash_inductor.schedule.walk import ClosedForm, Problem
@@ -33,6 +33,53 @@ def test_every_schedule_at_every_pair_of_counts(name: str) -> None:
     for n_q in range(1, 8):
         for n_kv in range(1, 8):
             assert check(name, Problem(band, n_q, n_kv, 1, 1, heads=2)) == []
+
+
+BENT = [Band(), Band(0), Band(0, None, "bottom_right"), Band(-20), Band(3)]
+
+
+@pytest.mark.parametrize("band", BENT, ids=str)
+def test_bent_walks_at_many_counts(band: Band) -> None:
+    """Few and many kv tiles to the rows of q tiles, all of them long ones, or half of them."""
+    for n_q in (LEAST, LEAST + 1, 2 * LEAST - 1):
+        for n_kv in (1, 2, LEAST // 2 - 1, LEAST // 2, LEAST // 2 + 1, LEAST, n_q + 1):
+            assert check("bent_fold", Problem(band, n_q, n_kv, 1, 1, heads=2, section=3)) == []
+
+
+def columns(name: str, p: Problem) -> list[dict[int, Column]]:
+    """By head and kv tile."""
+    found: list[dict[int, Column]] = [{} for _ in range(p.batch * p.heads)]
+    for job in tables(name, p):
+        found[job.head] |= {column.kv: column for column in job.columns}
+    return found
+
+
+@pytest.mark.parametrize("band", BENT, ids=str)
+def test_walks_below_the_least_are_those_of_spt(band: Band) -> None:
+    """Launched in the same order too; one q tile more, and they are not."""
+    longest = LEAST + (3 if band == Band(3) else 0)  # tile 0 is not seen by the first three
+    for n_q in (1, 7, longest - 1):
+        p = Problem(band, n_q, n_q, 1, 1, batch=2, heads=3, section=2)
+        assert tables("bent_fold", p) == tables("spt", p)
+    p = Problem(band, longest, longest, 1, 1, batch=2, heads=3, section=2)
+    assert tables("bent_fold", p) != tables("spt", p)
+    assert all(bent != straight for bent, straight in zip(columns("bent_fold", p), columns("spt", p), strict=True))
+
+
+def test_bent_fold_launches_long_walks_first() -> None:
+    """Of all heads, the shortest of them first; then the others, longest first."""
+    n = LEAST
+    p = Problem(Band(0), n, n, 1, 1, batch=2, heads=3, section=2)
+    jobs = tables("bent_fold", p)
+    long, short = jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]
+    for head in range(6):
+        assert [job.columns[0].kv for job in long if job.head == head] == list(range(n // 2))[::-1]
+        assert [job.columns[0].kv for job in short if job.head == head] == list(range(n // 2, n))
+    bend = n // 2 - 1  # where the shortest of the long ones begins
+    walk = [q for q, _ in long[-1].columns[0].steps]
+    assert walk == [*range(bend), *range(n - 1, bend - 1, -1)]
+    assert [q for q, _ in short[0].columns[0].steps] == list(range(n - 1, n // 2 - 1, -1))
+    assert list(dict.fromkeys(job.head for job in long)) == list(dict.fromkeys(job.head for job in short))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -95,26 +142,16 @@ def test_missing_and_doubled_tiles_are_caught() -> None:
     assert any("ranks [0, 0, 1, 2]" in fault for fault in check("ascending", p, (*jobs, jobs[0])))
 
 
-def test_walks_and_ranks_ignore_batch_section_and_position() -> None:
-    """Per head within the batch element: the same columns whatever else is launched."""
+@pytest.mark.parametrize(("q_len", "kv_len"), [(13, 9), (2 * LEAST + 1, 2 * LEAST - 20)])
+def test_walks_and_ranks_are_the_same_for_every_head(q_len: int, kv_len: int) -> None:
+    """Whichever and however many others there are, and however they are launched; under other bands they differ."""
     for name in NAMES:
         band = Band(0, None) if name != "shift" else Band()
-        alone = {j.head: dict.fromkeys(j.columns) for j in ()}
-        for batch, section in ((1, 1), (1, 3), (4, 1), (5, 7)):
-            p = Problem(band, 13, 9, 2, 2, batch=batch, heads=3, section=section)
-            for job in tables(name, p):
-                for column in job.columns:
-                    known = alone.setdefault(job.head % 3, {})
-                    assert known.setdefault(column.kv, column) == column, (name, batch, section)
-
-
-def test_fold_launches_mirrored_heads_last() -> None:
-    p = Problem(Band(0, None), 4, 4, 1, 1, batch=2, heads=3, section=2)
-    heads = list(dict.fromkeys(job.head for job in tables("fold", p)))
-    assert heads == [0, 1, 3, 4, 2, 5]
-    last = [job for job in tables("fold", p) if job.head == 5]
-    assert [job.columns[0].kv for job in last] == [0, 1, 2, 3]
-    assert [q for q, _ in last[0].columns[0].steps] == [3, 2, 1, 0]
+        (alone,) = columns(name, Problem(band, q_len, kv_len, 2, 2))
+        for batch, heads, section in ((1, 2, 1), (1, 3, 3), (4, 1, 1), (2, 5, 7)):
+            p = Problem(band, q_len, kv_len, 2, 2, batch=batch, heads=heads, section=section)
+            assert columns(name, p) == [alone] * (batch * heads), (name, batch, heads, section)
+        assert columns(name, Problem(band, q_len + 2, kv_len, 2, 2)) != [alone]
 
 
 def test_parts_and_names() -> None:

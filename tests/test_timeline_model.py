@@ -116,7 +116,7 @@ def test_ticks(end: float, expected: int) -> None:
 # Plans at sites.
 
 
-@pytest.mark.parametrize(("arch", "schedule"), [("sm_90", "fold"), ("sm_90", "ascending"), ("sm_80", "spt")])
+@pytest.mark.parametrize(("arch", "schedule"), [("sm_90", "bent_fold"), ("sm_90", "ascending"), ("sm_80", "spt")])
 def test_the_run_of_a_plan_visits_the_tile_pairs_of_the_site(arch: str, schedule: str) -> None:
     """All query heads of all batch elements, and the tiles of the plan; more workers make it no longer."""
     plan = planner.plan(SITE, arch, schedule)
@@ -209,7 +209,7 @@ def test_tile_pairs_under_data_are_those_of_the_definition(seed: int) -> None:
         assert [list(row) for row in seen] == [[pair != EMPTY for pair in row] for row in expected]
 
 
-@pytest.mark.parametrize("name", ["ascending", "spt", "fold", "descending"])
+@pytest.mark.parametrize("name", ["ascending", "spt", "bent_fold", "descending"])
 def test_restricted_jobs_are_those_of_the_tables(name: str) -> None:
     problem = Problem(CAUSAL, 40, 40, 4, 8, batch=2, heads=2)
     data = Data((13, 20, 7), (40, 25))
@@ -245,7 +245,7 @@ def test_a_plan_of_documents_visits_their_tile_pairs_alone() -> None:
 def test_every_run_takes_as_long_as_predicted() -> None:
     site = replace(SITE, q_heads=16, kv_heads=16, q_len=2048, kv_len=2048)
     ranking = rank(site, "sm_90")
-    found = planned.picture(site, "sm_90", ranking, draw=("fold", "spt", "ascending", "two_pass"))
+    found = planned.picture(site, "sm_90", ranking, draw=("bent_fold", "spt", "ascending", "two_pass"))
     assert found.unit == MICROSECONDS
     times = {c.schedule: c.predicted_us for c in ranking if c.kernel == "hopper"}
     for run in found.timelines:
@@ -255,8 +255,8 @@ def test_every_run_takes_as_long_as_predicted() -> None:
         else:
             assert "not calibrated" in run.note
     assert [run.badge for run in found.timelines if run.name == chosen_of(ranking).schedule] == ["chosen"]
-    assert sorted(run.name for run in found.timelines) == ["ascending", "fold", "spt", "two_pass, portable"]
-    few = planned.picture(site, "sm_90", ranking, draw=("fold",), workers=9)
+    assert sorted(run.name for run in found.timelines) == ["ascending", "bent_fold", "spt", "two_pass, portable"]
+    few = planned.picture(site, "sm_90", ranking, draw=("bent_fold",), workers=9)
     assert few.unit == simulated.PLAN_UNIT  # predictions are for the GPU's own number of workers
     with pytest.raises(ArgumentError, match="draw='shift'"):
         planned.picture(site, "sm_90", ranking, draw=("shift",))
@@ -265,7 +265,7 @@ def test_every_run_takes_as_long_as_predicted() -> None:
 def test_without_predictions_times_are_the_planners_units() -> None:
     found = planned.picture(SITE, "sm_80", rank(SITE, "sm_80"))
     assert found.unit == simulated.PLAN_UNIT
-    assert {run.name for run in found.timelines} >= {"two_pass", "spt", "fold"}
+    assert {run.name for run in found.timelines} >= {"two_pass", "spt", "bent_fold"}
 
 
 SPAN = {"sm": 3, "cta": 0, "head": 0, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
@@ -292,14 +292,14 @@ def test_a_recorded_run_of_another_shape_is_refused(tmp_path: Path) -> None:
     path, sizes = tmp_path / "run.json", {name: getattr(SITE, name) for name in planned.SIZES}
     for name in planned.SIZES:
         for size in (sizes[name], sizes[name] + 1):
-            meta = {"shape": {**sizes, name: size}, "schedule": "fold", "gpu": "a GPU"}
+            meta = {"shape": {**sizes, name: size}, "schedule": "bent_fold", "gpu": "a GPU"}
             path.write_text(json.dumps({"unit": "ns", "spans": [SPAN], "meta": meta}))
             if size == sizes[name]:
-                found = planned.picture(SITE, "sm_90", rank(SITE, "sm_90"), draw=("fold",), recorded=path)
-                assert found.timelines[0].note == "a GPU, fold, 1 of 8 heads"
+                found = planned.picture(SITE, "sm_90", rank(SITE, "sm_90"), draw=("bent_fold",), recorded=path)
+                assert found.timelines[0].note == "a GPU, bent_fold, 1 of 8 heads"
             else:
                 with pytest.raises(ArgumentError, match=f"a run of {name}={size}"):
-                    planned.picture(SITE, "sm_90", rank(SITE, "sm_90"), draw=("fold",), recorded=path)
+                    planned.picture(SITE, "sm_90", rank(SITE, "sm_90"), draw=("bent_fold",), recorded=path)
 
 
 def test_a_recorded_run_says_that_heads_are_missing(tmp_path: Path) -> None:

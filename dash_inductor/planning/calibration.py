@@ -87,7 +87,7 @@ CALIBRATIONS: dict[str, Calibration] = {
     }),
 }  # fmt: skip
 
-ALONE = {"fold": 1.15, "spt": 1.087, "descending": 0.972}
+ALONE = {"spt": 1.087, "descending": 0.972}
 """Time of the main kernel under a causal mask relative to the model's, where all CTAs run at once.
 
 Walks that go up follow one another, and go at the pace of the slowest; where there are more CTAs than workers, the next

@@ -195,11 +195,13 @@ class Kernels:
         p, f, v, tiles = self.of, self.functions, self.variant, self.of.tiles
         q, kv, d = tiles.block_q, tiles.block_kv, self.block_d
         of_places = place_arguments.types(TYPES[p.dtype], *TARGETS)
+        alone = self.schedule.resident is not None
         constants = {
             "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "VISITS": f.dash_visits,
             "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
             "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
-            "PARTS": self.schedule.parts, "GROUP": p.group, "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
+            "PARTS": self.schedule.parts, "CO_RESIDENT": alone, "GROUP": p.group,
+            "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
             "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": q, "BLOCK_KV": kv, "BLOCK_D": d,
             "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
             "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
@@ -221,7 +223,6 @@ class Kernels:
             "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES, **of_places,
             **stamps.TYPES,
         }  # fmt: skip
-        alone = self.schedule.resident is not None
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
         return compile_kernel(
             hopper_backward, GluonASTSource, constants, types,

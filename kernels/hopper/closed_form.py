@@ -49,6 +49,15 @@ class ClosedForm:
         self.CLEARS = gl.constexpr(False)
 
     @gluon.jit
+    def at(self, position):
+        """The walks of the head at `position`."""
+        work = self.work.at(position)
+        return ClosedForm(
+            work, self.told_words, self.VISITS, self.Q_TILE, self.RANK, self.Q_RANGE, self.HAS_LO, self.HAS_HI,
+            self.EVEN_KV, self.TELLS,
+        )  # fmt: skip
+
+    @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`."""
         work = self.work

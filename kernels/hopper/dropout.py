@@ -32,13 +32,15 @@ ANY_ADDRESS = {"seed": 1}
 class AllKept:
     """No dropout."""
 
-    work: Work
     GIVEN: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, work):
-        self.work = work
+    def __init__(self):
         self.GIVEN = gl.constexpr(False)
+
+    @gluon.jit
+    def at(self, work):
+        return self
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
@@ -77,6 +79,11 @@ class Dropout:
         self.threshold = threshold
         self.rescale = rescale
         self.GIVEN = gl.constexpr(True)
+
+    @gluon.jit
+    def at(self, work):
+        """The same for another head."""
+        return Dropout(work, self.seed, self.threshold, self.rescale)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):

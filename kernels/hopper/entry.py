@@ -1,4 +1,4 @@
-"""The kernel: a CTA takes a ticket, finds its work, and splits into its roles."""
+"""The kernel: a CTA splits into its roles, which work on one ticket after the other."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,13 +20,14 @@ from .work import Work, allocate_shared, barriers, pieces
 @gluon.jit
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
-    group_sums, group_semaphores, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
+    group_sums, group_semaphores, tickets, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
     visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, dense_b, dense_h, dense_i,
     dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
     stamps_ptr, stamped_heads,
     LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
-    Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
+    Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr,
+    CO_RESIDENT: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
+    BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
     ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
@@ -39,7 +40,8 @@ def hopper_backward(
     rows that see a key, those of k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / 32, 32], in the order of `in_fragments`; lse (base 2) and delta: fp32
     [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
-    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; group_sums, group_semaphores: see
+    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; tickets: how
+    many there are, for any number of CTAs, see `tickets`; group_sums, group_semaphores: see
     `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
     threshold and rescale with DROPOUT only, see `dropout`.
 
@@ -49,37 +51,33 @@ def hopper_backward(
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
-    ticket = gl.atomic_add(ticket_ptr, 1, sem="relaxed")
-    facts = q_len, kv_len, lo, hi
-    position, slot = LAUNCH(ticket, batch * q_heads, facts, BLOCK_Q, BLOCK_KV, section)
     n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
-    heads = q_heads // GROUP
-    place = position % q_heads
+    nobody = gl.to_tensor(0)
     work = Work(
-        position // q_heads, place % heads, place // heads, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
-    )  # fmt: skip
+        nobody, nobody, nobody, q_heads, q_len, kv_len, lo, hi, n_q, SEEN_ROWS, SEEN_KEYS, GROUP, BLOCK_Q, BLOCK_KV
+    )
     if HAS_CODES or HAS_DENSE:
         told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
-        walk = TableWalk(
+        walks = TableWalk(
             work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
         TELLS: gl.constexpr = HAS_LO or HAS_HI or DROPOUT or not EVEN_KV
-        walk = ClosedForm(
+        walks = ClosedForm(
             work, allocate_words(STAGES), VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, TELLS,
         )  # fmt: skip
-    drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept(work)
+    drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept()
     stamps = NoStamps()
     if STAMPED:
-        stamps = Stamps(work, stamps_ptr, stamped_heads, ticket, barriers(STAGES), STAGES)
+        stamps = Stamps(stamps_ptr, stamped_heads, barriers(STAGES), STAGES)
+    READERS: gl.constexpr = 1 + min(STAGES, 2) + STAMPED  # of the ring of walks: all roles but the producer
     places = Places(place_ptr, count_ptr, kv_len, PLACED)
     dk_target = Target(dk_ptr, dk_h, dk_row, dk_dim)
     dv_target = Target(dv_ptr, dv_h, dv_row, dv_dim)
     shared = allocate_shared(
         q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP,
-        walk.CLEARS,
+        walks.CLEARS, READERS,
     )  # fmt: skip
     fence_async_shared()
     WARPS: gl.constexpr = gl.num_warps()
@@ -88,11 +86,12 @@ def hopper_backward(
     if STAGES == 1 and not STAMPED:
         gl.warp_specialize(
             [
-                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
                            group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, AHEAD)),
-                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 1)),
+                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
+                           CO_RESIDENT)),
+                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 1)),
             ],
             [1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS],
@@ -100,12 +99,13 @@ def hopper_backward(
     elif not STAMPED:
         gl.warp_specialize(
             [
-                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
                            group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, AHEAD)),
-                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 2)),
-                (reduce, (walk, stamps, shared, dq_desc, semaphores, 1, 2)),
+                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
+                           CO_RESIDENT)),
+                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 2)),
+                (reduce, (walks, stamps, shared, dq_desc, semaphores, 1, 2)),
             ],
             [1, 1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
@@ -113,12 +113,13 @@ def hopper_backward(
     elif STAGES == 1:
         gl.warp_specialize(
             [
-                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
                            group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, AHEAD)),
-                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 1)),
-                (record, (walk, shared, stamps)),
+                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
+                           CO_RESIDENT)),
+                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 1)),
+                (record, (walks, shared, stamps)),
             ],
             [1, 1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
@@ -126,13 +127,14 @@ def hopper_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (walk, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
+                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
                            group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, AHEAD)),
-                (reduce, (walk, stamps, shared, dq_desc, semaphores, 0, 2)),
-                (reduce, (walk, stamps, shared, dq_desc, semaphores, 1, 2)),
-                (record, (walk, shared, stamps)),
+                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
+                           CO_RESIDENT)),
+                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 2)),
+                (reduce, (walks, stamps, shared, dq_desc, semaphores, 1, 2)),
+                (record, (walks, shared, stamps)),
             ],
             [1, 1, 1, 1],
             [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],

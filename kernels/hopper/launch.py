@@ -171,7 +171,7 @@ class _State:
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
         self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
-        self.main_sizes = (self.batch, *sizes, plan.section, scale, scale * LOG2E)
+        self.main_sizes = (walk.tickets, self.batch, *sizes, plan.section, scale, scale * LOG2E)
         self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
         self.dims = head_dim, value_dim
         self.recording = None
@@ -179,7 +179,7 @@ class _State:
             self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
         self.placed = rows is not None
         self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
-        ctas = self._checked(walk)
+        ctas = self._ctas(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
         self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
@@ -194,17 +194,15 @@ class _State:
             end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
         self.workspace = (end,), (1,), torch.uint8
 
-    def _checked(self, walk: ClosedForm) -> int:
-        """The number of CTAs, if they fit where the schedule needs all of them at once."""
-        ctas = walk.tickets
-        if walk.co_resident:
-            available = torch.cuda.get_device_properties(self.device).multi_processor_count
-            if ctas > available:
-                raise ArgumentError(
-                    "schedule", self.kernels.of.schedule,
-                    f"one that needs no co-residency: {ctas} CTAs do not fit {available} SMs at once",
-                )  # fmt: skip
-        return ctas
+    def _ctas(self, walk: ClosedForm) -> int:
+        """One CTA per SM, or per ticket if there are fewer; all tickets at once where the schedule needs that."""
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        if walk.co_resident and walk.tickets > sms:
+            raise ArgumentError(
+                "schedule", self.kernels.of.schedule,
+                f"one that needs no co-residency: {walk.tickets} CTAs do not fit {sms} SMs at once",
+            )  # fmt: skip
+        return min(walk.tickets, sms)
 
     def run(
         self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: Drops | None, site: str

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from .clear import blind_queries, clear, complete
 from .group import wait_for_group
 from .operations import begin_load, load_rows
+from .tickets import announce, take_ticket, wait_until_left
 
 
 @gluon.jit
@@ -50,102 +51,112 @@ def _clear_queries(shared, slot, do_slot, landings):
 
 @gluon.jit
 def produce(
-    walk, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores,
-    AHEAD: gl.constexpr,
+    walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, ticket_ptr,
+    tickets, batch, section, LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, PARTS: gl.constexpr,
+    CO_RESIDENT: gl.constexpr,
 ):  # fmt: skip
-    """Fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
+    """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
-    With AHEAD the consumers wait for one Q tile past the last; it is announced without data.
+    Q and dO of a walk's first step are asked for while the walk before goes on; K and V when that has left its own.
     """
-    work = walk.work
+    BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
+    BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
     TAIL: gl.constexpr = shared.TAIL_D > 0
     HALVES: gl.constexpr = shared.HALVES
-    ROWS: gl.constexpr = work.BLOCK_Q // HALVES
+    ROWS: gl.constexpr = BLOCK_Q // HALVES
     D: gl.constexpr = shared.k.shape[1]
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
-    K_BYTES: gl.constexpr = work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH
-    V_BYTES: gl.constexpr = work.BLOCK_KV * shared.v.shape[1] * WIDTH
-    Q_BYTES: gl.constexpr = work.BLOCK_Q * ((D + shared.TAIL_D) * WIDTH + 4)  # with log-sum-exp
-    DO_BYTES: gl.constexpr = work.BLOCK_Q * (shared.v.shape[1] * WIDTH + 4)  # with delta
-    b = work.batch
-    head = work.head
-    q_head = work.q_head()
-    first_slot = 0  # of the Q ring, counted on
-    done = 0  # steps of the parts before this one
+    K_BYTES: gl.constexpr = BLOCK_KV * (D + shared.TAIL_D) * WIDTH
+    V_BYTES: gl.constexpr = BLOCK_KV * shared.v.shape[1] * WIDTH
+    Q_BYTES: gl.constexpr = BLOCK_Q * ((D + shared.TAIL_D) * WIDTH + 4)  # with log-sum-exp
+    DO_BYTES: gl.constexpr = BLOCK_Q * (shared.v.shape[1] * WIDTH + 4)  # with delta
+    facts = walks.work.facts()
+    n = 0  # walks
+    done = 0  # steps of the walks before this one
     key_landings = 0  # of tiles with rows that take no part
     query_landings = 0
-    for part in gl.static_range(work.PARTS):
-        kv = work.kv_tile(part)
-        kv_row = kv * work.BLOCK_KV - work.first_key()
-        ahead = walk.begin(0, kv)
-        q_token = 0
-        if places.PLACED:
-            kv_row = places.token(kv * work.BLOCK_KV)
-            q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)
-        steps = walk.steps(kv)
-        unseen = 0  # 1 where keys of the kv tile take no part
-        if walk.CLEARS:
-            unseen = gl.max(walk.hidden_keys(kv), 0)
-        if steps > 0:
-            # The consumers leave K and V at the end of every part: zeros of an empty one go out through them as well.
-            gl.static_assert(part < 2)  # of three, the parity would not tell none from two
-            mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
-            full = shared.k_full.index(unseen)
-            mbarrier.expect(full, K_BYTES)
-            load_rows(k_desc, b, head, kv_row, full, shared.k)
-            if TAIL:
-                load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
-        for step in range(steps):
-            word, ahead = walk.following(ahead, step, step + 1, steps, kv)
-            q = walk.q_tile(word)
-            q_row = q * work.BLOCK_Q - work.first_row()
-            if places.PLACED:  # asked for in the step before
-                q_row = q_token
-                q_token = places.token(walk.q_tile(ahead) * work.BLOCK_Q)
-            row = work.tile_index(q) * work.BLOCK_Q
-            it = done + step
-            wait_for_room(shared, stamps, it)
-            slot = (first_slot + step) % shared.Q_STAGES
-            full = shared.q_full.index(slot)
-            if walk.CLEARS:
-                full = shared.q_full.index(gl.where(walk.has_blind(word), shared.Q_STAGES, slot))
-            mbarrier.expect(full, Q_BYTES)
-            for h in gl.static_range(HALVES):
-                piece = slot * HALVES + h
-                load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q.index(piece))
-                if TAIL:
-                    load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
-                begin_load(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
-            if step == 0:  # V is needed one matmul later than K and the first Q
-                full = shared.v_full.index(unseen)
-                mbarrier.expect(full, V_BYTES)
-                load_rows(v_desc, b, head, kv_row, full, shared.v)
-            do_slot = it % shared.STAGES
-            full = shared.do_full.index(do_slot)
-            walk.tell(word, do_slot, full)
-            if walk.CLEARS:
-                full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, do_slot))
-            mbarrier.expect(full, DO_BYTES)
-            for h in gl.static_range(HALVES):
-                piece = do_slot * HALVES + h
-                load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
-                begin_load(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
-            if walk.CLEARS:
-                if (step == 0) & (unseen != 0):
-                    _clear_keys(walk, shared, kv, key_landings)
-                    key_landings += 1
-                if walk.has_blind(word):
-                    _clear_queries(shared, slot, do_slot, query_landings)
-                    query_landings += 1
-        first_slot += steps
-        done += steps
-        if AHEAD:
-            if steps > 0:
-                wait_for_room(shared, stamps, done)
-                mbarrier.arrive(shared.q_full.index(first_slot % shared.Q_STAGES), count=1)
-                first_slot += 1
-        if work.GROUP > 1:
-            if kv * work.BLOCK_KV < work.kv_len:
-                if part > 0:  # consumers have had the turn of the part before
-                    mbarrier.wait(shared.kv_empty.index(0), (part & 1) ^ 1)
-                wait_for_group(work, kv, group_semaphores, shared.turn.index(0))
+    ticket = take_ticket(ticket_ptr)
+    while ticket < tickets:
+        position, place_in_launch = LAUNCH(ticket, batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, section)
+        walk = walks.at(position)
+        work = walk.work
+        b = work.batch
+        head = work.head
+        q_head = work.q_head()
+        for part in gl.static_range(PARTS):
+            kv = KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
+            if kv * BLOCK_KV < work.kv_len:
+                announce(shared, n, position, kv)
+                steps = walk.steps(kv)
+                kv_row = kv * BLOCK_KV - work.first_key()
+                ahead = walk.begin(0, kv)
+                q_token = 0
+                if places.PLACED:
+                    kv_row = places.token(kv * BLOCK_KV)
+                    q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                unseen = 0  # 1 where keys of the kv tile take no part
+                if walk.CLEARS:
+                    unseen = gl.max(walk.hidden_keys(kv), 0)
+                if steps > 0:
+                    stamps.begin(work, kv, ticket)
+                for step in range(steps):
+                    word, ahead = walk.following(ahead, step, step + 1, steps, kv)
+                    q = walk.q_tile(word)
+                    q_row = q * BLOCK_Q - work.first_row()
+                    if places.PLACED:  # asked for in the step before
+                        q_row = q_token
+                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                    row = work.tile_index(q) * BLOCK_Q
+                    it = done + step
+                    wait_for_room(shared, stamps, it)
+                    slot = it % shared.Q_STAGES
+                    full = shared.q_full.index(slot)
+                    if walk.CLEARS:
+                        full = shared.q_full.index(gl.where(walk.has_blind(word), shared.Q_STAGES, slot))
+                    mbarrier.expect(full, Q_BYTES)
+                    for h in gl.static_range(HALVES):
+                        piece = slot * HALVES + h
+                        load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q.index(piece))
+                        if TAIL:
+                            load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
+                        begin_load(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
+                    do_slot = it % shared.STAGES
+                    full = shared.do_full.index(do_slot)
+                    walk.tell(word, do_slot, full)
+                    if walk.CLEARS:
+                        full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, do_slot))
+                    mbarrier.expect(full, DO_BYTES)
+                    for h in gl.static_range(HALVES):
+                        piece = do_slot * HALVES + h
+                        load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
+                        begin_load(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
+                    if step == 0:
+                        mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
+                        full = shared.k_full.index(unseen)
+                        mbarrier.expect(full, K_BYTES)
+                        load_rows(k_desc, b, head, kv_row, full, shared.k)
+                        if TAIL:
+                            load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
+                        full = shared.v_full.index(unseen)
+                        mbarrier.expect(full, V_BYTES)
+                        load_rows(v_desc, b, head, kv_row, full, shared.v)
+                    if walk.CLEARS:
+                        if (step == 0) & (unseen != 0):
+                            _clear_keys(walk, shared, kv, key_landings)
+                            key_landings += 1
+                        if walk.has_blind(word):
+                            _clear_queries(shared, slot, do_slot, query_landings)
+                            query_landings += 1
+                if steps == 0:  # K and V are announced without data
+                    mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
+                    mbarrier.arrive(shared.k_full.index(0), count=1)
+                    mbarrier.arrive(shared.v_full.index(0), count=1)
+                done += steps
+                n += 1
+                if work.GROUP > 1:
+                    wait_until_left(shared, n)  # the walk before has had its turn
+                    wait_for_group(work, kv, group_semaphores, shared.turn.index(0))
+        ticket = tickets  # of CTAs that need each other none may take two
+        if not CO_RESIDENT:
+            ticket = take_ticket(ticket_ptr)
+    announce(shared, n, -1, -1)

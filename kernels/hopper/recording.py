@@ -55,7 +55,7 @@ class Recording(NamedTuple):
             "dtype": dtype,
             "shape": dict(zip(names, sizes, strict=True)),
             "tiles": {"q": p.block_q, "kv": p.block_kv},
-            "ctas": walk.tickets,
+            "tickets": walk.tickets,
             "gpu": properties.name,
             "sms": properties.multi_processor_count,
         }

@@ -5,21 +5,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .operations import as_blocks, async_reduce_add, begin_store, pass_turn_on, wait_for_turn, wait_until_read
+from .tickets import next_walk
 
 
 @gluon.jit
-def reduce(walk, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
-    """Steps WARP, WARP + WARPS, ... of the walk; see Note [Ordered accumulation on Hopper].
+def reduce(walks, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
+    """Steps WARP, WARP + WARPS, ... of the CTA; see Note [Ordered accumulation on Hopper].
 
     While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
     the semaphores hold it.
     """
-    work = walk.work
     ROWS: gl.constexpr = shared.dq.shape[1]
     TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
+    n = 0
     done = 0
-    for part in gl.static_range(work.PARTS):
-        kv = work.kv_tile(part)
+    position, kv = next_walk(shared, n)
+    while kv >= 0:
+        walk = walks.at(position)
+        work = walk.work
         steps = walk.steps(kv)
         first = done + (WARP + WARPS - done % WARPS) % WARPS
         ahead = walk.begin(first - done, kv)
@@ -39,8 +42,10 @@ def reduce(walk, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS:
             wait_until_read()
             mbarrier.arrive(shared.dq_empty.index(slot), count=1)
             pass_turn_on(semaphores + tile, rank)
-            stamps.write(kv, 1 + walk.q_tile(word), 2, added, stamps.now())
+            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())
         done += steps
+        n += 1
+        position, kv = next_walk(shared, n)
 
 
 @gluon.jit

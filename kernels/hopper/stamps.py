@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import globaltimer, smid
 
-from .work import Work
+from .tickets import next_walk
 
 ARGUMENTS = ("stamps_ptr", "stamped_heads")
 """The arguments of the main kernel about stamps, in their order."""
@@ -50,7 +50,11 @@ class NoStamps:
         return 0
 
     @gluon.jit
-    def write(self, kv, entry, FIRST: gl.constexpr, a, b):
+    def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
+        """Nothing."""
+
+    @gluon.jit
+    def begin(self, work, kv, ticket):
         """Nothing."""
 
 
@@ -59,24 +63,20 @@ class Stamps:
     """Times of the CTA's steps, see Note [Stamps].
 
     pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head among those of all batch elements; entry
-    1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 ticket and SM of the CTA.  Only the first
+    1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 ticket and SM of its walk.  Only the first
     `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
     """
 
-    work: Work
     pointer: gl.tensor
     heads: gl.tensor
-    ticket: gl.tensor
     noted: gl.shared_memory_descriptor
     STAGES: gl.constexpr
     GIVEN: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, work, pointer, heads, ticket, noted, STAGES):
-        self.work = work
+    def __init__(self, pointer, heads, noted, STAGES):
         self.pointer = pointer
         self.heads = heads
-        self.ticket = ticket
         self.noted = noted
         self.STAGES = gl.constexpr(STAGES)
         self.GIVEN = gl.constexpr(True)
@@ -91,27 +91,30 @@ class Stamps:
         return globaltimer()
 
     @gluon.jit
-    def write(self, kv, entry, FIRST: gl.constexpr, a, b):
+    def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
         """Numbers FIRST and FIRST + 1 of an entry of kv tile `kv`."""
-        work = self.work
         head = work.batch * work.q_heads + work.q_head()
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         place = self.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)
         gl.store(place, a, mask=head < self.heads)
         gl.store(place + 1, b, mask=head < self.heads)
 
+    @gluon.jit
+    def begin(self, work, kv, ticket):
+        """Say for which ticket, and on which SM, kv tile `kv` is walked."""
+        self.write(work, kv, 0, 0, ticket, smid())
+
 
 @gluon.jit
-def record(walk, shared, stamps):
-    """The recorder: one warp that stamps start and wait of every step, and says which CTA walks a kv tile."""
-    work = walk.work
+def record(walks, shared, stamps):
+    """The recorder: one warp that stamps start and wait of every step."""
+    n = 0
     done = 0
-    for part in gl.static_range(work.PARTS):
-        kv = work.kv_tile(part)
+    position, kv = next_walk(shared, n)
+    while kv >= 0:
+        walk = walks.at(position)
         steps = walk.steps(kv)
         ahead = walk.begin(0, kv)
-        if steps > 0:
-            stamps.write(kv, 0, 0, stamps.ticket, smid())
         for step in range(steps):
             word, ahead = walk.following(ahead, step, step + 1, steps, kv)
             it = done + step
@@ -121,5 +124,7 @@ def record(walk, shared, stamps):
             mbarrier.wait(shared.step_done.index(slot), (it // shared.STAGES) & 1)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(slot), count=1)
-            stamps.write(kv, 1 + walk.q_tile(word), 0, start, wait)
+            stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)
         done += steps
+        n += 1
+        position, kv = next_walk(shared, n)

@@ -68,10 +68,10 @@ def from_fragments(fragments, tile):
 
 
 @gluon.jit
-def wait_for_q(shared, q_it):
-    """Slot of the q_it-th Q tile, which is there."""
-    slot = q_it % shared.Q_STAGES
-    mbarrier.wait(shared.q_full.index(slot), (q_it // shared.Q_STAGES) & 1)
+def wait_for_q(shared, it):
+    """Slot of the it-th Q tile, which is there."""
+    slot = it % shared.Q_STAGES
+    mbarrier.wait(shared.q_full.index(slot), (it // shared.Q_STAGES) & 1)
     return slot
 
 
@@ -156,7 +156,7 @@ def hand_over(shared, it, dq, dq_tail):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, drops, scale_log2, q_it, it, first_q_it, s, dk, dv, zero, WARPS: gl.constexpr):
+def overlapped_step(shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS: gl.constexpr):
     """A step that begins with its S and ends with that of the next.
 
         queued                              meanwhile
@@ -164,15 +164,15 @@ def overlapped_step(shared, mask, drops, scale_log2, q_it, it, first_q_it, s, dk
         dV                                  dS
         dQ, S of the step after             dq tile to its buffer
 
-    The first one adds a dK of a dS of zeros, the last one computes an S that nobody needs.
+    Those are steps `before` and `after`; the first and the last one are their own: the first adds a dK of a dS of
+    zeros, the last computes an S that nobody needs.
     """
-    slot = q_it % shared.Q_STAGES
+    slot = it % shared.Q_STAGES
     do_slot = wait_for_do(shared, it)
     word = mask.told(do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    before = gl.maximum(q_it - 1, first_q_it) % shared.Q_STAGES
-    dk = warpgroup_mma(shared.ds, shared.q.index(before), dk, is_async=True)
+    dk = warpgroup_mma(shared.ds, shared.q.index(before % shared.Q_STAGES), dk, is_async=True)
     begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
@@ -181,7 +181,7 @@ def overlapped_step(shared, mask, drops, scale_log2, q_it, it, first_q_it, s, dk
     dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
     share_ds(shared, ds)
     dq, dq_tail = matmul_dq(shared, WARPS)
-    s = scores(shared.k, shared, wait_for_q(shared, q_it + 1), zero)
+    s = scores(shared.k, shared, wait_for_q(shared, after), zero)
     dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
     hand_over(shared, it, dq, dq_tail)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -190,19 +190,19 @@ def overlapped_step(shared, mask, drops, scale_log2, q_it, it, first_q_it, s, dk
 
 @gluon.jit
 def halved_step(
-    shared, mask, drops, scale_log2, q_it, it, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, drops, scale_log2, it, after, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
 
-    With AHEAD it begins with S of its first half, and ends with that of the next step.  A tail leaves no registers for
-    matmuls that run on: there every half ends with a wait.
+    With AHEAD it begins with S of its first half, and ends with that of step `after`, which is the next one, or this
+    one again if it is the last.  A tail leaves no registers for matmuls that run on: there every half ends with a wait.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)
     if not AHEAD:
-        wait_for_q(shared, q_it)
-    tile = q_it % shared.Q_STAGES * 2
+        wait_for_q(shared, it)
+    tile = it % shared.Q_STAGES * 2
     do_slot = wait_for_do(shared, it)
     word = mask.told(do_slot)
     do_tile = do_slot * 2
@@ -242,7 +242,7 @@ def halved_step(
     share_ds(shared, gl.join(ds0, ds1).permute([0, 2, 1]).reshape(shared.ds.shape))
     dq, dq_tail = matmul_dq(shared, WARPS)
     if AHEAD:
-        s0 = scores(k, shared, wait_for_q(shared, q_it + 1) * 2, zero)
+        s0 = scores(k, shared, wait_for_q(shared, after) * 2, zero)
         dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))
     else:
         dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
@@ -253,9 +253,9 @@ def halved_step(
 
 
 @gluon.jit
-def shared_step(shared, mask, drops, scale_log2, q_it, it, dk, dv, zero, WARPS: gl.constexpr):
+def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.constexpr):
     """A step whose P and dS are left operands in shared memory."""
-    slot = wait_for_q(shared, q_it)
+    slot = wait_for_q(shared, it)
     s = scores(shared.k, shared, slot, zero)
     do_slot = wait_for_do(shared, it)
     word = mask.told(do_slot)

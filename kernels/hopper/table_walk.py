@@ -87,6 +87,15 @@ class TableWalk:
         self.CLEARS = gl.constexpr(True)
 
     @gluon.jit
+    def at(self, position):
+        """The walks of the head at `position`."""
+        return TableWalk(
+            self.work.at(position), self.visits, self.words, self.q_codes, self.kv_codes, self.keys_seen, self.dense,
+            self.table_b, self.table_h, self.dense_b, self.dense_h, self.dense_i, self.dense_j,
+            self.told_words, self.told_codes, self.HAS_LO, self.HAS_HI, self.HAS_CODES, self.HAS_DENSE,
+        )  # fmt: skip
+
+    @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`; none past the last one."""
         steps = gl.load(self.visits + self._row(self._existing(kv)))

@@ -1,65 +1,66 @@
-"""What a CTA knows: its share of the work (`Work`) and its shared memory (`Shared`), handed to every role."""
+"""What the roles of a CTA know: whose walk they are at (`Work`) and their shared memory (`Shared`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
+from .operations import as_tiles
+from .told import allocate_words
+
 
 @aggregate
 class Work:
-    """The place of one CTA and its kv tiles, which the schedule's generated functions decide.
+    """The head that a CTA is at, and what is the same for all of them.
 
-    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own CTAs: `head` is the
-    kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query heads
-    are the heads, member by member of all groups, so that a member of a group is launched after those before it.
+    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own walks: `head` is
+    the kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query
+    heads are the heads, member by member of all groups, so that a member of a group is launched after those before it.
     """
 
     batch: gl.tensor
     head: gl.tensor
     member: gl.tensor
-    slot: gl.tensor
     q_heads: gl.tensor
     q_len: gl.tensor
     kv_len: gl.tensor
     lo: gl.tensor
     hi: gl.tensor
     n_q: gl.tensor
-    KV_TILE: gl.constexpr
     SEEN_ROWS: gl.constexpr
     SEEN_KEYS: gl.constexpr
-    PARTS: gl.constexpr
     GROUP: gl.constexpr
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, batch, head, member, slot, q_heads, q_len, kv_len, lo, hi, n_q,
-        KV_TILE, SEEN_ROWS, SEEN_KEYS, PARTS, GROUP, BLOCK_Q, BLOCK_KV,
-    ):  # fmt: skip
+        self, batch, head, member, q_heads, q_len, kv_len, lo, hi, n_q, SEEN_ROWS, SEEN_KEYS, GROUP, BLOCK_Q, BLOCK_KV
+    ):
         self.batch = batch
         self.head = head
         self.member = member
-        self.slot = slot
         self.q_heads = q_heads
         self.q_len = q_len
         self.kv_len = kv_len
         self.lo = lo
         self.hi = hi
         self.n_q = n_q
-        self.KV_TILE = gl.constexpr(KV_TILE)
         self.SEEN_ROWS = gl.constexpr(SEEN_ROWS)
         self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
-        self.PARTS = gl.constexpr(PARTS)
         self.GROUP = gl.constexpr(GROUP)
         self.BLOCK_Q = gl.constexpr(BLOCK_Q)
         self.BLOCK_KV = gl.constexpr(BLOCK_KV)
 
     @gluon.jit
-    def kv_tile(self, part):
-        """The part-th kv tile of this CTA, or a number past the last one."""
-        return self.KV_TILE(self.slot, part, self.facts(), self.BLOCK_Q, self.BLOCK_KV)
+    def at(self, position):
+        """The same for the head at `position`, as the launch order counts the heads of all batch elements."""
+        heads = self.q_heads // self.GROUP
+        place = position % self.q_heads
+        return Work(
+            position // self.q_heads, place % heads, place // heads, self.q_heads, self.q_len, self.kv_len, self.lo,
+            self.hi, self.n_q, self.SEEN_ROWS, self.SEEN_KEYS, self.GROUP, self.BLOCK_Q, self.BLOCK_KV,
+        )  # fmt: skip
 
     @gluon.jit
     def first_row(self):
@@ -79,11 +80,6 @@ class Work:
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
-    def place(self):
-        """The head as the schedule counts heads."""
-        return self.member * (self.q_heads // self.GROUP) + self.head
-
-    @gluon.jit
     def q_head(self):
         """The query head, within its batch element."""
         return self.head * self.GROUP + self.member
@@ -100,12 +96,16 @@ def pieces(step):
     return 2 if step == "halved" else 1
 
 
+ENTRIES = gl.constexpr(2)
+"""Of the ring of walks: the one that the consumers are at, and the one that the producer has begun."""
+
+
 @gluon.jit
-def barriers(COUNT: gl.constexpr):
-    """A ring of barriers for one arrival each."""
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
+    """A ring of barriers for so many arrivals each."""
     ring = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
-        mbarrier.init(ring.index(i), count=1)
+        mbarrier.init(ring.index(i), count=ARRIVALS)
     return ring
 
 
@@ -114,10 +114,12 @@ class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
     k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES, all four in HALVES pieces per tile; ds,
-    p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`; k_tail, q_tail, dq_tail: the
-    columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a ring of STAGES) says
-    that the consumers have left a step: its dq tile is complete, its dO is free, and so is the oldest Q.  With CLEARS
-    k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.
+    p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv
+    leave with RESULTS_IN_DQ, else by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail,
+    q_tail, dq_tail: the columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a
+    ring of STAGES) says that the consumers have left a step: its dq tile is complete, its dO is free, and so is the
+    oldest Q.  With CLEARS k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's
+    own, see `clear`.
     """
 
     k: gl.shared_memory_descriptor
@@ -140,17 +142,22 @@ class Shared:
     dq_empty: gl.shared_memory_descriptor
     step_done: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
+    walks: gl.shared_memory_descriptor
+    walk_full: gl.shared_memory_descriptor
+    walk_empty: gl.shared_memory_descriptor
     Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
     HALVES: gl.constexpr
+    RESULTS_PER_SLOT: gl.constexpr
+    RESULTS_IN_DQ: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
         k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, turn,
-        Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES,
+        walks, walk_full, walk_empty, Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES, RESULTS_PER_SLOT, RESULTS_IN_DQ,
     ):  # fmt: skip
         self.k = k
         self.k_tail = k_tail
@@ -172,11 +179,27 @@ class Shared:
         self.dq_empty = dq_empty
         self.step_done = step_done
         self.turn = turn
+        self.walks = walks
+        self.walk_full = walk_full
+        self.walk_empty = walk_empty
         self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
         self.DQ_STAGES = gl.constexpr(DQ_STAGES)
         self.TAIL_D = gl.constexpr(TAIL_D)
         self.HALVES = gl.constexpr(HALVES)
+        self.RESULTS_PER_SLOT = gl.constexpr(RESULTS_PER_SLOT)
+        self.RESULTS_IN_DQ = gl.constexpr(RESULTS_IN_DQ)
+
+    @gluon.jit
+    def result_tile(self, it, RESULT: gl.constexpr):
+        """The place of dv (RESULT 0) or dk (1) in slots of the dq ring, for steps `it` and after, once these are empty.
+
+        They stay empty to producer and reducers: whoever stores a result waits until it has been read.
+        """
+        step = it + RESULT // self.RESULTS_PER_SLOT
+        slot = step % self.DQ_STAGES
+        mbarrier.wait(self.dq_empty.index(slot), ((step // self.DQ_STAGES) & 1) ^ 1)
+        return as_tiles(self.dq.index(slot), self.k, self.RESULTS_PER_SLOT).index(RESULT % self.RESULTS_PER_SLOT)
 
 
 @gluon.jit
@@ -190,12 +213,13 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
-    STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr,
+    STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr, READERS: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     OWN: gl.constexpr = 1 if CLEARS else 0
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     HALVES: gl.constexpr = pieces(STEP)
+    PER_SLOT: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if STEP == "shared":
@@ -234,9 +258,14 @@ def allocate_shared(
         barriers(DQ_STAGES),
         barriers(STAGES),
         turn,
+        allocate_words(2 * ENTRIES),
+        barriers(ENTRIES),
+        barriers(ENTRIES, READERS),
         Q_STAGES,
         STAGES,
         DQ_STAGES,
         TAIL_D,
         HALVES,
+        PER_SLOT,
+        TAIL_D == 0 and BLOCK_D == BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
     )

@@ -315,7 +315,7 @@ class ForwardSimulation(Simulation):
         self.ctas, self.resident = ctas, resident or ctas
         self.late, self.random = late, random.Random(seed)
         self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
-        self.tickets = self.draws = 0  # CTAs begun, tiles drawn
+        self.begun = self.draws = 0  # CTAs, tiles
         self.drawers: set[int] = set()
         self.barriers: list[Barrier] = []
         self.copies: list[Callable[[], None]] = []
@@ -327,8 +327,8 @@ class ForwardSimulation(Simulation):
 
     def _more_roles(self) -> bool:
         self.roles = [role for role in self.roles if not role.over]
-        while self.tickets < self.ctas and len({role.ticket for role in self.roles}) < self.resident:
-            self.current, self.tickets = None, self.tickets + 1
+        while self.begun < self.ctas and len({role.cta for role in self.roles}) < self.resident:
+            self.current, self.begun = None, self.begun + 1
             self.kernel(**(self.arguments | self.constants))  # its last statement is `specialise`
         return bool(self.roles)
 
@@ -487,10 +487,10 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         current().fenced.clear()
 
     def gdc_wait() -> None:
-        s.drawers.add(current().ticket)
+        s.drawers.add(current().cta)
 
     def draw(_: Any, what: int, sem: str) -> int:
-        if current().ticket not in s.drawers:
+        if current().cta not in s.drawers:
             raise Fault("a CTA draws before the counter has been set to zero")
         s.draws += what
         return s.draws - what
@@ -587,7 +587,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
         load=load,
         join=lambda a, b: Value(torch.stack([a.read(), b.read()], -1)),
-        expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().ticket,
+        expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().cta,
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
     return {

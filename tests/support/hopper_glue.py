@@ -36,6 +36,7 @@ from dash_inductor.kernels.hopper import (
     stamps,
     steps,
     table_walk,
+    tickets,
     told,
     work,
 )
@@ -111,7 +112,8 @@ class Tile:
     """A tile in shared memory, in blocks as descriptors see them.
 
     blocks: what each holds, None while a copy is under way; readers: matmuls and bulk stores that may still read it;
-    unfenced: written by threads, not yet visible to matmuls and TMA; first: as of a `Value`.
+    unfenced: written by threads, not yet visible to matmuls and TMA; first: as of a `Value`; ticket: of the role that
+    wrote it, which is that of the roles to whom it tells something.
     """
 
     def __init__(self, simulation: Simulation, name: str, shape: Sequence[int], dtype: DType) -> None:
@@ -120,6 +122,8 @@ class Tile:
         self.readers: list[Any] = []
         self.unfenced = False
         self.first: int | None = None
+        self.ticket = -1
+        self.layout = None
 
     def permute(self, _: Any) -> Tile:
         return self
@@ -155,9 +159,26 @@ class Tile:
         self.blocks, self.unfenced, self.first = {0: value.read()}, True, value.first
         assert self.simulation.current is not None
         self.simulation.current.written.append(self)
+        self.ticket = self.simulation.current.ticket
 
     def load(self, _: Any) -> Value:
+        if self.first is not None:
+            assert self.simulation.current is not None
+            self.simulation.current.ticket = self.ticket
         return Value(self.shape, self.contents(), first=self.first)
+
+
+class Part(Tile):
+    """A tile that lies in another one, its buffer: who uses one of them uses both."""
+
+    def __init__(self, buffer: Tile, name: str, tile: Tile) -> None:
+        super().__init__(buffer.simulation, f"{buffer.name} as {name}", tile.shape, tile.dtype)
+        self.buffer, self.readers = buffer, buffer.readers
+
+    def store(self, value: Value) -> None:
+        self.buffer.check_free()
+        super().store(value)
+        self.buffer.blocks = {0: self.contents()}
 
 
 class Ring:
@@ -209,11 +230,12 @@ class Descriptor:
 
 @dataclass(eq=False)
 class Role:
-    """A role of a CTA: a thread that runs when it is its turn."""
+    """A role of a CTA: a thread that runs when it is its turn; `ticket` is the one that it works on."""
 
-    ticket: int
+    cta: int
     name: str
     run: Callable[[], None]
+    ticket: int = -1
     ready: Callable[[], bool] = lambda: True
     waits_for: str = ""
     over: bool = False
@@ -227,7 +249,7 @@ class Role:
 
 
 class Store(NamedTuple):
-    """A tile, or a block of one, on its way to global memory, by the CTA with this ticket: "store", "add", "some rows".
+    """A tile, or a block of one, on its way to global memory, for this ticket: "store", "add", "some rows".
 
     Of some rows of a tile the coordinates are head, first token, first column, and how many.
     """
@@ -250,7 +272,7 @@ class Simulation:
     Args:
         constants: the kernel's compile-time constants, schedule functions as Python.
         arguments: its other arguments by name.
-        ctas: how many there are.
+        ctas: how many there are; its arguments say how many tickets they take.
         memory: the numbers behind pointers, by their names; any others are loaded as values that are called so.
         resident: how many may run at the same time.
         seed: of the order in which roles and copies take turns.
@@ -260,8 +282,8 @@ class Simulation:
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
     pointer, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer, and `cleared`
     of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock finds it one
-    later; the SM of a CTA is its ticket + 1000.  `passed` is what the clock showed when a semaphore was set after its
-    turn of a rank, and `arrived` when the consumers of a CTA arrived at a barrier.
+    later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the clock showed
+    when a semaphore was set after its turn of a rank, and `arrived` when the consumers arrived at a barrier, by ticket.
     """
 
     def __init__(
@@ -278,7 +300,8 @@ class Simulation:
         self.passed: dict[tuple[Pointer, int], int] = {}
         self.arrived: dict[int, list[int]] = defaultdict(list)
         self.cleared: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
-        self.tickets = 0
+        self.taken: list[int] = []
+        self.begun = 0  # CTAs
         self.barriers: list[Barrier] = []
         self.copies: list[Callable[[], None]] = []
         self.roles: list[Role] = []
@@ -316,14 +339,14 @@ class Simulation:
 
     def _more_roles(self) -> bool:
         self.roles = [role for role in self.roles if not role.over]
-        while self.tickets < self.ctas and len({role.ticket for role in self.roles}) < self.resident:
-            self.current = None
+        while self.begun < self.ctas and len({role.cta for role in self.roles}) < self.resident:
+            self.current, self.begun = None, self.begun + 1
             self.kernel(**self.arguments, **self.constants)  # its last statement is `specialise`
         return bool(self.roles)
 
     def specialise(self, partitions: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
         for function, arguments in partitions:
-            role = Role(self.tickets - 1, function.__name__, lambda f=function, a=arguments: f(*a))  # type: ignore[misc]  # binds now
+            role = Role(self.begun - 1, function.__name__, lambda f=function, a=arguments: f(*a))  # type: ignore[misc]  # binds now
             threading.Thread(target=self._thread, args=(role,), daemon=True).start()
             self.roles.append(role)
 
@@ -360,14 +383,14 @@ class Simulation:
             self.copies.pop(self.random.randrange(len(self.copies)))()
             return None
         if not ready:
-            waits = [f"{role.name} of CTA {role.ticket} for {role.waits_for}" for role in self.roles]
+            waits = [f"{role.name} of CTA {role.cta} for {role.waits_for}" for role in self.roles]
             raise Fault(f"everybody waits: {'; '.join(waits)}")
         return self.random.choice(ready)
 
 
 _MODULES = (
-    operations, clear, places, work, told, closed_form, table_walk, dropout, steps, group, stamps, producer, consumer,
-    reducer, entry,
+    operations, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps, producer,
+    consumer, reducer, entry,
 )  # fmt: skip
 
 
@@ -529,8 +552,10 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     def add(pointer: Pointer, what: Any, sem: str) -> Any:
         assert sem == "relaxed"
         if pointer.name == "ticket":
-            s.tickets += what
-            return s.tickets - what
+            assert what == 1
+            current().ticket = len(s.taken)
+            s.taken.append(current().cta)
+            return current().ticket
         s.sums[pointer] = Value(what.shape, load(pointer, ".cg").parts + what.read())
         return None
 
@@ -575,6 +600,9 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         tile.unfenced = True
         current().written.append(tile)
 
+    def as_tiles(buffer: Tile, tile: Tile, count: int) -> Ring:
+        return Ring([Part(buffer, f"tile {i}", tile) for i in range(count)], [count, *tile.shape])
+
     def where(condition: Any, a: Any, b: Any) -> Any:
         if isinstance(condition, Value):
             return condition * a * b
@@ -606,8 +634,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
         NVMMASharedLayout=_SharedLayout, allocate_shared_memory=allocate, warp_specialize=specialise,
         zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first], first=first), exp2=same,
-        expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts), atomic_add=add,
-        store=store, load=load,
+        to_tensor=same, expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts),
+        atomic_add=add, store=store, load=load,
     )  # fmt: skip
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
@@ -623,11 +651,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
         "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
-        "globaltimer": globaltimer, "smid": lambda: 1000 + current().ticket,
+        "globaltimer": globaltimer, "smid": lambda: 1000 + current().cta,
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
-        "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,
+        "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,
         "consumers_pass_turn_on": pass_turn_on,
     }  # fmt: skip
 

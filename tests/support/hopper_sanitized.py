@@ -18,11 +18,11 @@ from dash_inductor.model import Band
 from .attention import Attention
 from .hopper import Direct, any_forward
 
-# head dims of q and of v, mask, schedule, group
+# head dims of q and of v, mask, schedule, group, q_len; walks over 64 q tiles of 64 rows are bent
 CASES = [
-    (64, 64, Band(), "ascending", 2),
-    (128, 128, Band(0), "fold", 4),
-    (192, 128, Band(0), "spt", 1),
+    (64, 64, Band(), "ascending", 2, 200),
+    (128, 128, Band(0), "bent_fold", 4, 4200),
+    (192, 128, Band(0), "spt", 1, 200),
 ]
 
 
@@ -36,8 +36,8 @@ def main() -> None:
 
     compat.empty_cuda = recorded
     kept = []  # freed memory could be another call's
-    for head_dim, value_dim, mask, schedule, group in CASES:
-        p = Attention.random(200, 200, head_dim, mask, batch=1, kv_heads=1, group=group, value_dim=value_dim)
+    for head_dim, value_dim, mask, schedule, group, q_len in CASES:
+        p = Attention.random(q_len, 200, head_dim, mask, batch=1, kv_heads=1, group=group, value_dim=value_dim)
         run = Direct(p, schedule, forward=any_forward(p))
         for _ in range(2):
             run()

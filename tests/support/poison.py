@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.model import Band
+from dash_inductor.schedule import supports
 
 from .attention import Attention, Gradients
 
@@ -26,6 +27,11 @@ MASKS = [
     (Band(500, 600), 33, 70),  # nobody sees anything
 ]
 """Bands and lengths (tokens) at which some rows see no key, or some keys are seen by no row."""
+
+
+def single_pass(mask: Band) -> str:
+    """The schedule of one pass that causal masks run under, or windows."""
+    return "bent_fold" if supports("bent_fold", mask) is None else "spt"
 
 
 def seen(p: Attention) -> tuple[Tensor, Tensor]:

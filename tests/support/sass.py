@@ -121,7 +121,7 @@ def _reach(graph: dict[int, Block], start: int, without: Iterable[int] = ()) -> 
 
 @dataclass(frozen=True)
 class LoopSpills:
-    """Instructions that store to or load from local memory, in the loops that hold matrix instructions.
+    """Instructions that store to or load from local memory, in the innermost loops that hold matrix instructions.
 
     Args:
         loops: such loops.
@@ -134,13 +134,24 @@ class LoopSpills:
     sometimes: int
 
 
+def _innermost_loops(graph: dict[int, Block], matmuls: list[int]) -> set[frozenset[int]]:
+    """Strongly connected components that hold `matmuls`; in those of which others are left without the jumps to where
+    they are entered, these others."""
+    after = {start: _reach(graph, start) for start in graph}
+    found: set[frozenset[int]] = set()
+    for loop in {frozenset(b for b in after[m] if m in after[b]) for m in matmuls if m in after.get(m, ())}:
+        heads = {n for start, block in graph.items() if start not in loop for n in block.next if n in loop}
+        inside = {b: Block(graph[b].lines, [n for n in graph[b].next if n in loop and n not in heads]) for b in loop}
+        found |= _innermost_loops(inside, [m for m in matmuls if m in loop]) if heads else set()
+        if not any(inner <= loop for inner in found):
+            found.add(loop)
+    return found
+
+
 def loop_spills(sass: str) -> LoopSpills:
     graph = blocks(sass)
-    after = {start: _reach(graph, start) for start in graph}
     matmuls = [start for start, block in graph.items() if any("HGMMA" in line for line in block.lines)]
-    loops = {
-        frozenset(b for b in after[start] if start in after[b]) for start in matmuls if start in after[start]
-    }  # strongly connected components
+    loops = _innermost_loops(graph, matmuls)
     always = sometimes = 0
     for loop in loops:
         inside = {start: Block(graph[start].lines, [n for n in graph[start].next if n in loop]) for start in loop}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import PythonPrinter, compile_functions
-from dash_inductor.schedule.schedules import NAMES, define, supports
+from dash_inductor.schedule.schedules import LEAST, NAMES, define, supports
 from dash_inductor.schedule.walk import Problem
 
 BANDS = (
@@ -28,9 +28,13 @@ BANDS = (
 
 @st.composite
 def problems(draw: st.DrawFn, max_tiles: int = 40, max_heads: int = 3) -> Problem:
-    """Up to `max_tiles` x `max_tiles` tiles with ragged last ones, any band, heads, group and section."""
+    """Up to `max_tiles` x `max_tiles` tiles with ragged last ones, any band, heads, group and section.
+
+    Or a few more than `LEAST` q tiles, so that walks of `bent_fold` are bent.
+    """
     block_q, block_kv = draw(st.sampled_from((1, 2, 4, 8))), draw(st.sampled_from((1, 2, 4, 8)))
-    tiles_q, tiles_kv = draw(st.integers(1, max_tiles)), draw(st.integers(1, max_tiles))
+    tiles_q = draw(st.integers(1, max_tiles) | st.integers(LEAST, LEAST + 6))
+    tiles_kv = draw(st.integers(1, max_tiles))
     return Problem(
         draw(st.sampled_from(BANDS)),
         tiles_q * block_q - draw(st.integers(0, block_q - 1)),

@@ -14,7 +14,7 @@ from dash_inductor.schedule.schedules import define, supports
 
 from .tile_pairs import DataMask
 
-SCHEDULES = ("ascending", "descending", "spt", "fold", "bent_fold")
+SCHEDULES = ("ascending", "descending", "spt", "bent_fold")
 """Those whose CTAs only wait for earlier ones."""
 
 
