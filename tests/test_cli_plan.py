@@ -23,6 +23,7 @@ from dash_inductor.timeline.data import Data
 from .support.processes import run_python
 
 SHAPE = ("--shape", "1,4,2,1024,1024,128")
+LARGE = ("--shape", "4,16,2,1024,1024,128")  # more CTAs than run at once
 
 
 def asked(*words: str) -> Request:

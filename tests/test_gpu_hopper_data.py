@@ -57,7 +57,7 @@ class Masked:
         mask = dataclasses.replace(Mask.parse(text), band=p.mask)
         tiles = plan_of(p, schedule).dkdv
         work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, q_heads, section=4)
-        data = data_of(ClosedForm(schedule, work), whole, kv_heads, codes, dense)
+        data = data_of(ClosedForm(schedule, work), whole, codes, dense)
         data = BackwardData(*(None if t is None else t.cuda() for t in data))
         whole = whole.cuda()
         by_kv_head = whole.expand(-1, q_heads, -1, -1).unflatten(1, (kv_heads, -1)).any(2)

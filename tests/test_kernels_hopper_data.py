@@ -12,13 +12,13 @@ from dash_inductor.kernels.hopper.data import FINISH, MAIN, Arguments, BackwardD
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.schedules import NAMES, first_mirrored, supports
+from dash_inductor.schedule.schedules import NAMES, supports
 from dash_inductor.schedule.table_walk import TILE_BITS
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL
 from dash_inductor.schedule.visibility import tile_pairs as by_definition
 from dash_inductor.schedule.walk import ClosedForm
 
-from .support.hopper_data import KINDS, VisibleWalk, codes_of, data_of, keep_of, representatives, tile_pairs
+from .support.hopper_data import KINDS, VisibleWalk, codes_of, data_of, keep_of, tile_pairs
 
 CPU = torch.device("cpu")
 FIELD = (1 << TILE_BITS) - 1
@@ -37,25 +37,23 @@ SHAPES = [(Band(), 40, 100), (Band(0), 90, 90), (Band(0, 20), 70, 33), (Band(-5,
 CLOSED = [
     (name, *shape) for name in NAMES if name != "two_pass" for shape in SHAPES if supports(name, shape[0]) is None
 ]
+CLOSED += [("bent_fold", Band(0), 530, 300)]  # long enough for walks to be bent
 
 
 @pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
 @pytest.mark.parametrize("by_head", [False, True], ids=["codes", "dense by head"])
 def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int, by_head: bool) -> None:
     """Every visible pair once, in the order of the closed form; ranks without gaps, in its order too."""
-    batch, heads, kv_heads = len(KINDS), 6, 3
+    batch, heads = len(KINDS), 6
     walk = closed(name, band, q_len, kv_len, batch, heads)
     codes = codes_of(band, q_len, kv_len)
     dense = random_dense(random.Random(name), 1, heads, q_len, kv_len) if by_head else None
     keep = keep_of(band, codes, dense, (batch, q_len, kv_len))
-    data = data_of(walk, keep, kv_heads, codes, dense)
-    assert (walk.kinds > 1) == (name == "bent_fold")
+    data = data_of(walk, keep, codes, dense)
     found: dict[object, Any] = {}  # by batch element and head of the mask
     for b in range(batch):
         for q_head in range(heads):
-            place = q_head % 2 * kv_heads + q_head // 2
-            second = place >= int(first_mirrored(heads)) if name == "bent_fold" else 0  # type: ignore[arg-type]  # a number
-            table = b * heads + q_head if by_head else b * walk.kinds + second
+            table = b * heads + q_head if by_head else b
             place_of_mask = b, q_head if by_head else 0
             if place_of_mask not in found:
                 seen = keep[place_of_mask].tolist()
@@ -65,11 +63,11 @@ def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int
             for kv in range(walk.problem.n_kv):
                 words = data.steps[table, kv, : data.visits[table, kv]].tolist()
                 tiles = [word & FIELD for word in words]
-                full = [walk.q_tile(place, kv, step) for step in range(walk.visits(place, kv))]
+                full = [walk.q_tile(q_head, kv, step) for step in range(walk.visits(q_head, kv))]
                 assert tiles == [q for q in full if pairs[q][kv] != EMPTY]
                 assert [word >> 2 * TILE_BITS & 1 for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
                 for q, word in zip(tiles, words, strict=True):
-                    adds[q].append((word >> TILE_BITS & FIELD, walk.rank(place, q, kv)))
+                    adds[q].append((word >> TILE_BITS & FIELD, walk.rank(q_head, q, kv)))
             for q, ranks in adds.items():
                 assert data.contributions[table, q] == len(ranks)
                 assert [r for r, _ in sorted(ranks)] == list(range(len(ranks)))
@@ -83,8 +81,8 @@ def test_a_mask_that_hides_nothing_has_the_walks_of_the_band(name: str, band: Ba
     (pairs,) = tile_pairs(keep[0], 8, 16)
     seen = keep[0, 0].tolist()
     assert pairs == by_definition(lambda i, j: seen[i][j], q_len, kv_len, 8, 16)
-    for head in representatives(walk, 6, by_head=False):
-        visible = VisibleWalk(walk, head, pairs)
+    visible = VisibleWalk(walk, pairs)
+    for head in range(6):
         for kv in range(walk.problem.n_kv):
             steps = [walk.q_tile(head, kv, step) for step in range(walk.visits(head, kv))]
             assert visible.q_tiles(kv) == steps
@@ -101,7 +99,7 @@ def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tup
     walk = closed(schedule, mask.band, 20, 40, 2, 4)
     codes = None if mask.keys is None and mask.segments is None else codes_of(mask.band, 20, 40, ("ones", "packed"))
     dense = None if mask.dense is None else torch.ones(1, dense_heads, 20, 40, dtype=torch.bool)
-    return data_of(walk, keep_of(mask.band, codes, dense, (2, 20, 40)), 2, codes, dense), walk
+    return data_of(walk, keep_of(mask.band, codes, dense, (2, 20, 40)), codes, dense), walk
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -114,10 +112,8 @@ def test_arguments(name: str, schedule: str) -> None:
             (MAIN, FINISH), arguments.of_call(data), strict=True
         ))  # fmt: skip
         by_head = data.dense is not None and dense_heads == 4
-        kinds = 2 if schedule == "bent_fold" else 1
-        assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (kinds, 0))
+        assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
-        assert main["first_mirrored"] == (2 if schedule == "bent_fold" and not by_head else 4)
         pointers = {n: 0 if t is None else t.data_ptr() for n, t in zip(data._fields, data, strict=True)}
         assert {n: main[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")} == {
             n: pointers[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")
@@ -132,7 +128,7 @@ BAD = {
                 lambda t: t[0]],
     "kv_codes": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
     "keys_seen": [lambda t: t.byte(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[:, 0]],
-    "visits": [lambda t: t[:2], lambda t: t[:, 1:], lambda t: t.long()],
+    "visits": [lambda t: t[:1], lambda t: t[:, 1:], lambda t: t.long()],
     "steps": [lambda t: t[:, :, :-1], lambda t: t.flatten(1), lambda t: t.mT.contiguous().mT],
     "contributions": [lambda t: t[:1], lambda t: t.long()],
     "dense": [lambda t: None, lambda t: t.int(), lambda t: t[:, :, :-1], lambda t: t.expand(3, 1, 20, 40),
@@ -207,7 +203,7 @@ def test_a_mask_of_rows() -> None:
     walk = closed("spt", mask.band, 256, 256, 1, 4)
     codes = codes_of(mask.band, 256, 256, ("packed",))
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
-    made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), 2, codes, None)
+    made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
     good = made._replace(row_place=place, row_count=count)
     assert good.rows == 256
     Arguments.of(mask, good.facts(), walk, CPU)

@@ -274,6 +274,10 @@ LAUNCHES = [
     for name in SCHEDULES
     for dims, stages in STAGES
 ]
+LAUNCHES += [
+    Launch(dims, 2, "bent_fold", mask, 2080, 40, kv_heads=1, group=2)  # long enough for walks to be bent
+    for dims, mask in (((64, 64), Band(0)), ((128, 128), Band(-9)))
+]
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
@@ -291,9 +295,9 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
     work, walks = launch.tables, walks_of(launch)
     tickets = {}
     for ticket in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(ticket, work.batch, *work.tail(), work.section)
+        head, slot = f.dash_launch(ticket, work.batch * work.heads, *work.tail(), work.section)
         for part in range(2):
-            tickets[head, f.dash_kv_tile(head % work.heads, slot, part, *work.tail())] = ticket
+            tickets[head, f.dash_kv_tile(slot, part, *work.tail())] = ticket
     walked = walked_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
@@ -329,7 +333,7 @@ CONTROLS = {
         FLAGSHIP, "more arrivals", "            wait_for_room(shared, stamps, it)", "            pass",
     ),
     "slots of Q from zero in every part": (PAIRS, WRONG, "(first_slot + step) % shared", "step % shared"),
-    "another slot of dO": (FLAGSHIP, EARLY, "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
+    "another slot of dO": (FLAGSHIP, f"{EARLY}|{IN_USE}", "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
     "dq buffer not waited for": (FLAGSHIP, WAITS, "mbarrier.wait(shared.dq_empty.index(slot), ", "max(0, "),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
@@ -355,7 +359,7 @@ CONTROLS = {
     "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "if False:\n                work"),
     "full tiles that are masked": (FLAGSHIP, WRONG, _MASKED, "if True:\n                work"),
     "a word in another slot": (
-        FLAGSHIP, "read before it is written", "words.index(slot).store(", "words.index((slot + 1) % 2).store(",
+        FLAGSHIP, WRONG, "words.index(slot).store(", "words.index((slot + 1) % 2).store(",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "work.BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "work.BLOCK_KV * D * WIDTH",

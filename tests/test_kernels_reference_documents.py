@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dash_inductor.model import Band, Call, Mask, Operand, Plan, Segments, Site
 from dash_inductor.planning import costs, plan
-from dash_inductor.schedule.schedules import define
 
 from .support.documents import OTHERS, PLACES, TILE, among, of_document
 from .support.keyed import KeyedAttention, segment_ids

@@ -13,6 +13,7 @@ from dash_inductor import ops
 from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.schedule import NAMES, Problem, supports
 from dash_inductor.schedule.jobs import tables, walked_query_heads
+from dash_inductor.schedule.schedules import LEAST
 from dash_inductor.schedule.walk import functions
 
 from .support.attention import Attention, Gradients
@@ -128,15 +129,16 @@ def test_bits_are_those_of_the_tables(kernel: str, schedule: str) -> None:
         assert [torch.equal(a, b) for a, b in pairs] == [True] * 3, (mask, f"{kv_heads} groups of {group}")
 
 
-@pytest.mark.parametrize(("kv_heads", "group"), [(4, 1), (2, 2), (1, 4)])
-def test_fold_mirrors_the_last_two_heads(kv_heads: int, group: int) -> None:
-    """On the Hopper kernel those are query heads: of 4, heads 2 and 3, or with two groups the second member of each."""
-    p = random_problem(Band(0), 40, 40, kv_heads, group)
-    dq = {name: executed(p, "hopper", name)[0][0] for name in ("spt", "descending", "bent_fold")}
-    mirrored = {(4, 1): [2, 3], (2, 2): [1, 3], (1, 4): [2, 3]}[kv_heads, group]
-    for head in range(4):
-        assert not torch.equal(dq["spt"][head], dq["descending"][head])
-        assert torch.equal(dq["bent_fold"][head], dq["descending" if head in mirrored else "spt"][head])
+@pytest.mark.parametrize("mask", [Band(0), Band(-30)], ids=str)
+@pytest.mark.parametrize("kernel", ["reference", "hopper"])
+def test_bits_of_bent_walks_are_those_of_the_tables(kernel: str, mask: Band) -> None:
+    """With enough q tiles; `spt`, whose walks are straight, has other bits."""
+    p = random_problem(mask, LEAST * TILES.block_q + 9, 200, 2, 2)
+    found = executed(p, kernel, "bent_fold")
+    pairs = zip(found, direct(p, kernel, "bent_fold"), strict=True)
+    assert [torch.equal(a, b) for a, b in pairs] == [True] * 3
+    others = zip(found, executed(p, kernel, "spt"), strict=True)
+    assert [torch.equal(a, b) for a, b in others] == [False] * 3
 
 
 def test_query_heads_of_the_schedule() -> None:
@@ -144,11 +146,14 @@ def test_query_heads_of_the_schedule() -> None:
     assert walked_query_heads(False, 6, 2) == ((0, 1, 2), (3, 4, 5))
 
 
-def test_neighbours_and_strides_change_no_bit() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "mask", "q_len"), [("spt", Band(0, 5), 15), ("bent_fold", Band(0), LEAST * TILES.block_q)]
+)
+def test_neighbours_and_strides_change_no_bit(schedule: str, mask: Band, q_len: int) -> None:
     """A batch element alone, and the same values in another layout, have the same gradients."""
-    p = random_problem(Band(0, 5), 15, 10, 3, 2, batch=5)
-    everything = executed(p, "hopper", "bent_fold")
+    p = random_problem(mask, q_len, 10, 3, 2, batch=5)
+    everything = executed(p, "hopper", schedule)
     for b in range(5):
         q, k, v, do = (t[b : b + 1].contiguous() for t in (p.q, p.k, p.v, p.do))
-        alone = executed(Attention(q, k, v, do, p.mask, p.scale), "hopper", "bent_fold")
+        alone = executed(Attention(q, k, v, do, p.mask, p.scale), "hopper", schedule)
         assert all(torch.equal(x[b : b + 1], y) for x, y in zip(everything, alone, strict=True))

@@ -21,44 +21,33 @@ NO_KEY, NO_QUERY = -2, -1
 
 @dataclass(frozen=True)
 class VisibleWalk:
-    """The walk of a closed form, restricted to the visible pairs of one table.
+    """The walk of a closed form, the same for every head, restricted to the visible pairs of one table.
 
     Args:
         closed: the walk of the band.
-        head: a head that has this table, as the schedule counts heads.
         pairs: of the table.
         blind: the q tiles with a query that sees no key.
     """
 
     closed: ClosedForm
-    head: int
     pairs: Pairs
     blind: Collection[int] = ()
 
     def q_tiles(self, kv: int) -> list[int]:
         """The q tiles that kv tile `kv` visits, in this order."""
-        steps = range(self.closed.visits(self.head, kv))
-        tiles = [self.closed.q_tile(self.head, kv, step) for step in steps]
+        steps = range(self.closed.visits(0, kv))
+        tiles = [self.closed.q_tile(0, kv, step) for step in steps]
         return [q for q in tiles if self.pairs[q][kv] != EMPTY]
 
     def contributors(self, q: int) -> list[int]:
         """The kv tiles that add to q tile `q`, in this order."""
-        kvs = [kv for kv in self.closed.visible(self.head, q) if self.pairs[q][kv] != EMPTY]
-        return sorted(kvs, key=lambda kv: self.closed.rank(self.head, q, kv))
+        kvs = [kv for kv in self.closed.visible(0, q) if self.pairs[q][kv] != EMPTY]
+        return sorted(kvs, key=lambda kv: self.closed.rank(0, q, kv))
 
     def words(self, kv: int) -> list[int]:
         """The steps of kv tile `kv` as the kernel reads them."""
         tiles = self.q_tiles(kv)
         return [step_word(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL, q in self.blind) for q in tiles]
-
-
-def representatives(closed: ClosedForm, kv_heads: int, *, by_head: bool) -> list[int]:
-    """For each table of a batch element a head that has it, as the schedule counts heads."""
-    heads = closed.problem.heads
-    group = heads // kv_heads
-    if by_head:
-        return [q_head % group * kv_heads + q_head // group for q_head in range(heads)]
-    return [0] if closed.kinds == 1 else [0, min(closed.first_mirrored, heads - 1)]
 
 
 def tables(walks: Sequence[VisibleWalk]) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +78,7 @@ def tile_pairs(keep: Tensor, block_q: int, block_kv: int) -> list[Pairs]:
 
 
 def data_of(
-    closed: ClosedForm, keep: Tensor, kv_heads: int, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None
+    closed: ClosedForm, keep: Tensor, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None
 ) -> BackwardData:
     """Operands and tables of a mask.
 
@@ -98,17 +87,13 @@ def data_of(
         keep: bool [batch, 1 or q heads, q_len, kv_len], the whole mask.
     """
     p = closed.problem
-    by_head = dense is not None and dense.shape[1] > 1
-    heads = representatives(closed, kv_heads, by_head=by_head)
-    order = keep if by_head else keep.expand(-1, len(heads), -1, -1)
-    pairs = tile_pairs(order.flatten(0, 1), p.block_q, p.block_kv)
-    blind = [
-        {q for q, rows in enumerate(element.any(1).split(p.block_q)) if not rows.all()}
-        for element in order.flatten(0, 1)
-    ]
-    walks = [VisibleWalk(closed, heads[i % len(heads)], element, blind[i]) for i, element in enumerate(pairs)]
+    of_tables = keep if dense is not None and dense.shape[1] > 1 else keep[:, :1]
+    masks = of_tables.flatten(0, 1)
+    pairs = tile_pairs(masks, p.block_q, p.block_kv)
+    blind = [{q for q, rows in enumerate(mask.any(1).split(p.block_q)) if not rows.all()} for mask in masks]
+    walks = [VisibleWalk(closed, *element) for element in zip(pairs, blind, strict=True)]
     made = [t.to(keep.device) for t in tables(walks)]
-    keys_seen = (keep if by_head else keep[:, :1]).any(2)
+    keys_seen = of_tables.any(2)
     return BackwardData(*(codes or (None, None)), keys_seen, *made, dense)
 
 
