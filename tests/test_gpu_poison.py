@@ -45,9 +45,7 @@ def schedule_for(mask: Band) -> str:
 
 HOPPER = [(dims, *case, schedule_for(case[0]), next(_groups)) for dims in TILES for case in CASES]
 PORTABLE = [
-    (schedule, *case, next(_groups))
-    for case in CASES
-    for schedule in ("two_pass", poison.single_pass(case[0]))
+    (schedule, *case, next(_groups)) for case in CASES for schedule in ("two_pass", poison.single_pass(case[0]))
 ]
 
 

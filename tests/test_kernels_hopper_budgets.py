@@ -147,16 +147,16 @@ def test_pinned() -> None:
         """\
 64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 199100, in loops 0+0
 64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 199148, in loops 0+0
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 36/40, shared 199148, in loops 1+8
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 104/152, shared 199100, in loops 21+8
-64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 28/28, shared 199116, in loops 6+2
-128/128 full ascending float16 group 4 ragged: registers 168, spilled 0/0, shared 231164, in loops 0+0
-128/128 causal spt bfloat16 group 1: registers 168, spilled 8/8, shared 231116, in loops 3+0
-128/128 band(0,1023) spt bfloat16 group 1 ragged: registers 168, spilled 20/20, shared 231132, in loops 6+2
-192/128 causal spt float16 group 1: registers 168, spilled 76/80, shared 230908, in loops 19+4
-192/128 band(0,1023) spt bfloat16 group 4 ragged: registers 168, spilled 108/128, shared 230956, in loops 27+2
-256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 214012, in loops 0+0
-256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 213996, in loops 0+0""",
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 0/0, shared 199180, in loops 0+0
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199132, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 199148, in loops 0+0
+128/128 full ascending float16 group 4 ragged: registers 168, spilled 0/0, shared 231196, in loops 0+0
+128/128 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 231148, in loops 0+0
+128/128 band(0,1023) spt bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 231164, in loops 0+0
+192/128 causal spt float16 group 1: registers 168, spilled 52/60, shared 230940, in loops 10+6
+192/128 band(0,1023) spt bfloat16 group 4 ragged: registers 168, spilled 68/88, shared 230988, in loops 10+6
+256/256 causal spt bfloat16 group 4: registers 168, spilled 0/0, shared 214024, in loops 0+0
+256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 214008, in loops 0+0""",
     )
 
 

@@ -88,13 +88,13 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
-64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 52/64, shared 200300, in loops 0+0
-64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 36/36, shared 199212, in loops 0+0
-128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 44/44, shared 231740, in loops 2+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 148/184, shared 231740, in loops 8+10
-128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 136/164, shared 231196, in loops 13+9
-192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 200/224, shared 231548, in loops 15+8
-192/128 full ascending float16 group 1 dense: registers 168, spilled 240/284, shared 231004, in loops 26+18
+64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 52/52, shared 200284, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 36/36, shared 199196, in loops 0+0
+128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 40/40, shared 231740, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 124/140, shared 231740, in loops 7+3
+128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 140/168, shared 231196, in loops 13+9
+192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 204/228, shared 231532, in loops 15+8
+192/128 full ascending float16 group 1 dense: registers 168, spilled 240/284, shared 230988, in loops 26+18
 256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 88/112, shared 214392, in loops 0+1""",
     )
 

@@ -333,7 +333,9 @@ CONTROLS = {
         FLAGSHIP, "more arrivals", "            wait_for_room(shared, stamps, it)", "            pass",
     ),
     "slots of Q from zero in every part": (PAIRS, WRONG, "(first_slot + step) % shared", "step % shared"),
-    "another slot of dO": (FLAGSHIP, f"{EARLY}|{IN_USE}", "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES"),
+    "another slot of dO": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}", "do_slot = it % shared.STAGES", "do_slot = (it + 1) % shared.STAGES",
+    ),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
     "dq buffer not waited for": (FLAGSHIP, WAITS, "mbarrier.wait(shared.dq_empty.index(slot), ", "max(0, "),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
