@@ -107,6 +107,6 @@ def test_others_are_pinned() -> None:
         """\
 64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 68/68, shared 200252, in loops 5+0
 128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 52/52, shared 231740, in loops 2+2
-128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 76/92, shared 231788, in loops 6+2
+128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 88/100, shared 231772, in loops 10+2
 256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 92/108, shared 214408, in loops 0+0""",
     )

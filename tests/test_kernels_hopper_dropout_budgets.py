@@ -106,5 +106,5 @@ def test_pinned() -> None:
 128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 168/196, shared 231740, in loops 20+9
 192/128 full ascending float16 group 1 dropout: registers 168, spilled 24/24, shared 230940, in loops 7+0
 192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 144/172, shared 230940, in loops 50+12
-256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 0/0, shared 214024, in loops 0+0""",
+256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 0/0, shared 214024, in loops 0+0""",  # noqa: E501
     )
