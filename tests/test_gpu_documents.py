@@ -131,7 +131,7 @@ def test_chunks() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="for sm_90")
 def test_heads_are_alike() -> None:
-    """Two equal heads have equal bits, wherever they are, and the one between them, whose queries are others, has not."""
+    """Equal heads have equal bits, wherever they are; one between them, whose queries are others, has its own."""
     for schedule in ("auto", "bent_fold", "descending"):
         p = document(900, Band(0), 128, 1, torch.bfloat16, kv_heads=1)
         q, k, v, do = (t.expand(-1, 3, -1, -1).contiguous() for t in (p.q, p.k, p.v, p.do))

@@ -141,11 +141,14 @@ def test_two_passes_have_no_shared_accumulator() -> None:
         assert instructions(ptx, r"wgmma\.mma_async")
 
 
-@pytest.mark.parametrize(("schedule", "head_dim"), [("two_pass", 64), ("bent_fold", 32)])
+@pytest.mark.parametrize(
+    ("schedule", "head_dim", "mask"),
+    [("two_pass", 64, Band(0, 99)), ("spt", 32, Band(0, 99)), ("bent_fold", 32, Band(0))],
+)
 @pytest.mark.parametrize("wide_sizes", [False, True], ids=["torch-2.11", "torch-2.13"])
-def test_compiles_with_64_bit_indices(schedule: str, head_dim: int, wide_sizes: bool) -> None:
+def test_compiles_with_64_bit_indices(schedule: str, head_dim: int, mask: Band, wide_sizes: bool) -> None:
     """As Inductor renders it for tensors of 2**31 elements: products of indices need 64 bits, sizes may have them."""
-    facts = dataclasses.replace(site("bfloat16", head_dim, Band(0, 99)), q_len=1 << 21, kv_len=1 << 21)
+    facts = dataclasses.replace(site("bfloat16", head_dim, mask), q_len=1 << 21, kv_len=1 << 21)
     for kernel in standalone.render(plan(facts, "sm_90", schedule), facts):
         text = kernel.text.replace("INDEX_DTYPE: tl.constexpr = tl.int32", "INDEX_DTYPE: tl.constexpr = tl.int64")
         if wide_sizes:

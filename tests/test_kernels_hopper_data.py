@@ -128,7 +128,7 @@ BAD = {
                 lambda t: t[0]],
     "kv_codes": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
     "keys_seen": [lambda t: t.byte(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[:, 0]],
-    "visits": [lambda t: t[:2], lambda t: t[:, 1:], lambda t: t.long()],
+    "visits": [lambda t: t[:1], lambda t: t[:, 1:], lambda t: t.long()],
     "steps": [lambda t: t[:, :, :-1], lambda t: t.flatten(1), lambda t: t.mT.contiguous().mT],
     "contributions": [lambda t: t[:1], lambda t: t.long()],
     "dense": [lambda t: None, lambda t: t.int(), lambda t: t[:, :, :-1], lambda t: t.expand(3, 1, 20, 40),
