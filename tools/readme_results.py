@@ -93,7 +93,32 @@ def _rates(row: dict[str, Any], contender: str) -> str:
     return f"{forward:.0f}, {backward:.0f}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"steps": steps, "masks": masks}
+RIVALS = {
+    "FA3 nondet": "FA3",
+    "FA3 det": "FA3, deterministic",
+    "DASH fork det": "DASH fork, deterministic",
+    "cuDNN nondet": "cuDNN",
+    "dash": "dash_inductor",
+}
+"""Columns of the backward's results, and their titles."""
+
+
+def rivals() -> str:
+    """The table of backwards beside kernels that PyTorch does not bring."""
+    rows = []
+    for row in [*read("backward_rivals")["rows"], *read("backward_rivals_also")["rows"]]:
+        _, dims, mask, heads, length = row["shape"].split(":")
+        rates = [f"{row[name]:.0f}" if row.get(name) else "" for name in RIVALS]
+        ratio = f"{row['dash'] / row['FA3 nondet']:.2f}" if row.get("FA3 nondet") else ""
+        what = (
+            f"{dims[1:]} {mask.replace('band(0,1023)', 'window 1024')}, {heads[1:].replace('h', ' x ')}, {length[1:]}"
+        )
+        rows.append([what, *rates[:-1], f"**{rates[-1]}**", ratio])
+    head = ["head dimension, mask, batch x heads, length", *RIVALS.values(), "relative to FA3"]
+    return table(head, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"steps": steps, "masks": masks, "rivals": rivals}
 
 
 def filled(readme: str) -> str:
