@@ -118,9 +118,8 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 
     What lives from walk to walk, and is nothing to a step, is spilled once for every walk.
 
-    The consumers of head dims 64 and 128 have no register left for what a walk along a band needs (bounds, counters,
-    addresses).  A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these
-    bounds none is spilled.  With head dims of 192 and 128, dk and dv alone take 160 of 240 registers.
+    A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these bounds none is
+    spilled.  With head dims of 192 and 128, dk and dv alone take 160 of 240 registers.
 
     Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself and before the loop, where older
     versions add constants to one of them: 64-bit scalars that live through the loop, about fifty of them where a step
@@ -136,9 +135,9 @@ def spill_bounds(case: Case) -> tuple[int, int]:
         return (1024, 180) if case.schedule == "symmetric_shift" else (512, 90)
     if case.dims == (192, 128):
         return (120, 8) if case.mask.is_full else (160, 30)
-    if case.mask.is_full:
-        return 0, 0
-    return (170, 26) if case.schedule == "symmetric_shift" else (80 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else 56, 10)
+    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and not case.mask.is_full:
+        return (170, 26) if case.schedule == "symmetric_shift" else (80, 10)
+    return 0, 0
 
 
 @PINNED
