@@ -300,8 +300,8 @@ def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
     assert schedule("dense(0)") == schedule("causal & dense(0)") == schedule("causal") == "bent_fold"
     assert schedule("full") == schedule("keys(0)") == "ascending"
     assert schedule("dense(0)", "sm_80") == schedule("full", "sm_80")
-    for n_q, name in ((LEAST - 1, "bent_fold"), (LEAST + 1, "spt")):  # walks over more are bent where the band says
-        n_kv = n_q // 2
+    for n_q, name in itertools.product((LEAST - 1, LEAST, LEAST + 1, 2 * LEAST + 1), ("bent_fold", "spt")):
+        n_kv = (n_q + 1) // 2
         problem = Problem(Band(), n_q * 64, n_kv * 128, 64, 128, 2, 4, section=2)
         shown = [[EMPTY if 128 * kv > 64 * q + 63 else FULL for kv in range(n_kv)] for q in range(n_q)]
         tables = Tables(name, problem, [shown] * (2 if heads == "1" else 8))
