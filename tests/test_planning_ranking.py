@@ -57,12 +57,12 @@ def test_every_backward_of_the_results_has_a_prediction_but_that_of_head_dim_256
     assert len(rows) == len(predicted) + 1
 
 
-@pytest.mark.parametrize("name", ["step", "cta"])
+@pytest.mark.parametrize("name", ["step", "walk"])
 def test_wrong_constants_are_noticed(tool: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of 6 %, or a CTA of 2 steps, more."""
+    """A step of 6 %, or a walk of 2 steps, more."""
     found = calibration.CALIBRATIONS["H200"]
     rates = found.backward[128, 128]
-    wrong = replace(rates, **{name: rates.step * 1.06 if name == "step" else rates.cta + 2 * rates.step})
+    wrong = replace(rates, **{name: rates.step * 1.06 if name == "step" else rates.walk + 2 * rates.step})
     changed = replace(found, backward={**found.backward, (128, 128): wrong})
     monkeypatch.setitem(calibration.CALIBRATIONS, "H200", changed)
     with pytest.raises(SystemExit, match=r"d128.* is off by more than 0\.05"):
@@ -106,7 +106,7 @@ def test_long_launches_are_cut_short(predict: Any, monkeypatch: pytest.MonkeyPat
     large = site(batch=64, q_len=1024, kv_len=1024)
     chosen = plan(large, "sm_90")
     whole = predict(chosen, large, "sm_90")
-    monkeypatch.setattr(prediction, "CTAS", 1024)
+    monkeypatch.setattr(prediction, "WALKS", 1024)
     cut = predict(chosen, large, "sm_90")
     assert cut != whole
     assert cut == pytest.approx(whole, rel=0.03)
@@ -250,9 +250,9 @@ def test_why_candidates_lose() -> None:
 
 
 def test_a_faster_candidate_is_not_hidden() -> None:
-    """Heads of 64 and 16384 tokens: `bent_fold` is planned, and `spt` was measured to be faster."""
-    long = site(dim=64, batch=1, q_heads=32, kv_heads=32, q_len=16384, kv_len=16384)
-    ranking = rank(long, "sm_90", gpu="H200")
+    """Many heads: the end of `spt` matters less there than that walks of `bent_fold` go down."""
+    ranking = rank(site(batch=32), "sm_90", gpu="H200")
+    assert not any("predicted to be faster" in c.why for c in rank(site(), "sm_90", gpu="H200"))
     assert [(c.schedule, c.chosen) for c in ranking[:2]] == [("spt", False), ("bent_fold", True)]
     assert ranking[0].why.endswith("; at this site it is predicted to be faster, but choices ignore lengths and batch")
     assert not any("predicted to be faster" in c.why for c in ranking[1:])

@@ -100,6 +100,7 @@ CLOSED_FORMS = {
 }
 """Shapes of masks.json, and that of the plain mask whose forward ran beside each."""
 
+
 def site_of(shape: str) -> Site:
     """The site of a shape by its name, as `benchmarks.shapes` makes them."""
     match = re.fullmatch(r"\w+:d(\d+)(?:/(\d+))?:(.+):b(\d+)h(\d+)(?:/(\d+))?:s(\d+)", shape)

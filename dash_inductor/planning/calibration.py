@@ -1,4 +1,4 @@
-"""What steps and CTAs of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
+"""What steps and walks of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
 
 They serve `prediction` alone.  No choice depends on them, and none is taken at run time.
 """
@@ -19,14 +19,14 @@ class Backward:
     Args:
         step: one tile pair.
         masked: what a tile pair takes longer that the mask cuts.
-        cta: what every walk takes beside its steps: loading, storing dk and dv, taking the next ticket.
+        walk: what every walk takes beside its steps: loading, storing dk and dv, taking the next ticket.
         group: what a walk takes longer where query heads share a kv head, and dk and dv are sums over them.
         down: what a walk takes longer that begins at the last q tile, where the others of its head begin too.
     """
 
     step: float
     masked: float
-    cta: float
+    walk: float
     group: float
     down: float
 
@@ -83,5 +83,5 @@ CALIBRATIONS: dict[str, Calibration] = {
 
 DATA = {"keys": 1.04, "dense": 1.07, "dropout": 1.3}
 """Time of a backward at head dims of 128 with valid keys, a dense mask or dropout, relative to the closed form of the
-same tile pairs: from the rows of benchmarks/results/masks.json that ran beside one.
+same tile pairs: from the rows of benchmarks/results/masks.json that ran beside one, at the commit that it names.
 """

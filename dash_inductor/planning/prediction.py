@@ -1,9 +1,10 @@
 """Predicted times of plans at sites, in microseconds.
 
-A launch is a list of walks, one for each ticket, which `costs.WORKERS` CTAs take in launch order as they become free.  A
-walk takes its steps and a constant (`calibration`).  Turns are not simulated: walks that go up never wait long, and what walks that go
-down wait is part of their constant.  Everything else has no prediction: the chain of waits of `descending` and of
-`ascending` under a causal mask, of schedules whose CTAs must be co-resident, and kernels that have not been timed.
+A launch is a list of walks, one for each ticket, which `costs.WORKERS` CTAs take in launch order as they become free.
+A walk takes its steps and a constant (`calibration`).  Turns are not simulated: walks that go up never wait long, and
+what walks that go down wait is part of their constant.  Everything else has no prediction: the chain of waits of
+`descending` and of `ascending` under a causal mask, of schedules whose CTAs must be co-resident, and kernels that have
+not been timed.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ where nothing has been measured.
 Documents = tuple[int, ...]
 """Lengths of packed documents, one after the other."""
 
-CTAS = 16384
-"""Launches of more CTAs are predicted for fewer batch elements, and the others' work is added."""
+WALKS = 16384
+"""Launches of more walks are predicted for fewer batch elements, and the others' work is added."""
 
 
 def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Documents | None = None) -> float | None:
@@ -172,9 +173,9 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
 def _main(name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None) -> float:
     """Time of the main kernel."""
     tickets = problem.heads * problem.n_kv
-    batch = max(1, min(problem.batch, CTAS // tickets))
+    batch = max(1, min(problem.batch, WALKS // tickets))
     walks = _walks(name, replace(problem, batch=batch), documents)
-    always = rates.cta + (rates.group if grouped else 0.0)
+    always = rates.walk + (rates.group if grouped else 0.0)
     times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
     whole = _handed_out(times[w] for w in walks)
     rest = (problem.batch - batch) / batch * sum(times[w] for w in walks) / costs.WORKERS["sm_90"]
@@ -183,7 +184,7 @@ def _main(name: str, problem: Problem, rates: Backward, grouped: bool, documents
 
 @lru_cache(maxsize=256)
 def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
-    """For all CTAs in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
+    """For all walks in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
     tile, where the mask lets the others of its head begin too.
     """
     from ..schedule.walk import ClosedForm  # expressions, which need sympy
@@ -248,7 +249,7 @@ def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
     batch, _, _ = _sizes(site)
     heads = batch * site.q_heads
     walks = _forward_walks(plan, site)
-    some = max(1, min(heads, CTAS // len(walks)))
+    some = max(1, min(heads, WALKS // len(walks)))
     times = [rates.tile + steps * rates.step + masked * rates.masked for steps, masked in walks]
     whole = _handed_out(time for time in times for _ in range(some))
     return rates.launch + whole + (heads - some) * sum(times) / costs.WORKERS["sm_90"]
