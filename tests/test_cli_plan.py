@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dash_inductor.cli import main, site_arguments
 from dash_inductor.cli.site_arguments import Request, request
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
-from dash_inductor.planning import planner, prediction
+from dash_inductor.planning import calibration, planner, prediction
 from dash_inductor.planning.ranking import rank
 from dash_inductor.timeline.data import Data
 
@@ -143,25 +144,32 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["plan"]["text"] == str(plan)
     assert document["plan"]["numerics_key"] == plan.numerics_key
     assert (document["arch"], document["kept"], document["timelines"]) == ("sm_90", None, [])
-    ranking = rank(found.site, "sm_90", gpu="H100")
+    ranking = rank(found.site, "sm_90")
     assert [c["why"] for c in document["candidates"]] == [c.why for c in ranking]
     assert [c["predicted_us"] for c in document["candidates"]] == [c.predicted_us for c in ranking]
 
 
-def test_predictions_are_for_the_gpu_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, gpu in (("h100", "H100"), ("h200", "H200"), ("sm_90", prediction.GPU)):
+def test_predictions_are_for_the_gpu_that_was_named_if_it_was_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(name: str) -> tuple[str, float]:
         document = json.loads(printed(capsys, *LARGE, "--json", "--arch", name))
-        assert document["gpu"] == gpu
-        times = {c["predicted_us"] for c in document["candidates"] if c["chosen"]}
-        found = asked(*LARGE)
-        plan = planner.plan(found.site, "sm_90")
-        assert None not in times
-        assert times == {prediction.predicted_us(plan, found.site, "sm_90", gpu)}
+        (time,) = (c["predicted_us"] for c in document["candidates"] if c["chosen"])
+        return document["gpu"], time
+
+    found = asked(*LARGE)
+    time = prediction.predicted_us(planner.plan(found.site, "sm_90"), found.site, "sm_90", "H200")
+    assert [said(name) for name in ("h100", "h200", "sm_90")] == [("H200", time)] * 3
+    assert "predicted: the backward of this site on an H200" in printed(capsys, *LARGE, "--arch", "h100")
+    measured = replace(calibration.CALIBRATIONS["H200"], launch=1000.0)
+    monkeypatch.setitem(calibration.CALIBRATIONS, "H100", measured)
+    assert said("h100") == ("H100", pytest.approx(time + 990.0))
+    assert said("h200") == ("H200", time)
 
 
 def test_documents_whose_lengths_are_said_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     def chosen(mask: str) -> Any:
-        document = json.loads(printed(capsys, *SHAPE, "--json", "--mask", mask))
+        document = json.loads(printed(capsys, *LARGE, "--json", "--mask", mask))
         return next(c["predicted_us"] for c in document["candidates"] if c["chosen"])
 
     assert chosen("causal+documents") is None

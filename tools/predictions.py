@@ -5,8 +5,8 @@
 `--fit` prints constants for `dash_inductor.planning.calibration` that are fitted anew: least squares of the relative
 errors over the shapes whose length is in `FITTED`.  The other shapes are held out.
 
-Backwards under schedules that planning does not have are left out, and so are those under `bent_fold` where walks are
-too short to be bent: there the results hold another rule than `spt`.
+Backwards are those of the results in `BACKWARDS`, all under the planned schedule.  Forwards are those of forward.json,
+and the ones under plain masks of masks.json.  Everything ran on H200s.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.documents import packed
 from dash_inductor.model import Band, Call, Mask, Plan, Site
 from dash_inductor.planning import plan, prediction
 from dash_inductor.planning.calibration import CALIBRATIONS, Backward, Forward
-from dash_inductor.schedule.names import NAMES
-from dash_inductor.schedule.schedules import LEAST
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "schedules.md", ROOT / "benchmarks" / "results"
@@ -34,8 +31,12 @@ FITTED = (1024, 4096, 16384)
 """Lengths of the shapes to which the constants are fitted."""
 BOUND = 0.05
 """Largest relative error that a prediction may have."""
-APART = 0.02
-"""Times that differ by no more than this may have any order: repeated runs differ by as much."""
+BACKWARDS = {
+    "backward_rivals": "by turns",
+    "backward_rivals_also": "by turns",
+    "backward_alone": "alone",
+}
+"""Results of backwards, and how they ran: by turns with those of other libraries, or one after the other."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,23 @@ class Point:
 
     Args:
         shape: its name, as in the results.
-        forward: whether it is a forward.
+        schedule: the one that ran, None for a forward.
         us: measured time in microseconds.
-        clock: by what it has been divided: how much longer a regular shape took in the same run than in
-            backward.json.  Clocks of a GPU at its power limit change from run to run.
-        documents: lengths of packed documents.
+        run: how it ran, in words.
+        clock: by what it has been divided: how much longer a regular shape took beside it than in
+            backward_rivals.json.  Clocks of a GPU at its power limit change with what ran before.
     """
 
-    gpu: str
     shape: str
     site: Site
-    schedule: str
-    forward: bool
+    schedule: str | None
     us: float
+    run: str = ""
     clock: float = 1.0
-    documents: tuple[int, ...] | None = None
+
+    @property
+    def forward(self) -> bool:
+        return self.schedule is None
 
     @property
     def length(self) -> int:
@@ -71,14 +74,8 @@ class Point:
 
     @property
     def fitted(self) -> bool:
-        """The constants were fitted to it.
-
-        Where few shapes have been measured all are: backwards with heads of 192, with grouped heads on an H200, and
-        with CTAs that run all at once.  What ran beside data masks is held out.
-        """
-        grouped = self.gpu == "H200" and self.site.group > 1 and self.documents is None
-        alone = self.dims == (192, 128) or self.shape == ALONE or grouped
-        return not self.shape.startswith("beside") and (self.length in FITTED or (alone and not self.forward))
+        """The constants were fitted to it.  What ran beside data masks is held out."""
+        return self.length in FITTED and not self.shape.startswith("beside")
 
     @property
     def plan(self) -> Plan:
@@ -86,12 +83,9 @@ class Point:
 
     @property
     def predicted(self) -> float:
-        if self.forward:
-            us = prediction.predicted_forward_us(self.plan, self.site, "sm_90", self.gpu)
-        else:
-            us = prediction.predicted_us(self.plan, self.site, "sm_90", self.gpu, self.documents)
-        if us is None:
-            raise SystemExit(f"{self.shape}: {prediction.unknown(self.plan, self.site, 'sm_90', self.gpu)}")
+        predict = prediction.predicted_forward_us if self.forward else prediction.predicted_us
+        us = predict(self.plan, self.site, "sm_90")
+        assert us is not None, self.shape
         return us
 
     @property
@@ -104,19 +98,7 @@ CLOSED_FORMS = {
     "dense:causal 4096": "beside:d128:causal:b2h16:s4096",
     "dropout:causal 8192": "beside:d128:causal:b2h16:s8192",
 }
-"""Shapes of masks.json, and that of the plain mask which ran beside each."""
-
-DOCUMENTS = {
-    "documents:16 in 32k": ("packed:d128:causal & segments(0,0):b1h32/8:s32768", 16),
-    "documents:8 in 16k": ("packed:d128:causal & segments(0,0):b1h16/4:s16384", 8),
-    "documents:64 in 32k": ("packed:d128:causal & segments(0,0):b1h32/8:s32768", 64),
-}
-"""Shapes of masks.json with packed documents, as shapes, and how many there are."""
-
-RATES = {"schedules_few": "H100", "schedules": "H200", "backward_h200": "H200"}
-"""Results in TFLOP/s by schedule, and their GPUs."""
-
-ALONE = "few:d128:causal:b1h2:s8192"
+"""Shapes of masks.json, and that of the plain mask whose forward ran beside each."""
 
 
 def site_of(shape: str) -> Site:
@@ -135,60 +117,31 @@ def _rows(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _microseconds(site: Site, rate: float) -> float:
-    """Time of a backward at a rate in TFLOP/s, which counts half of all pairs of a causal mask."""
-    assert site.batch is not None
-    assert site.q_len is not None
-    pairs = site.batch * site.q_heads * site.q_len**2
-    return (10 if site.band.is_full else 5) * pairs * site.head_dim / rate / 1e6
-
-
 def points() -> list[Point]:
-    """All measurements."""
+    """All measurements at head dims that are calibrated."""
     found = []
     regular: dict[tuple[int, Band, int | None], float] = {}
-    for row in _rows("backward"):
-        site, schedule = site_of(row["shape"]), row["plan"].split("/")[1]
-        regular[site.head_dim, site.band, site.q_len] = row["ms"]["dash"]
-        found.append(Point("H100", row["shape"], site, schedule, False, row["ms"]["dash"] * 1e3))
-    for row in _rows("also"):
-        site, schedule = site_of(row["shape"]), row["plan"].split("/")[1]
-        clock = row["ms"]["regular"] / regular[_beside(site)]
-        found.append(Point("H100", row["shape"], site, schedule, False, row["ms"]["dash"] * 1e3 / clock, clock))
-    for name, gpu in RATES.items():
+    for name, run in BACKWARDS.items():
         for row in _rows(name):
-            site = site_of(row["shape"])
-            for schedule in (s for s in NAMES if s in row and s != "symmetric_shift"):  # nothing is predicted of that
-                p = Point(gpu, row["shape"], site, schedule, False, _microseconds(site, row[schedule]))
-                if schedule != "bent_fold" or p.length >= LEAST * p.plan.dkdv.block_q:
-                    found.append(p)
+            site, schedule, ms = site_of(row["shape"]), row["plan"].split("/")[1], row["ms"]
+            if name == "backward_rivals":
+                regular[site.head_dim, site.band, site.q_len] = ms["dash"]
+            clock = ms["regular"] / regular[_beside(site)] if "regular" in ms else 1.0
+            if (site.head_dim, site.value_dim) in CALIBRATIONS[prediction.GPU].backward:
+                found.append(Point(row["shape"], site, schedule, ms["dash"] * 1e3 / clock, run, clock))
     for row in _rows("masks"):
         if row["shape"] in CLOSED_FORMS:
             name = CLOSED_FORMS[row["shape"]]
-            site = site_of(name)
-            schedule, (forward, backward) = plan(site, "sm_90").schedule, row["ms"]["closed form"]
-            found.append(Point("H200", name, site, schedule, True, forward * 1e3))
-            if site.band.is_full:  # the file does not say under which schedule the others ran
-                found.append(Point("H200", name, site, schedule, False, backward * 1e3))
-        if row["shape"] in DOCUMENTS:
-            name, count = DOCUMENTS[row["shape"]]
-            site = site_of(name)
-            ends = packed(count, site.q_len or 0)
-            lengths = tuple(end - start for start, end in zip((0, *ends), ends, strict=False))
-            schedule, us = plan(site, "sm_90").schedule, row["ms"]["dash"][1] * 1e3
-            found.append(Point("H200", name, site, schedule, False, us, documents=lengths))
+            found.append(Point(name, site_of(name), None, row["ms"]["closed form"][0] * 1e3))
     for row in _rows("forward"):
-        site = site_of(row["shape"])
-        found.append(Point("H200", row["shape"], site, plan(site, "sm_90").schedule, True, row["ms"]["dash"] * 1e3))
-    return [p for p in found if p.schedule in NAMES]
+        found.append(Point(row["shape"], site_of(row["shape"]), None, row["ms"]["dash"] * 1e3))
+    return found
 
 
 def _beside(site: Site) -> tuple[int, Band, int]:
-    """Mask and length of the regular shape that ran beside a shape of also.json, as in `benchmarks.shapes`."""
+    """Mask and length of the regular shape that ran beside another one, as in `benchmarks.shapes`."""
     assert site.q_len is not None
-    if site.band.hi is not None:
-        return 128, Band(0), 2048
-    return 128, site.band, min(16384, 1 << (site.q_len - 1).bit_length())
+    return 128, Band(0), 2048 if site.band.hi is not None else min(site.q_len, 16384)
 
 
 def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Callable[[Point, Any], float]) -> Any:
@@ -219,27 +172,28 @@ def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Ca
 
 
 def fit_all() -> None:
-    """Prints all constants anew, beginning with those that there are."""
+    """Prints all constants anew, beginning with those that there are.
+
+    Those of backwards that are 0 stay so, and where one shape alone was fitted, all but the step stay as they are.
+    """
+
+    calibration = CALIBRATIONS[prediction.GPU]
 
     def backward(p: Point, rates: Backward) -> float:
-        calibration = CALIBRATIONS[p.gpu]
-        return prediction.backward_us(p.plan, p.site, replace(calibration, backward={p.dims: rates}), p.documents)
+        return prediction.backward_us(p.plan, p.site, replace(calibration, backward={p.dims: rates}))
 
     def forward(p: Point, rates: Forward) -> float:
         return prediction.forward_us(p.plan, p.site, rates)
 
-    for gpu, calibration in CALIBRATIONS.items():
-        data = [p for p in points() if p.gpu == gpu and p.fitted and p.shape != ALONE]
-        for dims, rates in calibration.backward.items():
-            backwards = [p for p in data if not p.forward and p.dims == dims]
-            names = ["step"] if len(backwards) == 1 else ["step", "masked", "cta"]
-            names += ["group"] if any(p.site.group > 1 for p in backwards) else []
-            names += ["down", "bent"] if any(p.schedule == "bent_fold" for p in backwards) else []
-            print(gpu, dims, fit(backwards, rates, names, backward), flush=True)
-        for kind, forward_rates in calibration.forward.items():
-            forwards = [p for p in data if p.forward and (*p.dims, prediction.is_window(p.site)) == kind]
-            names = ["step", "tile"] if kind[2] else ["step", "masked", "tile", "launch"]
-            print(gpu, kind, fit(forwards, forward_rates, names, forward), flush=True)
+    data = [p for p in points() if p.fitted]
+    for dims, rates in calibration.backward.items():
+        backwards = [p for p in data if not p.forward and p.dims == dims]
+        names = ["step"] if len(backwards) == 1 else [n for n, value in asdict(rates).items() if value]
+        print(dims, fit(backwards, rates, names, backward), flush=True)
+    for kind, forward_rates in calibration.forward.items():
+        forwards = [p for p in data if p.forward and (*p.dims, prediction.is_window(p.site)) == kind]
+        names = ["step", "tile"] if kind[2] else ["step", "masked", "tile", "launch"]
+        print(kind, fit(forwards, forward_rates, names, forward), flush=True)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -253,8 +207,6 @@ def _dims(p: Point) -> str:
 
 
 def _mask(p: Point) -> str:
-    if p.documents is not None:
-        return f"{p.site.band} and {len(p.documents)} documents"
     return str(p.site.band) if p.site.band.hi is None else f"window {p.site.band.hi + 1}"
 
 
@@ -263,21 +215,16 @@ def _heads(p: Point) -> str:
 
 
 def backwards(found: Sequence[Point]) -> str:
-    """A row for every shape: the planned schedule, and how far the others are off."""
+    """A row for every measurement."""
     rows = []
-    some = [p for p in found if not p.forward]
-    for gpu, shape, documents in dict.fromkeys((p.gpu, p.shape, p.documents) for p in some):
-        those = [p for p in some if (p.gpu, p.shape, p.documents) == (gpu, shape, documents)]
-        planned = plan(those[0].site, "sm_90").schedule
-        first, *others = sorted(those, key=lambda p: p.schedule != planned)
-        what = f"{_dims(first)} {_mask(first)}, {first.site.batch} x {_heads(first)}, {first.length}"
-        run = "" if first.clock < 1.005 else f" ({first.us * first.clock:.0f} / {first.clock:.2f})"
-        times = f"{first.us:.0f}{run}", f"{first.predicted:.0f}", f"{first.ratio:.3f}"
-        rest = ", ".join(f"`{p.schedule}` {p.ratio:.3f}" for p in others)
-        rows.append((gpu, what, f"`{first.schedule}`", *times, rest, "fitted" if first.fitted else "held out"))
+    for p in found:
+        if not p.forward:
+            what = f"{_dims(p)} {_mask(p)}, {p.site.batch} x {_heads(p)}, {p.length}"
+            raw = "" if abs(p.clock - 1) < 0.005 else f" ({p.us * p.clock:.0f} / {p.clock:.2f})"
+            times = f"{p.us:.0f}{raw}", f"{p.predicted:.0f}", f"{p.ratio:.3f}"
+            rows.append((what, f"`{p.schedule}`", p.run, *times, "fitted" if p.fitted else "held out"))
     head = (
-        "GPU", "head dim, mask, batch x heads, length", "schedule", "measured", "predicted", "predicted / measured",
-        "of other schedules", "",
+        "head dim, mask, batch x heads, length", "schedule", "ran", "measured", "predicted", "predicted / measured", "",
     )  # fmt: skip
     return _table(head, rows)
 
@@ -295,30 +242,17 @@ def forwards(found: Sequence[Point]) -> str:
     return _table(("head dim, mask", "heads", *map(str, lengths)), rows)
 
 
-def pairs(found: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """All pairs of schedules that were measured at one shape on one GPU, the faster one first."""
-    some = [p for p in found if not p.forward]
-    return [
-        (p, other) for p in some for other in some
-        if (p.gpu, p.shape, p.documents) == (other.gpu, other.shape, other.documents) and p.us < other.us
-    ]  # fmt: skip
-
-
 def text(found: Sequence[Point]) -> str:
     """What stands in the page between the marks."""
     worst = max(found, key=lambda p: abs(p.ratio - 1))
     held = [p for p in found if not p.fitted]
     if abs(worst.ratio - 1) > BOUND:
-        raise SystemExit(f"{worst.gpu} {worst.shape} {worst.schedule}: {worst.ratio:.3f} is off by more than {BOUND}")
+        raise SystemExit(f"{worst.shape} {worst.schedule}: {worst.ratio:.3f} is off by more than {BOUND}")
     mean, mean_held = (100 * float(np.mean([abs(p.ratio - 1) for p in some])) for some in (found, held))
-    apart = [(fast, slow) for fast, slow in pairs(found) if slow.us / fast.us - 1 > APART]
-    right = sum(fast.predicted < slow.predicted for fast, slow in apart)
     return (
         f"Of {len(found)} measurements {len(held)} are held out. Predictions are off by {mean:.1f} % on average,"
-        f" by {mean_held:.1f} % for those held out, and by at most {100 * abs(worst.ratio - 1):.1f} %."
-        f" Of {len(apart)} pairs of schedules that differ by more than {100 * APART:.0f} % at a shape, {right} are"
-        " predicted in the right order.\n\n"
-        f"Backwards, in microseconds:\n\n{backwards(found)}\n"
+        f" by {mean_held:.1f} % for those held out, and by at most {100 * abs(worst.ratio - 1):.1f} %.\n\n"
+        f"Backwards on an H200, in microseconds:\n\n{backwards(found)}\n"
         f"Forwards on an H200, 16384 tokens, predicted / measured by length:\n\n{forwards(found)}"
     )
 

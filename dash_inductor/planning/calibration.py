@@ -1,4 +1,4 @@
-"""What steps and CTAs of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
+"""What steps and walks of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
 
 They serve `prediction` alone.  No choice depends on them, and none is taken at run time.
 """
@@ -19,18 +19,16 @@ class Backward:
     Args:
         step: one tile pair.
         masked: what a tile pair takes longer that the mask cuts.
-        cta: what every CTA takes beside its steps: loading, storing dk and dv, taking the next ticket.
-        group: what a CTA takes longer where query heads share a kv head, and dk and dv are sums over them.
-        down: what a CTA takes longer that begins at the last q tile, where the others of its head begin too.
-        bent: a step of `bent_fold` relative to one of the other schedules; its expressions are longer.
+        walk: what every walk takes beside its steps: loading, storing dk and dv, taking the next ticket.
+        group: what a walk takes longer where query heads share a kv head, and dk and dv are sums over them.
+        down: what a walk takes longer that begins at the last q tile, where the others of its head begin too.
     """
 
     step: float
     masked: float
-    cta: float
+    walk: float
     group: float
     down: float
-    bent: float
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,10 @@ class Calibration:
 
 
 CALIBRATIONS: dict[str, Calibration] = {
-    "H100": Calibration(85.0, 10.0, {
-        (64, 64): Backward(2.39, 0.96, 4.95, 0.0, 2.72, 1.046),
-        (128, 128): Backward(2.17, 0.0, 8.37, 2.63, 3.63, 1.041),
-        (192, 128): Backward(3.22, 0.0, 8.4, 2.63, 3.63, 1.041),
-    }, {}),
     "H200": Calibration(59.0, 10.0, {
-        (64, 64): Backward(2.466, 0.5, 4.82, 0.0, 2.72, 1.046),
-        (128, 128): Backward(2.179, 0.0, 6.82, 5.43, 3.64, 1.041),
+        (64, 64): Backward(2.384, 0.867, 2.576, 0.0, 0.0),
+        (128, 128): Backward(2.161, 0.0, 4.778, 2.117, 4.091),
+        (192, 128): Backward(3.289, 0.0, 4.778, 2.117, 4.091),
     }, {
         (64, 64, False): Forward(1.426, 0.83, 0.0, 27.3),
         (64, 64, True): Forward(1.084, 0.0, 5.07, 27.3),
@@ -87,14 +81,7 @@ CALIBRATIONS: dict[str, Calibration] = {
     }),
 }  # fmt: skip
 
-ALONE = {"spt": 1.087, "descending": 0.972}
-"""Time of the main kernel under a causal mask relative to the model's, where all CTAs run at once.
-
-Walks that go up follow one another, and go at the pace of the slowest; where there are more CTAs than workers, the next
-ones fill the gaps.
-"""
-
 DATA = {"keys": 1.04, "dense": 1.07, "dropout": 1.3}
 """Time of a backward at head dims of 128 with valid keys, a dense mask or dropout, relative to the closed form of the
-same tile pairs: from the rows of benchmarks/results/masks.json that ran beside one.
+same tile pairs: from the rows of benchmarks/results/masks.json that ran beside one, at the commit that it names.
 """

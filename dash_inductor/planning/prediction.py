@@ -1,9 +1,10 @@
 """Predicted times of plans at sites, in microseconds.
 
-A launch is a list of CTAs, handed out in launch order to `costs.WORKERS` workers as they become free.  A CTA takes its
-steps and a constant (`calibration`).  Turns are not simulated: walks that go up never wait long, and what walks that go
-down wait is part of their constant.  Everything else has no prediction: the chain of waits of `descending` and of
-`ascending` under a causal mask, of schedules whose CTAs must be co-resident, and kernels that have not been timed.
+A launch is a list of walks, one for each ticket, which `costs.WORKERS` CTAs take in launch order as they become free.
+A walk takes its steps and a constant (`calibration`).  Turns are not simulated: walks that go up never wait long, and
+what walks that go down wait is part of their constant.  Everything else has no prediction: the chain of waits of
+`descending` and of `ascending` under a causal mask, of schedules whose CTAs must be co-resident, and kernels that have
+not been timed.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from ..model.plan import Plan
 from ..model.site import Site
 from ..schedule.problem import Problem
 from . import costs
-from .calibration import ALONE, CALIBRATIONS, DATA, Backward, Calibration, Forward
+from .calibration import CALIBRATIONS, DATA, Backward, Calibration, Forward
 from .families import HOPPER, hopper_dims
 from .planner import likely_band
 
 GPU = "H200"
-"""The GPU for which predictions are made unless another one is named."""
+"""The GPU for which predictions are made unless another one is named.  Those for sm_90 are made for it on an H100 too,
+where nothing has been measured.
+"""
 
 Documents = tuple[int, ...]
 """Lengths of packed documents, one after the other."""
 
-CTAS = 16384
-"""Launches of more CTAs are predicted for fewer batch elements, and the others' work is added."""
+WALKS = 16384
+"""Launches of more walks are predicted for fewer batch elements, and the others' work is added."""
 
 
 def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Documents | None = None) -> float | None:
@@ -95,7 +98,7 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Docume
     if _walked(site).is_full:
         return "bent_fold is not calibrated under a full mask" if plan.schedule == "bent_fold" else None
     if _all_at_once(problem_of(plan, site)):
-        return None if plan.schedule in ALONE else f"{plan.schedule} is not calibrated where all CTAs run at once"
+        return None if plan.schedule == "bent_fold" else f"{plan.schedule} is not calibrated where all CTAs run at once"
     if plan.schedule in ("ascending", "descending"):
         return f"CTAs of {plan.schedule} wait for one another under this mask, which is not calibrated"
     return None
@@ -162,8 +165,6 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
     if documents is not None:
         problem = replace(problem, q_len=sum(documents), kv_len=sum(documents))
     main = _main(plan.schedule, problem, rates, site.group > 1, documents)
-    if not problem.band.is_full and _all_at_once(problem):
-        main *= ALONE[plan.schedule]
     elements = problem.batch * site.q_heads * problem.q_len * site.head_dim
     plain = main + calibration.around * elements / 2**25 + calibration.launch
     return plain * math.prod(DATA[kind] for kind in site.call.data - {"segments"})
@@ -172,11 +173,10 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
 def _main(name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None) -> float:
     """Time of the main kernel."""
     tickets = problem.heads * problem.n_kv
-    batch = max(1, min(problem.batch, CTAS // tickets))
+    batch = max(1, min(problem.batch, WALKS // tickets))
     walks = _walks(name, replace(problem, batch=batch), documents)
-    step = rates.step * (rates.bent if name == "bent_fold" else 1.0)
-    always = rates.cta + (rates.group if grouped else 0.0)
-    times = {w: always + w[0] * step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
+    always = rates.walk + (rates.group if grouped else 0.0)
+    times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
     whole = _handed_out(times[w] for w in walks)
     rest = (problem.batch - batch) / batch * sum(times[w] for w in walks) / costs.WORKERS["sm_90"]
     return whole + rest
@@ -184,7 +184,7 @@ def _main(name: str, problem: Problem, rates: Backward, grouped: bool, documents
 
 @lru_cache(maxsize=256)
 def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
-    """For all CTAs in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
+    """For all walks in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
     tile, where the mask lets the others of its head begin too.
     """
     from ..schedule.walk import ClosedForm  # expressions, which need sympy
@@ -249,7 +249,7 @@ def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
     batch, _, _ = _sizes(site)
     heads = batch * site.q_heads
     walks = _forward_walks(plan, site)
-    some = max(1, min(heads, CTAS // len(walks)))
+    some = max(1, min(heads, WALKS // len(walks)))
     times = [rates.tile + steps * rates.step + masked * rates.masked for steps, masked in walks]
     whole = _handed_out(time for time in times for _ in range(some))
     return rates.launch + whole + (heads - some) * sum(times) / costs.WORKERS["sm_90"]

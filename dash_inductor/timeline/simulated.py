@@ -62,7 +62,7 @@ def of_plan(
         site: with static lengths and batch.
         arch: as for `planner.plan`.
         data: what the mask hides beside its band.  Kernels that walk by tables visit only what it leaves.
-        gpu: where times of CTAs have been measured, a key of `CALIBRATIONS`.
+        gpu: where times of walks have been measured, a key of `CALIBRATIONS`.
         workers: CTAs at a time, by default as many as the architecture has nominally.
 
     Raises:
@@ -88,12 +88,12 @@ def of_plan(
 
 
 def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
-    """The costs with what a CTA takes beside its steps, where that has been measured."""
+    """The costs with what a walk takes beside its steps, where that has been measured."""
     dims = hopper_dims(site.head_dim, site.value_dim)
     rates = CALIBRATIONS[gpu].backward.get(dims) if dims is not None else None
     if arch != "sm_90" or plan.kernel != HOPPER.name or rates is None:
         return prices
-    return replace(prices, epilogue=prices.compute * rates.cta / rates.step)
+    return replace(prices, epilogue=prices.compute * rates.walk / rates.step)
 
 
 def _pass(
