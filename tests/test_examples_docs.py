@@ -155,4 +155,4 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_numerics_key_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = code_blocks("docs/determinism.md")
     exec(block, {})
-    assert "/bfloat16/d128/causal/heads16:4/sm_90/" in capsys.readouterr().out
+    assert "/bfloat16/d128/causal/group4/sm_90/" in capsys.readouterr().out

@@ -104,10 +104,10 @@ def facts(mask: str, dims: tuple[int, int], dtype: str, arch: str, kv_heads: int
 
 
 def deciding(site: Site, arch: str) -> tuple[object, ...]:
-    """All that a plan says of how gradients are computed, the numerics key without how many heads there are."""
+    """All that a plan says of how gradients are computed, the numerics key without the size of a group."""
     p = plan(site, arch)
-    assert f"/heads{site.q_heads}:{site.kv_heads}/" in p.numerics_key
-    key = re.sub(r"/heads\d+:\d+/", "/", p.numerics_key)
+    assert f"/group{site.group}/" in p.numerics_key
+    key = re.sub(r"/group\d+/", "/", p.numerics_key)
     tiles = p.dkdv, p.dq, p.forward_tiles
     return p.kernel, p.schedule, p.forward, tiles, p.tf32, p.critical_path, key
 

@@ -290,7 +290,7 @@ def _numerics_key(
     """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, _terms(site), f"heads{site.q_heads}:{site.kv_heads}", arch]
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, _terms(site), f"group{site.group}", arch]
     facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
     facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
     return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts])
