@@ -8,7 +8,7 @@ from dataclasses import replace
 from dash_inductor.kernels.standalone import Rendered, Resources, compile_for, render, resources
 
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
-from dash_inductor.planning import plan
+from dash_inductor.planning import costs, plan
 
 H100 = "sm_90"
 Row = tuple[str, Tiles, int, Resources]
@@ -31,7 +31,8 @@ LEGEND = """\
 kernel         what it computes; the second one does the work, the others prepare and finish
 tiles          queries x keys that a CTA (a block of threads) takes at once
 warps, stages  groups of 32 threads of a CTA, and tiles that are loaded ahead
-CTAs           how many of them the backward launches
+CTAs           how many of them the backward launches; those of the second kernel are one for each SM, and take
+               tiles of keys until there are no more
 registers      of a thread when it starts, as the assembler allots them
 spilled bytes  what a thread stores to memory and loads back, because its registers do not suffice
 shared memory  of a CTA"""
@@ -69,7 +70,7 @@ def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
     q_tiles = site.batch * site.q_heads * -(-site.q_len // tiles.block_q)
     kv_tiles = site.batch * site.q_heads * -(-site.kv_len // tiles.block_kv)
     yield "delta, lse", tiles, q_tiles, resources(kernels.prepare, H100)
-    yield "dq, dk, dv", tiles, kv_tiles, resources(kernels.main, H100)
+    yield "dq, dk, dv", tiles, min(kv_tiles, costs.WORKERS[H100]), resources(kernels.main, H100)
     rows = replace(tiles, num_warps=build.FINISH_WARPS)
     yield "dq", rows, q_tiles * (tiles.block_q // build.FINISH_ROWS), resources(kernels.finish, H100)
 

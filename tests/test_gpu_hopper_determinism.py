@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dash_inductor.kernels.hopper import launch
 from torch._dynamo.utils import counters
 
 from dash_inductor import lowering, ops
@@ -193,6 +194,19 @@ def test_the_place_of_a_head(schedule: str) -> None:
     assert all(torch.equal(a[:, order], b) for a, b in zip(gradients, moved, strict=True))
     assert all(torch.equal(a[:, 2:], b) for a, b in zip(gradients, fewer, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(gradients, moved, strict=True))
+
+
+@shapes
+def test_any_number_of_ctas(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One CTA that takes all tickets, a few, and one for every ticket."""
+    run = direct(shape)
+    expected = run()
+    for ctas in (1, 7, 131, 1 << 30):
+        launch._state.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(launch._State, "_ctas", lambda _, walk, ctas=ctas: min(walk.tickets, ctas))
+            assert all(map(torch.equal, expected, run())), ctas
+    launch._state.cache_clear()
 
 
 def test_negative_control() -> None:

@@ -79,16 +79,16 @@ def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
 
 
 def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple[int, int]]) -> None:
-    """Every pair once, by its CTA, its times in their order, and a q tile's contributions in that of their ranks."""
+    """Every pair once, by its ticket, its times in their order, and a q tile's contributions in that of their ranks."""
     spans = {(span["head"], span["kv"], span["q"]): span for span in found["spans"]}
     assert len(spans) == len(found["spans"])
-    assert {place: span["cta"] for place, span in spans.items()} == {place: cta for place, (cta, _) in pairs.items()}
+    assert {place: span["ticket"] for place, span in spans.items()} == {place: t for place, (t, _) in pairs.items()}
     assert min(span["start"] for span in spans.values()) == 0
     sms: dict[int, set[int]] = {}
     turns: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (head, kv, q), span in spans.items():
         assert span["start"] <= span["wait"] <= span["added"] <= span["end"]
-        sms.setdefault(span["cta"], set()).add(span["sm"])
+        sms.setdefault(span["ticket"], set()).add(span["sm"])
         turns.setdefault((head, q), []).append((pairs[head, kv, q][1], span["added"]))
     assert all(len(found) == 1 for found in sms.values())
     assert set().union(*sms.values()) <= set(range(torch.cuda.get_device_properties(0).multi_processor_count))

@@ -38,6 +38,10 @@ class Device:
     launched: list[Packed] = field(default_factory=list)
     devices: list[int | None] = field(default_factory=list)  # the current one at every allocation
     compiled_for: list[Any] = field(default_factory=list)
+    grids: dict[str, int] = field(default_factory=dict)
+    properties: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(name="a GPU", multi_processor_count=132)
+    )
     kept: Any = None
 
     def empty(self, *facts: Any) -> Tensor:
@@ -54,6 +58,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     found = Device()
 
     def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
+        found.grids[compiled] = grid
+
         def pack(stream: int, addresses: Sequence[int], *arguments: Any) -> Any:
             found.packed.append((compiled, stream, tuple(addresses), arguments))
             return (found.packed[-1],)
@@ -70,11 +76,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield
         found.current = before
 
-    properties = SimpleNamespace(name="a GPU", multi_processor_count=132)
     monkeypatch.setattr(launcher, "KernelLauncher", kernel)
     monkeypatch.setattr(launcher, "launch", found.launched.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found.properties)
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: found.current, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: found.stream, raising=False)
@@ -100,6 +105,27 @@ def test_a_call_with_the_same_addresses_is_packed_once(device: Device) -> None:
         run(given)
     assert [name for name, *_ in device.launched] == ["prepare", "main", "finish"] * 3
     assert [name for name, *_ in device.packed] == ["prepare", "main", "finish"]
+
+
+@pytest.mark.parametrize(("sms", "grid"), [(5, 5), (15, 15), (16, 16), (17, 16), (132, 16)])
+def test_as_many_ctas_as_sms_and_tickets(device: Device, sms: int, grid: int) -> None:
+    """8 heads of 2 kv tiles; the kernel is told of all 16 tickets whatever the grid is."""
+    device.properties.multi_processor_count = sms
+    run(tensors())
+    assert device.grids["main"] == grid
+    (arguments,) = (arguments for name, *_, arguments in device.packed if name == "main")
+    assert arguments[4] == 16  # behind the addresses of semaphores, ticket and sums
+
+
+def test_co_resident_schedules_have_a_cta_for_every_ticket_or_are_refused(device: Device) -> None:
+    plan, call = replace(PLAN, schedule="shift"), backward_call(Band(), 0.125)
+    device.properties.multi_processor_count = 16
+    run(tensors(), call, plan)
+    assert device.grids["main"] == 16
+    device.properties.multi_processor_count = 15
+    launch._state.cache_clear()
+    with pytest.raises(ArgumentError, match="16 CTAs do not fit 15 SMs at once"):
+        run(tensors(), call, plan)
 
 
 DROPOUT = torch.zeros(1, dtype=torch.int64), 6554, 1.1

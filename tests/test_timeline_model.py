@@ -268,7 +268,7 @@ def test_without_predictions_times_are_the_planners_units() -> None:
     assert {run.name for run in found.timelines} >= {"two_pass", "spt", "bent_fold"}
 
 
-SPAN = {"sm": 3, "cta": 0, "head": 0, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
+SPAN = {"sm": 3, "ticket": 0, "head": 0, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
 
 
 def recorded(tmp_path: Path, *spans: dict[str, Any], unit: str = "ns") -> Path:
@@ -278,7 +278,7 @@ def recorded(tmp_path: Path, *spans: dict[str, Any], unit: str = "ns") -> Path:
 
 
 def test_a_recorded_run(tmp_path: Path) -> None:
-    second = {**SPAN, "sm": 1, "cta": 1, "kv": 1, "start": 100, "wait": 800, "added": 1200, "end": 1199}
+    second = {**SPAN, "sm": 1, "ticket": 1, "kv": 1, "start": 100, "wait": 800, "added": 1200, "end": 1199}
     run = measured.read(recorded(tmp_path, second, SPAN), ("head 0",))
     assert (run.unit, run.lanes, run.end) == (MICROSECONDS, ("SM 3", "SM 1"), 1.2)
     assert (run.measured, run.note) == (True, "a GPU")

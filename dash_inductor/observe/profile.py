@@ -72,10 +72,11 @@ class ProfileRun:
         """The times, once the GPU has done all its work.
 
         Returns:
-            ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``cta`` (the place in
-            the order of launch), ``head`` (query heads, counted through all batch elements), ``kv`` and ``q`` (tiles),
-            and the times since the first start: from ``start`` the pair is computed, from ``wait`` its dq tile waits
-            for its turn, from ``added`` it is added, and at ``end`` the next one may add.  They are sorted by start.
+            ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``ticket`` (the place
+            of its walk in the order of launch), ``head`` (query heads, counted through all batch elements), ``kv`` and
+            ``q`` (tiles), and the times since the first start: from ``start`` the pair is computed, from ``wait`` its
+            dq tile waits for its turn, from ``added`` it is added, and at ``end`` the next one may add.  They are
+            sorted by start.
             ``meta`` has ``site``, ``number``, ``heads`` and ``tick`` beside what `meta` has: all times are multiples of
             ``tick`` nanoseconds, the resolution of the GPU's clock.
         """
@@ -83,13 +84,13 @@ class ProfileRun:
             torch.cuda.synchronize(self._device)
         table = self._table.cpu().numpy()
         head, kv, q = np.nonzero(table[:, :, 1:, 3])
-        times, ctas = table[head, kv, 1 + q], table[head, kv, 0]
+        times, begun = table[head, kv, 1 + q], table[head, kv, 0]
         # The recorder may notice that a step is done a moment after the reducer, who cannot have been earlier.
         times = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
         times = times - times.min(initial=np.iinfo(np.int64).max)
         order = np.argsort(times[:, 0], kind="stable")
-        columns = [ctas[:, 1], ctas[:, 0], head, kv, q, *times.T]
-        names = ("sm", "cta", "head", "kv", "q", "start", "wait", "added", "end")
+        columns = [begun[:, 1], begun[:, 0], head, kv, q, *times.T]
+        names = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
         rows = np.stack(columns, axis=1)[order].tolist()
         tick = int(np.gcd.reduce(times, axis=None))
         meta = {"site": self.site, "number": self.number, "heads": self.heads, "tick": tick, **self.meta}

@@ -3,7 +3,7 @@
 The file is one JSON object.  Times are in nanoseconds since the first start:
 
     {"unit": "ns", "meta": {...},
-     "spans": [{"sm": 0, "cta": 7, "head": 1, "kv": 3, "q": 5, "start": 0, "wait": 900, "added": 1000, "end": 1150}]}
+     "spans": [{"sm": 0, "ticket": 7, "head": 1, "kv": 3, "q": 5, "start": 0, "wait": 900, "added": 1000, "end": 1150}]}
 
 A CTA computes a tile pair from `start` to `wait`, waits for its turn until `added`, and adds until `end`.  Query heads
 are counted through all batch elements.  Different warps write the times down, so one may precede the one before it by
@@ -21,11 +21,11 @@ from typing import Any
 from ..errors import ArgumentError
 from .model import MICROSECONDS, Step, Timeline
 
-_FIELDS = ("sm", "cta", "head", "kv", "q", "start", "wait", "added", "end")
+_FIELDS = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
 
 
 def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None = None) -> Timeline:
-    """The timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first CTAs.
+    """The timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first tickets.
 
     Args:
         heads: names of the query heads of all batch elements; by default numbers.
@@ -64,7 +64,7 @@ def of_spans(
     spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: Mapping[str, Any] | None = None
 ) -> Timeline:
     """The timeline of the spans of a recorded run; ``meta["gpu"]`` and ``meta["schedule"]`` are noted."""
-    first = {span["sm"]: span["cta"] for span in sorted(spans, key=lambda s: -s["cta"])}
+    first = {span["sm"]: span["ticket"] for span in sorted(spans, key=lambda s: -s["ticket"])}
     lanes = {sm: lane for lane, sm in enumerate(sorted(first, key=lambda sm: first[sm]))}
     count = 1 + max((span["head"] for span in spans), default=-1)
     if heads and count > len(heads):
@@ -75,7 +75,7 @@ def of_spans(
         key = span["head"], span["q"]
         rank = turns[key] = turns.get(key, -1) + 1
         times = accumulate((span[name] / 1000 for name in ("start", "wait", "added", "end")), max)
-        steps.append(Step(lanes[span["sm"]], span["cta"], span["head"], span["kv"], span["q"], rank, *times))
+        steps.append(Step(lanes[span["sm"]], span["ticket"], span["head"], span["kv"], span["q"], rank, *times))
     end = max((step.written for step in steps), default=0.0)
     names = tuple(heads) or tuple(f"head {h}" for h in range(count))
     recorded = len({span["head"] for span in spans})

@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     Args:
         lane: which of `Timeline.lanes`.
-        ticket: the CTA.
+        ticket: of the walk that it belongs to.
         head: which of `Timeline.heads`.
         kv, q: the tiles.
         rank: the place of this addition among those to the dq tile of (head, q).

@@ -74,7 +74,7 @@ def consume(
             v = shared.v.load(left_operand(layout_s))
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         for step in range(steps):
-            it = (done + step) & 0x7FFFFFFF  # so that nobody looks for its sign
+            it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
             before = it - gl.where(step > 0, 1, 0)
             after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":
