@@ -31,8 +31,8 @@ LEGEND = """\
 kernel         what it computes; the second one does the work, the others prepare and finish
 tiles          queries x keys that a CTA (a block of threads) takes at once
 warps, stages  groups of 32 threads of a CTA, and tiles that are loaded ahead
-CTAs           how many of them the backward launches; those of the second kernel are one for each SM, and take
-               tiles of keys until there are no more
+CTAs           how many of them the backward launches; in the second kernel there is one for each
+               SM, which takes tiles of keys until there are no more
 registers      of a thread when it starts, as the assembler allots them
 spilled bytes  what a thread stores to memory and loads back, because its registers do not suffice
 shared memory  of a CTA"""
