@@ -65,7 +65,7 @@ class Variant:
 
 VARIANTS = {
     (64, 64): Variant("halved", ahead=True, left_in_registers=True),
-    (128, 128): Variant("overlapped", ahead=True, spare_q=True),
+    (128, 128): Variant("overlapped", ahead=True, spare_q="Q" in __import__("os").environ.get("STEPX", "")),
     (192, 128): Variant("halved", tail=64, one_dq=True),
     (256, 256): Variant("shared"),
 }

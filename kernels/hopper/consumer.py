@@ -13,12 +13,14 @@ from .group import add_to_group
 from .operations import role_barrier, wait_until_read
 from .places import store_tile
 from .steps import (
+    LSE, WO,
     accumulator_layout,
     halved_step,
     left_operand,
     overlapped_step,
     scores,
     shared_step,
+    wait_for_do,
     wait_for_q,
     zeros,
 )
@@ -56,12 +58,9 @@ def consume(
         dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
         dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)
         s = zero
+        lse = gl.zeros([BLOCK_Q // shared.HALVES], gl.float32, gl.SliceLayout(0, layout_s))
         k = shared.k
         v = shared.v
-        if STEP == "overlapped":
-            shared.ds.store(gl.zeros([BLOCK_KV, BLOCK_Q], DTYPE, layout_s))
-            fence_async_shared()
-            role_barrier()
         mbarrier.wait(shared.k_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             k = shared.k.load(left_operand(layout_s))
@@ -69,16 +68,19 @@ def consume(
             if steps > 0:
                 slot = wait_for_q(shared, done)
                 s = warpgroup_mma_wait(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
+                if LSE and STEP == "overlapped":
+                    lse = shared.lse.index(slot).load(gl.SliceLayout(0, layout_s))
+                if WO and STEP == "overlapped":
+                    wait_for_do(shared, done)
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
         wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         for step in range(steps):
             it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
-            before = it - gl.where(step > 0, 1, 0)
             after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":
-                s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS)
+                s, lse, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, lse, dk, dv, zero, WARPS)
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
                     shared, mask, drops, scale_log2, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
@@ -93,9 +95,6 @@ def consume(
         role_barrier()
         if shared.RESULTS_IN_DQ:
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
-        if STEP == "overlapped":
-            if steps > 0:
-                dk = warpgroup_mma(shared.ds, shared.q.index((done - 1) % shared.Q_STAGES), dk)
         if GROUP > 1:
             dk, dk_tail, dv = add_to_group(
                 work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.turn.index(0), n & 1, shared.TAIL_D

@@ -165,6 +165,26 @@ def rounded_from_zero(x, dtype: gl.constexpr):
 
 
 @gluon.jit
+def arrive_at(number, THREADS: gl.constexpr):
+    """Arrive at a named barrier for so many threads, and go on; for all threads of a role."""
+    _at_named("arrive", number, THREADS)
+
+
+@gluon.jit
+def meet_at(number, THREADS: gl.constexpr):
+    """Wait at a named barrier for so many threads; for all threads of a role."""
+    _at_named("sync", number, THREADS)
+
+
+@gluon.jit
+def _at_named(HOW: gl.constexpr, number, THREADS: gl.constexpr):
+    gl.inline_asm_elementwise(
+        "barrier.cta." + HOW + " $1, $2; mov.b32 $0, $1;", "=r,r,r", [number, THREADS], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def wait_for_turn(semaphore, rank):
     """Block the warp until `semaphore` (int32) is `rank`."""
     gl.inline_asm_elementwise(

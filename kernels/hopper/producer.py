@@ -5,15 +5,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .clear import blind_queries, clear, complete
+from .ends import ROOM, listen
 from .group import wait_for_group
 from .operations import begin_load, load_rows
 from .tickets import announce, take_ticket, wait_until_left
 
 
 @gluon.jit
-def wait_for_room(shared, stamps, it):
-    """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles, in the Q ring too."""
-    mbarrier.wait(shared.step_done.index(it % shared.STAGES), ((it // shared.STAGES) & 1) ^ 1)
+def wait_for_room(shared, stamps, it, WARPS: gl.constexpr):
+    """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles."""
+    if it >= shared.STAGES:
+        listen(shared, ROOM, it, WARPS)
     stamps.wait_until_noted(it)
 
 
@@ -53,7 +55,7 @@ def _clear_queries(shared, slot, do_slot, landings):
 def produce(
     walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, ticket_ptr,
     tickets, batch, section, LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, PARTS: gl.constexpr,
-    CO_RESIDENT: gl.constexpr,
+    CO_RESIDENT: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
@@ -108,7 +110,7 @@ def produce(
                         q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
-                    wait_for_room(shared, stamps, it)
+                    wait_for_room(shared, stamps, it, WARPS)
                     slot = it % shared.Q_STAGES
                     full = shared.q_full.index(slot)
                     if walk.CLEARS:
@@ -160,3 +162,5 @@ def produce(
         if not CO_RESIDENT:
             ticket = take_ticket(ticket_ptr)
     announce(shared, n, -1, -1)
+    for it in range(done, done + shared.STAGES):  # consumers speak of every step, so somebody has to listen
+        wait_for_room(shared, stamps, it, WARPS)

@@ -4,16 +4,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .ends import DQ_COMPLETE, listen
 from .operations import as_blocks, async_reduce_add, begin_store, pass_turn_on, wait_for_turn, wait_until_read
 from .tickets import next_walk
 
 
 @gluon.jit
-def reduce(walks, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr):
+def reduce(
+    walks, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr, CONSUMERS: gl.constexpr
+):
     """Steps WARP, WARP + WARPS, ... of the CTA; see Note [Ordered accumulation on Hopper].
 
     While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
-    the semaphores hold it.
+    the semaphores hold it.  CONSUMERS: warps of the consumers.
     """
     ROWS: gl.constexpr = shared.dq.shape[1]
     TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
@@ -34,7 +37,7 @@ def reduce(walks, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS
             slot = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_for_turn(semaphores + tile, rank)
-            mbarrier.wait(shared.step_done.index(it % shared.STAGES), (it // shared.STAGES) & 1)
+            listen(shared, DQ_COMPLETE, it, CONSUMERS)
             _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import globaltimer, smid
 
+from .ends import NOTED, listen
 from .tickets import next_walk
 
 ARGUMENTS = ("stamps_ptr", "stamped_heads")
@@ -106,7 +107,7 @@ class Stamps:
 
 
 @gluon.jit
-def record(walks, shared, stamps):
+def record(walks, shared, stamps, CONSUMERS: gl.constexpr):
     """The recorder: one warp that stamps start and wait of every step."""
     n = 0
     done = 0
@@ -121,7 +122,7 @@ def record(walks, shared, stamps):
             slot = it % shared.STAGES
             mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
             start = stamps.now()
-            mbarrier.wait(shared.step_done.index(slot), (it // shared.STAGES) & 1)
+            listen(shared, NOTED, it, CONSUMERS)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(slot), count=1)
             stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)

@@ -10,6 +10,8 @@ and hands its dq tile over to the reducers.  There are three forms:
 * `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
 """
 
+import os
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -19,7 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .ends import DQ_COMPLETE, NOTED, ROOM, say
 from .operations import role_barrier
+
+F = os.environ.get("STEPX", "")
+LSE = gl.constexpr("L" in F)
+WQ = gl.constexpr("W" in F)
+WO = gl.constexpr("O" in F)
+DH = gl.constexpr("D" in F)  # delta early in halves
 
 
 @gluon.constexpr_function
@@ -95,7 +104,8 @@ def begin_drops(drops, shared, it):
 
 @gluon.jit
 def share_ds(shared, ds):
-    """Make dS visible to the matmuls of all warps."""
+    """Make dS visible to the matmuls of all warps, when all have read that of the step before."""
+    role_barrier()
     shared.ds.store(ds)
     fence_async_shared()
     role_barrier()
@@ -136,56 +146,86 @@ def add_product(a, right, accumulator, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def gradient_of_scores(shared, drops, p, dp, tile):
-    """dS, rounded, from signed P."""
-    delta = shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout))
-    return drops.gradient(p, dp, gl.expand_dims(delta, 0)).to(shared.k.dtype)
+def deltas(shared, tile, LAYOUT: gl.constexpr):
+    """Delta of a piece of the queries, by column of a result of `LAYOUT`."""
+    return gl.expand_dims(shared.delta.index(tile).load(gl.SliceLayout(0, LAYOUT)), 0)
 
 
 @gluon.jit
-def hand_over(shared, it, dq, dq_tail):
-    """Put a dq tile into its buffer and tell producer and reducers that the step is done."""
+def gradient_of_scores(shared, drops, p, dp, delta):
+    """dS, rounded, from signed P."""
+    return drops.gradient(p, dp, delta).to(shared.k.dtype)
+
+
+@gluon.jit
+def wait_for_dq_room(shared, it):
+    """Wait until the slot for the dq tile of a step is empty."""
+    mbarrier.wait(shared.dq_empty.index(it % shared.DQ_STAGES), ((it // shared.DQ_STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
+    """Put a dq tile into its slot, which is empty, and tell the reducer."""
     slot = it % shared.DQ_STAGES
-    mbarrier.wait(shared.dq_empty.index(slot), ((it // shared.DQ_STAGES) & 1) ^ 1)
     shared.dq.index(slot).store(in_fragments(dq))
     if shared.TAIL_D > 0:
         shared.dq_tail.index(slot).store(in_fragments(dq_tail))
     fence_async_shared()
-    role_barrier()
-    mbarrier.arrive(shared.step_done.index(it % shared.STAGES), count=1)
+    say(shared, DQ_COMPLETE, it, WARPS)
 
 
 @gluon.jit
-def overlapped_step(shared, mask, drops, scale_log2, it, before, after, s, dk, dv, zero, WARPS: gl.constexpr):
-    """A step that begins with its S and ends with that of the next.
+def end_step(shared, it, WARPS: gl.constexpr):
+    """Say that the matmuls have read Q and dO of a step."""
+    say(shared, ROOM, it, WARPS)
+    if shared.STAMPED:
+        say(shared, NOTED, it, WARPS)
+
+
+@gluon.jit
+def overlapped_step(shared, mask, drops, scale_log2, it, after, s, lse, dk, dv, zero, WARPS: gl.constexpr):
+    """A step that begins with its S and ends with that of step `after`, which is the next one, or this one again.
 
         queued                              meanwhile
-        dP, dK of the step before           softmax
+        dP                                  softmax
         dV                                  dS
-        dQ, S of the step after             dq tile to its buffer
-
-    Those are steps `before` and `after`; the first and the last one are their own: the first adds a dK of a dS of
-    zeros, the last computes an S that nobody needs.
+        dQ, dK, S of the step after         dq tile to its buffer
     """
+    LAYOUT: gl.constexpr = zero.type.layout
     slot = it % shared.Q_STAGES
-    do_slot = wait_for_do(shared, it)
+    if not WO:
+        do_slot = wait_for_do(shared, it)
+    do_slot = it % shared.STAGES
     word = mask.told(do_slot)
     do = shared.do.index(do_slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dk = warpgroup_mma(shared.ds, shared.q.index(before % shared.Q_STAGES), dk, is_async=True)
     begin_drops(drops, shared, it)
-    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
+    if not LSE:
+        lse = shared.lse.index(slot).load(gl.SliceLayout(0, LAYOUT))
+    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
+    p = drops.marked(mask.applied(p, word, do_slot, 0), mask.q_tile(word), mask.kv, 0)
+    delta = deltas(shared, do_slot, LAYOUT)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
-    dp = warpgroup_mma_wait(2, deps=(dp,))
-    ds = gradient_of_scores(shared, drops, p, dp, do_slot)
-    dk = warpgroup_mma_wait(1, deps=(dk,))  # it has read the dS of the step before
+    dp = warpgroup_mma_wait(1, deps=(dp,))
+    ds = gradient_of_scores(shared, drops, p, dp, delta)
     share_ds(shared, ds)
     dq, dq_tail = matmul_dq(shared, WARPS)
-    s = scores(shared.k, shared, wait_for_q(shared, after), zero)
+    dk = add_product(ds, shared.q.index(slot), dk, WARPS)
+    wait_for_dq_room(shared, it)
+    if WQ:
+        wait_for_q(shared, after)
     dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
-    hand_over(shared, it, dq, dq_tail)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    return s, dk, dv
+    hand_over(shared, it, dq, dq_tail, WARPS)
+    if not WQ:
+        wait_for_q(shared, after)
+    s = scores(shared.k, shared, after % shared.Q_STAGES, zero)
+    if LSE:
+        lse = shared.lse.index(after % shared.Q_STAGES).load(gl.SliceLayout(0, LAYOUT))
+    if WO:
+        wait_for_do(shared, after)
+    s, dk = warpgroup_mma_wait(0, deps=(s, dk))
+    end_step(shared, it, WARPS)
+    return s, lse, dk, dv
 
 
 @gluon.jit
@@ -199,6 +239,7 @@ def halved_step(
     one again if it is the last.  A tail leaves no registers for matmuls that run on: there every half ends with a wait.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
+    LAYOUT: gl.constexpr = zero.type.layout
     gl.static_assert(AHEAD != TAIL)
     if not AHEAD:
         wait_for_q(shared, it)
@@ -218,9 +259,13 @@ def halved_step(
     if AHEAD:
         begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, do_slot, 0)
+    if DH:
+        delta = deltas(shared, do_tile, LAYOUT)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
-    ds0 = gradient_of_scores(shared, drops, p, dp0, do_tile)
+    if not DH:
+        delta = deltas(shared, do_tile, LAYOUT)
+    ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds0, shared.q_tail.index(tile), dk_tail, WARPS)
@@ -232,9 +277,13 @@ def halved_step(
     if AHEAD:
         begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, do_slot, 1)
+    if DH:
+        delta = deltas(shared, do_tile + 1, LAYOUT)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
-    ds1 = gradient_of_scores(shared, drops, p, dp1, do_tile + 1)
+    if not DH:
+        delta = deltas(shared, do_tile + 1, LAYOUT)
+    ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds1, shared.q_tail.index(tile + 1), dk_tail, WARPS)
@@ -243,10 +292,13 @@ def halved_step(
     dq, dq_tail = matmul_dq(shared, WARPS)
     if AHEAD:
         s0 = scores(k, shared, wait_for_q(shared, after) * 2, zero)
+        wait_for_dq_room(shared, it)
         dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))
     else:
+        wait_for_dq_room(shared, it)
         dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
-    hand_over(shared, it, dq, dq_tail)
+    hand_over(shared, it, dq, dq_tail, WARPS)
+    end_step(shared, it, WARPS)
     if AHEAD:
         s0 = warpgroup_mma_wait(0, deps=(s0,))
     return s0, dk, dk_tail, dv
@@ -263,14 +315,20 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
+    role_barrier()  # all have read P and dS of the step before
     shared.p.store(drops.rounded(p, shared.k.dtype))
     fence_async_shared()
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    share_ds(shared, gradient_of_scores(shared, drops, p, dp, do_slot))
+    delta = deltas(shared, do_slot, zero.type.layout)
+    shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
+    fence_async_shared()
+    role_barrier()
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
+    wait_for_dq_room(shared, it)
     dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
-    hand_over(shared, it, dq, dq_tail)
+    hand_over(shared, it, dq, dq_tail, WARPS)
+    end_step(shared, it, WARPS)
     return dk, dv

@@ -140,7 +140,6 @@ class Shared:
     q_full: gl.shared_memory_descriptor
     do_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
-    step_done: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
     walks: gl.shared_memory_descriptor
     walk_full: gl.shared_memory_descriptor
@@ -152,12 +151,14 @@ class Shared:
     HALVES: gl.constexpr
     RESULTS_PER_SLOT: gl.constexpr
     RESULTS_IN_DQ: gl.constexpr
+    STAMPED: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
-        k_full, v_full, kv_empty, q_full, do_full, dq_empty, step_done, turn,
+        k_full, v_full, kv_empty, q_full, do_full, dq_empty, turn,
         walks, walk_full, walk_empty, Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES, RESULTS_PER_SLOT, RESULTS_IN_DQ,
+        STAMPED,
     ):  # fmt: skip
         self.k = k
         self.k_tail = k_tail
@@ -177,7 +178,6 @@ class Shared:
         self.q_full = q_full
         self.do_full = do_full
         self.dq_empty = dq_empty
-        self.step_done = step_done
         self.turn = turn
         self.walks = walks
         self.walk_full = walk_full
@@ -189,6 +189,7 @@ class Shared:
         self.HALVES = gl.constexpr(HALVES)
         self.RESULTS_PER_SLOT = gl.constexpr(RESULTS_PER_SLOT)
         self.RESULTS_IN_DQ = gl.constexpr(RESULTS_IN_DQ)
+        self.STAMPED = gl.constexpr(STAMPED)
 
     @gluon.jit
     def result_tile(self, it, RESULT: gl.constexpr):
@@ -213,7 +214,7 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
-    STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr, READERS: gl.constexpr,
+    STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr, READERS: gl.constexpr, STAMPED: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
     OWN: gl.constexpr = 1 if CLEARS else 0
@@ -256,7 +257,6 @@ def allocate_shared(
         barriers(Q_STAGES + OWN),
         barriers(STAGES + OWN),
         barriers(DQ_STAGES),
-        barriers(STAGES),
         turn,
         allocate_words(2 * ENTRIES),
         barriers(ENTRIES),
@@ -268,4 +268,5 @@ def allocate_shared(
         HALVES,
         PER_SLOT,
         TAIL_D == 0 and BLOCK_D == BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
+        STAMPED,
     )

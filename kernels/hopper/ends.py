@@ -1,0 +1,39 @@
+"""What consumers say at the end of a step, without waiting for each other: its dq tile is complete, and there is room.
+
+Note [Ends of steps]
+    Consumers speak through named barriers of the hardware: all their threads and the warp that listens meet at one, but
+    only that warp waits.  An mbarrier would make them wait: Gluon lets one thread of a role arrive at it, so the others
+    would have to meet that thread before.  Each warpgroup goes on as soon as it is done itself, and the matmuls of one
+    fill the time in which the other has none.
+
+    A step's dq tile is complete before the step ends: the reducer is told when it may add it, and the producer later,
+    when the matmuls have read Q and dO of the step too.  With stamps the recorder is told together with the producer.
+
+    A number is used again STAGES steps later.  No consumer arrives there before the warp that listens has left it: a
+    reducer has emptied the slot of the dq tile by then, producer and recorder have made room for the later step.  No
+    warpgroup is a whole step ahead of the other, because both wait for the whole dS of every step.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .operations import arrive_at, meet_at
+
+DQ_COMPLETE = gl.constexpr(8)
+"""The first of the named barriers for reducers; Triton takes the first numbers, one for a role of several warps."""
+ROOM = gl.constexpr(10)
+NOTED = gl.constexpr(12)
+MOST_STAGES = 2
+"""Steps that may be under way, for which there are numbers."""
+
+
+@gluon.jit
+def say(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
+    """Arrive at the barrier of step `it`; for all WARPS consumers, after what they say it of."""
+    arrive_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))
+
+
+@gluon.jit
+def listen(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
+    """Wait until all WARPS consumers have said so of step `it`; for a role of one warp."""
+    meet_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))
