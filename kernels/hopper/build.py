@@ -22,6 +22,7 @@ from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
 from . import data, dropout, place_arguments, stamps
 from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
+from .ends import MOST_STAGES
 from .entry import hopper_backward
 from .finish import finish
 from .prepare import prepare
@@ -43,7 +44,6 @@ class Variant:
         step: the form of a step, see `steps`.
         ahead: a step ends with S of the next one in flight; always where steps overlap.
         left_in_registers: K and V are left operands in registers.
-        spare_q: the Q ring has a tile more than the others, so that a Q may be read until the end of the next step.
         tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
         one_dq: one dq tile in shared memory, where there is no room for one per stage.
         registers: registers per thread of producer and reducers.
@@ -52,7 +52,6 @@ class Variant:
     step: Literal["overlapped", "halved", "shared"]
     ahead: bool = False
     left_in_registers: bool = False
-    spare_q: bool = False
     tail: int = 0
     one_dq: bool = False
     registers: int = 24
@@ -65,7 +64,7 @@ class Variant:
 
 VARIANTS = {
     (64, 64): Variant("halved", ahead=True, left_in_registers=True),
-    (128, 128): Variant("overlapped", ahead=True, spare_q="Q" in __import__("os").environ.get("STEPX", "")),
+    (128, 128): Variant("overlapped", ahead=True),
     (192, 128): Variant("halved", tail=64, one_dq=True),
     (256, 256): Variant("shared"),
 }
@@ -118,6 +117,8 @@ class Specialisation:
         ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
         if ahead and self.tiles.num_stages < 2:  # a step would wait for what only its own end makes room for
             raise ArgumentError("tiles", str(self.tiles), "num_stages >= 2 at these head dims")
+        if self.tiles.num_stages > MOST_STAGES:
+            raise ArgumentError("tiles", str(self.tiles), f"num_stages <= {MOST_STAGES}")
         if self.tiles.num_warps != WARPS:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
@@ -203,8 +204,8 @@ class Kernels:
             "PARTS": self.schedule.parts, "CO_RESIDENT": alone, "GROUP": p.group,
             "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
             "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": q, "BLOCK_KV": kv, "BLOCK_D": d,
-            "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "Q_STAGES": tiles.num_stages + v.spare_q,
-            "STAGES": tiles.num_stages, "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
+            "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "STAGES": tiles.num_stages,
+            "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
             "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, "PLACED": p.row_block,
             "STAMPED": p.stamped,

@@ -5,7 +5,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -13,14 +12,12 @@ from .group import add_to_group
 from .operations import role_barrier, wait_until_read
 from .places import store_tile
 from .steps import (
-    LSE, WO,
     accumulator_layout,
     halved_step,
     left_operand,
     overlapped_step,
     scores,
     shared_step,
-    wait_for_do,
     wait_for_q,
     zeros,
 )
@@ -42,7 +39,6 @@ def consume(
     GROUP: gl.constexpr = walks.work.GROUP
     BLOCK_D: gl.constexpr = shared.k.shape[1]
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
-    DTYPE: gl.constexpr = shared.k.dtype
     layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
     zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
     n = 0
@@ -58,7 +54,6 @@ def consume(
         dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
         dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)
         s = zero
-        lse = gl.zeros([BLOCK_Q // shared.HALVES], gl.float32, gl.SliceLayout(0, layout_s))
         k = shared.k
         v = shared.v
         mbarrier.wait(shared.k_full.index(0), n & 1)
@@ -68,10 +63,6 @@ def consume(
             if steps > 0:
                 slot = wait_for_q(shared, done)
                 s = warpgroup_mma_wait(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
-                if LSE and STEP == "overlapped":
-                    lse = shared.lse.index(slot).load(gl.SliceLayout(0, layout_s))
-                if WO and STEP == "overlapped":
-                    wait_for_do(shared, done)
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
@@ -80,7 +71,7 @@ def consume(
             it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
             after = it + gl.where(step + 1 < steps, 1, 0)
             if STEP == "overlapped":
-                s, lse, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, lse, dk, dv, zero, WARPS)
+                s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS)
             elif STEP == "halved":
                 s, dk, dk_tail, dv = halved_step(
                     shared, mask, drops, scale_log2, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD

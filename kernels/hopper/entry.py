@@ -28,7 +28,7 @@ def hopper_backward(
     Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr,
     CO_RESIDENT: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
     BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
-    BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
     ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
     PLACED: gl.constexpr, STAMPED: gl.constexpr,
@@ -76,7 +76,7 @@ def hopper_backward(
     dk_target = Target(dk_ptr, dk_h, dk_row, dk_dim)
     dv_target = Target(dv_ptr, dv_h, dv_row, dv_dim)
     shared = allocate_shared(
-        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, Q_STAGES, STAGES, DQ_STAGES, STEP, GROUP,
+        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, STAGES, DQ_STAGES, STEP, GROUP,
         walks.CLEARS, READERS, STAMPED,
     )  # fmt: skip
     fence_async_shared()

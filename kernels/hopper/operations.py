@@ -34,7 +34,8 @@ Note [Forward progress on Hopper]
     Schedules that wait both ways have a CTA for every ticket, which takes no other, and are launched cooperatively:
     there a ticket that waits behind another one could be what that one waits for.
 
-    Inside a CTA producer, consumers and reducers wait for one another through mbarriers only; a reducer that waits for
+    Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
+    which consumers only arrive; a reducer that waits for
     its turn stops its consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in
     rank.  Ticket and semaphores are set by `prepare` in the same call.
 

@@ -34,9 +34,9 @@ def _clear_keys(walk, shared, kv, landings):
 
 
 @gluon.jit
-def _clear_queries(shared, slot, do_slot, landings):
-    """Announce Q and dO of a step, in these slots of their rings, with zeros for queries that see no key."""
-    mbarrier.wait(shared.q_full.index(shared.Q_STAGES), landings & 1)
+def _clear_queries(shared, slot, landings):
+    """Announce Q and dO of a step, in this slot of their rings, with zeros for queries that see no key."""
+    mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
     for h in range(shared.HALVES):
         piece = slot * shared.HALVES + h
         hidden = blind_queries(shared.lse.index(piece))
@@ -47,8 +47,8 @@ def _clear_queries(shared, slot, do_slot, landings):
     mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
     for h in range(shared.HALVES):
         hidden = blind_queries(shared.lse.index(slot * shared.HALVES + h))
-        clear(shared.do.index(do_slot * shared.HALVES + h), hidden)
-    complete(shared.do_full.index(do_slot))
+        clear(shared.do.index(slot * shared.HALVES + h), hidden)
+    complete(shared.do_full.index(slot))
 
 
 @gluon.jit
@@ -111,10 +111,10 @@ def produce(
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it, WARPS)
-                    slot = it % shared.Q_STAGES
+                    slot = it % shared.STAGES
                     full = shared.q_full.index(slot)
                     if walk.CLEARS:
-                        full = shared.q_full.index(gl.where(walk.has_blind(word), shared.Q_STAGES, slot))
+                        full = shared.q_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, Q_BYTES)
                     for h in gl.static_range(HALVES):
                         piece = slot * HALVES + h
@@ -122,14 +122,13 @@ def produce(
                         if TAIL:
                             load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
                         begin_load(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
-                    do_slot = it % shared.STAGES
-                    full = shared.do_full.index(do_slot)
-                    walk.tell(word, do_slot, full)
+                    full = shared.do_full.index(slot)
+                    walk.tell(word, slot, full)
                     if walk.CLEARS:
-                        full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, do_slot))
+                        full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, DO_BYTES)
                     for h in gl.static_range(HALVES):
-                        piece = do_slot * HALVES + h
+                        piece = slot * HALVES + h
                         load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
                         begin_load(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
                     if step == 0:
@@ -147,7 +146,7 @@ def produce(
                             _clear_keys(walk, shared, kv, key_landings)
                             key_landings += 1
                         if walk.has_blind(word):
-                            _clear_queries(shared, slot, do_slot, query_landings)
+                            _clear_queries(shared, slot, query_landings)
                             query_landings += 1
                 if steps == 0:  # K and V are announced without data
                     mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)

@@ -3,14 +3,12 @@
 Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
 and hands its dq tile over to the reducers.  There are three forms:
 
-* `overlapped_step` keeps matmuls queued over the end of a step, so that the tensor cores never wait for a softmax;
+* `overlapped_step` queues dK and S of the next step before it stores its dq tile;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
   registers beside dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
   registers reads half as much shared memory, which is what limits small head dims);
 * `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
 """
-
-import os
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -23,12 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .ends import DQ_COMPLETE, NOTED, ROOM, say
 from .operations import role_barrier
-
-F = os.environ.get("STEPX", "")
-LSE = gl.constexpr("L" in F)
-WQ = gl.constexpr("W" in F)
-WO = gl.constexpr("O" in F)
-DH = gl.constexpr("D" in F)  # delta early in halves
 
 
 @gluon.constexpr_function
@@ -79,8 +71,8 @@ def from_fragments(fragments, tile):
 @gluon.jit
 def wait_for_q(shared, it):
     """Slot of the it-th Q tile, which is there."""
-    slot = it % shared.Q_STAGES
-    mbarrier.wait(shared.q_full.index(slot), (it // shared.Q_STAGES) & 1)
+    slot = it % shared.STAGES
+    mbarrier.wait(shared.q_full.index(slot), (it // shared.STAGES) & 1)
     return slot
 
 
@@ -183,28 +175,23 @@ def end_step(shared, it, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, drops, scale_log2, it, after, s, lse, dk, dv, zero, WARPS: gl.constexpr):
-    """A step that begins with its S and ends with that of step `after`, which is the next one, or this one again.
+def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
+    """A step that begins with its S and ends with that of step `after`.
 
         queued                              meanwhile
         dP                                  softmax
         dV                                  dS
         dQ, dK, S of the step after         dq tile to its buffer
+
+    That is the next one, or this one again if it is the last, which computes an S that nobody needs.
     """
-    LAYOUT: gl.constexpr = zero.type.layout
-    slot = it % shared.Q_STAGES
-    if not WO:
-        do_slot = wait_for_do(shared, it)
-    do_slot = it % shared.STAGES
-    word = mask.told(do_slot)
-    do = shared.do.index(do_slot)
+    slot = wait_for_do(shared, it)
+    word = mask.told(slot)
+    do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops, shared, it)
-    if not LSE:
-        lse = shared.lse.index(slot).load(gl.SliceLayout(0, LAYOUT))
-    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse, 0))
-    p = drops.marked(mask.applied(p, word, do_slot, 0), mask.q_tile(word), mask.kv, 0)
-    delta = deltas(shared, do_slot, LAYOUT)
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
+    delta = deltas(shared, slot, zero.type.layout)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, delta)
@@ -212,20 +199,12 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, lse, dk, dv, 
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = add_product(ds, shared.q.index(slot), dk, WARPS)
     wait_for_dq_room(shared, it)
-    if WQ:
-        wait_for_q(shared, after)
     dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
     hand_over(shared, it, dq, dq_tail, WARPS)
-    if not WQ:
-        wait_for_q(shared, after)
-    s = scores(shared.k, shared, after % shared.Q_STAGES, zero)
-    if LSE:
-        lse = shared.lse.index(after % shared.Q_STAGES).load(gl.SliceLayout(0, LAYOUT))
-    if WO:
-        wait_for_do(shared, after)
+    s = scores(shared.k, shared, wait_for_q(shared, after), zero)
     s, dk = warpgroup_mma_wait(0, deps=(s, dk))
     end_step(shared, it, WARPS)
-    return s, lse, dk, dv
+    return s, dk, dv
 
 
 @gluon.jit
@@ -236,19 +215,19 @@ def halved_step(
     """A step in two halves of the q tile, k and v in registers or shared memory.
 
     With AHEAD it begins with S of its first half, and ends with that of step `after`, which is the next one, or this
-    one again if it is the last.  A tail leaves no registers for matmuls that run on: there every half ends with a wait.
+    one again if it is the last.  A tail leaves no registers for matmuls that run on, or for values that are read ahead:
+    there every half ends with a wait, and delta is read when it is used.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     LAYOUT: gl.constexpr = zero.type.layout
     gl.static_assert(AHEAD != TAIL)
     if not AHEAD:
         wait_for_q(shared, it)
-    tile = it % shared.Q_STAGES * 2
-    do_slot = wait_for_do(shared, it)
-    word = mask.told(do_slot)
-    do_tile = do_slot * 2
-    do0 = shared.do.index(do_tile)
-    do1 = shared.do.index(do_tile + 1)
+    slot = wait_for_do(shared, it)
+    tile = slot * 2
+    word = mask.told(slot)
+    do0 = shared.do.index(tile)
+    do1 = shared.do.index(tile + 1)
     if AHEAD:
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s1 = scores(k, shared, tile + 1, zero)
@@ -258,13 +237,13 @@ def halved_step(
         s0 = warpgroup_mma_wait(1, deps=(s0,))
     if AHEAD:
         begin_drops(drops, shared, it)
-    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, do_slot, 0)
-    if DH:
-        delta = deltas(shared, do_tile, LAYOUT)
+    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0)
+    if AHEAD:
+        delta = deltas(shared, tile, LAYOUT)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
-    if not DH:
-        delta = deltas(shared, do_tile, LAYOUT)
+    if not AHEAD:
+        delta = deltas(shared, tile, LAYOUT)
     ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
     if TAIL:
@@ -276,13 +255,13 @@ def halved_step(
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
         begin_drops(drops, shared, it)
-    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, do_slot, 1)
-    if DH:
-        delta = deltas(shared, do_tile + 1, LAYOUT)
+    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1)
+    if AHEAD:
+        delta = deltas(shared, tile + 1, LAYOUT)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
-    if not DH:
-        delta = deltas(shared, do_tile + 1, LAYOUT)
+    if not AHEAD:
+        delta = deltas(shared, tile + 1, LAYOUT)
     ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
     if TAIL:
@@ -309,19 +288,19 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     """A step whose P and dS are left operands in shared memory."""
     slot = wait_for_q(shared, it)
     s = scores(shared.k, shared, slot, zero)
-    do_slot = wait_for_do(shared, it)
-    word = mask.told(do_slot)
-    do = shared.do.index(do_slot)
+    wait_for_do(shared, it)
+    word = mask.told(slot)
+    do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
-    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, do_slot, 0)
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
     role_barrier()  # all have read P and dS of the step before
     shared.p.store(drops.rounded(p, shared.k.dtype))
     fence_async_shared()
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    delta = deltas(shared, do_slot, zero.type.layout)
+    delta = deltas(shared, slot, zero.type.layout)
     shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
     fence_async_shared()
     role_barrier()

@@ -113,13 +113,12 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
 class Shared:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    k, v: one tile each; q, lse: rings of Q_STAGES; do, delta: rings of STAGES, all four in HALVES pieces per tile; ds,
-    p: one tile; dq: a ring of DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv
-    leave with RESULTS_IN_DQ, else by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail,
-    q_tail, dq_tail: the columns past BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  `step_done` (a
-    ring of STAGES) says that the consumers have left a step: its dq tile is complete, its dO is free, and so is the
-    oldest Q.  With CLEARS k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's
-    own, see `clear`.
+    k, v: one tile each; q, lse, do, delta: rings of STAGES, in HALVES pieces per tile; ds, p: one tile; dq: a ring of
+    DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv leave with RESULTS_IN_DQ, else
+    by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail, q_tail, dq_tail: the columns past
+    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a recorder.  With CLEARS
+    k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.  What
+    consumers say at the end of a step needs no shared memory, see `ends`.
     """
 
     k: gl.shared_memory_descriptor
@@ -144,7 +143,6 @@ class Shared:
     walks: gl.shared_memory_descriptor
     walk_full: gl.shared_memory_descriptor
     walk_empty: gl.shared_memory_descriptor
-    Q_STAGES: gl.constexpr
     STAGES: gl.constexpr
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
@@ -157,7 +155,7 @@ class Shared:
     def __init__(
         self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
         k_full, v_full, kv_empty, q_full, do_full, dq_empty, turn,
-        walks, walk_full, walk_empty, Q_STAGES, STAGES, DQ_STAGES, TAIL_D, HALVES, RESULTS_PER_SLOT, RESULTS_IN_DQ,
+        walks, walk_full, walk_empty, STAGES, DQ_STAGES, TAIL_D, HALVES, RESULTS_PER_SLOT, RESULTS_IN_DQ,
         STAMPED,
     ):  # fmt: skip
         self.k = k
@@ -182,7 +180,6 @@ class Shared:
         self.walks = walks
         self.walk_full = walk_full
         self.walk_empty = walk_empty
-        self.Q_STAGES = gl.constexpr(Q_STAGES)
         self.STAGES = gl.constexpr(STAGES)
         self.DQ_STAGES = gl.constexpr(DQ_STAGES)
         self.TAIL_D = gl.constexpr(TAIL_D)
@@ -213,7 +210,7 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 @gluon.jit
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
-    BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
+    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
     STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr, READERS: gl.constexpr, STAMPED: gl.constexpr,
 ):  # fmt: skip
     """All shared memory of a CTA, barriers initialised."""
@@ -226,14 +223,14 @@ def allocate_shared(
     if STEP == "shared":
         p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
-    q = _tiles(DTYPE, [Q_STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
+    q = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
     dq = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * BLOCK_D // 32, 32])
     k_tail = k
     q_tail = q
     dq_tail = dq
     if TAIL_D > 0:
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
-        q_tail = _tiles(DTYPE, [Q_STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
+        q_tail = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
         dq_tail = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * TAIL_D // 32, 32])
     turn = ds  # never read
     if GROUP > 1:
@@ -245,7 +242,7 @@ def allocate_shared(
         q,
         q_tail,
         _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_DV]),
-        gl.allocate_shared_memory(gl.float32, [Q_STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
         ds,
         p,
@@ -254,14 +251,13 @@ def allocate_shared(
         barriers(1 + OWN),
         barriers(1 + OWN),
         barriers(1),
-        barriers(Q_STAGES + OWN),
+        barriers(STAGES + OWN),
         barriers(STAGES + OWN),
         barriers(DQ_STAGES),
         turn,
         allocate_words(2 * ENTRIES),
         barriers(ENTRIES),
         barriers(ENTRIES, READERS),
-        Q_STAGES,
         STAGES,
         DQ_STAGES,
         TAIL_D,
