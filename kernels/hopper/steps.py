@@ -138,9 +138,9 @@ def add_product(a, right, accumulator, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def deltas(shared, tile, LAYOUT: gl.constexpr):
-    """Delta of a piece of the queries, by column of a result of `LAYOUT`."""
-    return gl.expand_dims(shared.delta.index(tile).load(gl.SliceLayout(0, LAYOUT)), 0)
+def deltas(shared, tile, p):
+    """Delta of a piece of the queries, by column of its probabilities `p`."""
+    return gl.expand_dims(shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout)), 0)
 
 
 @gluon.jit
@@ -191,7 +191,7 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
-    delta = deltas(shared, slot, zero.type.layout)
+    delta = deltas(shared, slot, p)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, delta)
@@ -219,7 +219,6 @@ def halved_step(
     there every half ends with a wait, and delta is read when it is used.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
-    LAYOUT: gl.constexpr = zero.type.layout
     gl.static_assert(AHEAD != TAIL)
     if not AHEAD:
         wait_for_q(shared, it)
@@ -239,11 +238,11 @@ def halved_step(
         begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0)
     if AHEAD:
-        delta = deltas(shared, tile, LAYOUT)
+        delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
     if not AHEAD:
-        delta = deltas(shared, tile, LAYOUT)
+        delta = deltas(shared, tile, p)
     ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
     if TAIL:
@@ -257,11 +256,11 @@ def halved_step(
         begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1)
     if AHEAD:
-        delta = deltas(shared, tile + 1, LAYOUT)
+        delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
     if not AHEAD:
-        delta = deltas(shared, tile + 1, LAYOUT)
+        delta = deltas(shared, tile + 1, p)
     ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
     if TAIL:
@@ -300,7 +299,7 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
-    delta = deltas(shared, slot, zero.type.layout)
+    delta = deltas(shared, slot, p)
     shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
     fence_async_shared()
     role_barrier()
