@@ -191,7 +191,7 @@ def fit_all() -> None:
         names = ["step"] if len(backwards) == 1 else [n for n, value in asdict(rates).items() if value]
         print(dims, fit(backwards, rates, names, backward), flush=True)
     for kind, forward_rates in calibration.forward.items():
-        forwards = [p for p in data if p.forward and (*p.dims, prediction.is_window(p.site)) == kind]
+        forwards = [p for p in data if p.forward and (*p.dims, p.site.band.is_window) == kind]
         names = ["step", "tile"] if kind[2] else ["step", "masked", "tile", "launch"]
         print(kind, fit(forwards, forward_rates, names, forward), flush=True)
 

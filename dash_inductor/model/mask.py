@@ -48,6 +48,11 @@ class Band:
     def is_full(self) -> bool:
         return self.lo is None and self.hi is None
 
+    @property
+    def is_window(self) -> bool:
+        """It has two bounds: every query sees some keys next to one another, wherever it is."""
+        return self.lo is not None and self.hi is not None
+
     def resolve(self, q_len: int, kv_len: int) -> Band:
         """The same mask anchored top left, for known lengths; bounds that exclude nothing become None."""
         offset = kv_len - q_len if self.anchor == "bottom_right" else 0

@@ -33,8 +33,9 @@ UPWARD = ("ascending", "spt", "two_pass")
 tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
-"""Heads that are launched together under `ascending` at least.  All CTAs of a head begin at its first q tile and walk
-side by side, so that they keep less of it in the L2 cache than `_fits_l2` counts; this changes speed alone."""
+"""Heads that are launched together at least where those of a head keep less in the L2 cache than `_fits_l2` counts: under
+`ascending`, where all CTAs begin at the first q tile and walk side by side, and under windows, of which they walk only
+the part that is theirs.  This changes speed alone."""
 
 SEGMENTS = 2
 """Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""
@@ -269,7 +270,8 @@ def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate
     if family(kernel).cta_per_query_head:
         longest = max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len)
         longest = longest if site.mask.segments is None else -(-longest // SEGMENTS)
-        return _fits_l2(site, longest, SIDE_BY_SIDE if name == "ascending" else 1)
+        together = name == "ascending" or (site.band.is_window and site.mask.segments is None)
+        return _fits_l2(site, longest, SIDE_BY_SIDE if together else 1)
     return launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
 
 

@@ -64,7 +64,7 @@ def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: D
 def predicted_forward_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | None:
     """`predicted_us` for the forward."""
     dims = hopper_dims(site.head_dim, site.value_dim)
-    rates = None if dims is None else _calibration(gpu).forward.get((*dims, is_window(site)))
+    rates = None if dims is None else _calibration(gpu).forward.get((*dims, site.band.is_window))
     if (
         arch != "sm_90"
         or plan.forward != HOPPER.name
@@ -108,11 +108,6 @@ def _calibration(gpu: str) -> Calibration:
     if gpu not in CALIBRATIONS:
         raise ArgumentError("gpu", gpu, CALIBRATIONS)
     return CALIBRATIONS[gpu]
-
-
-def is_window(site: Site) -> bool:
-    """Whether the mask of a site has two bounds."""
-    return site.band.lo is not None and site.band.hi is not None
 
 
 def _check_documents(site: Site, documents: Documents) -> None:

@@ -25,6 +25,7 @@ from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_modu
 from .ends import MOST_STAGES
 from .entry import hopper_backward
 from .finish import finish
+from .operations import DQ_LAYOUT, DQ_ROW
 from .prepare import prepare
 
 WARPS = 8
@@ -213,11 +214,11 @@ class Kernels:
             **({} if p.placed else dict.fromkeys(of_places)),
             **({} if p.stamped else dict.fromkeys(stamps.ARGUMENTS)),
         }  # fmt: skip
-        accumulator = [math.gcd(q * d, q * v.tail) // 32, 32]
+        accumulator = [math.gcd(q * d, q * v.tail) // DQ_ROW.value, DQ_ROW.value]
         types = {
             **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, q // v.halves)),
             **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), columns(p.dtype, kv)),
-            "dq_desc": descriptor("fp32", accumulator, gl.NVMMASharedLayout.get_default_for(accumulator, gl.float32)),
+            "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
             "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",

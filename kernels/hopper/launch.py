@@ -27,6 +27,7 @@ from . import place_arguments
 from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
 from .data import NOTHING, Arguments, BackwardData, Facts
 from .dropout import ARGUMENTS
+from .operations import DQ_ROW
 from .recording import NOTHING as NO_STAMPS
 from .recording import Recording
 from .tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
@@ -166,7 +167,7 @@ class _State:
         self.skipped = [operand.skipped for operand in operands]
         descriptors = [
             *(operand.descriptor for operand in operands), describe(k_shape, self.strides[1]),
-            describe(v_shape, self.strides[2]), ([accumulator // 32, 32], [32, 1]), ([tile_rows], [1]),
+            describe(v_shape, self.strides[2]), ([accumulator // DQ_ROW.value, DQ_ROW.value], [DQ_ROW.value, 1]), ([tile_rows], [1]),
             ([tile_rows], [1]),
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)

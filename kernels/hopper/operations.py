@@ -93,8 +93,7 @@ def _block_shapes(tile, block):
 def as_blocks(tile, desc):
     """A [rows, columns] tile in shared memory as a row of blocks of a descriptor.
 
-    64 columns of 16 bits, or 32 of 32 bits, are one swizzle atom: in shared memory a wider or longer tile is a row of
-    such blocks.
+    64 columns of 16 bits are one swizzle atom: in shared memory a wider or longer tile is a row of such blocks.
     """
     return _reinterpret(tile, desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
 
@@ -118,6 +117,12 @@ def as_words(tile):
     """
     SHAPE: gl.constexpr = _word_shapes(tile.shape, tile.dtype.primitive_bitwidth)
     return _reinterpret(tile, gl.int32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+DQ_ROW = gl.constexpr(256)
+"""Values in a row of a dq tile as it goes to global memory, the most that a block of a descriptor may have."""
+DQ_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
+"""Rows lie one behind the other there.  A swizzled tile would go in one half more requests to the L2 cache."""
 
 
 @gluon.jit

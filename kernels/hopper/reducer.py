@@ -53,7 +53,7 @@ def reduce(
 
 @gluon.jit
 def _accumulate(desc, row, tile, rank):
-    """Begin to store (rank 0) or add the [rows, 32] `tile`, block by block."""
+    """Begin to store (rank 0) or add the [rows, DQ_ROW] `tile`, block by block."""
     ROWS: gl.constexpr = desc.block_type.shape[0]
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[0] // ROWS):

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .ends import DQ_COMPLETE, NOTED, ROOM, say
-from .operations import role_barrier
+from .operations import DQ_ROW, role_barrier
 
 
 @gluon.constexpr_function
@@ -47,7 +47,7 @@ def probabilities(mask, drops, s, scale_log2, lse, word, do_slot, PIECE: gl.cons
 
 @gluon.jit
 def in_fragments(dq):
-    """A [rows, columns] accumulator of matmuls as it lies in registers: [rows * columns / 32, 32].
+    """A [rows, columns] accumulator of matmuls as it lies in registers, in rows of DQ_ROW values.
 
     16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of
     thread ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts;
@@ -56,7 +56,7 @@ def in_fragments(dq):
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
     parts = dq.reshape([ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5])
-    return parts.reshape([ROWS * COLUMNS // 32, 32])
+    return parts.reshape([ROWS * COLUMNS // DQ_ROW, DQ_ROW])
 
 
 @gluon.jit

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
-from .operations import as_tiles
+from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
 from .told import allocate_words
 
 
@@ -208,6 +208,12 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
+def _accumulators(COUNT: gl.constexpr, VALUES: gl.constexpr):
+    """A ring of dq tiles of so many values."""
+    return gl.allocate_shared_memory(gl.float32, [COUNT, VALUES // DQ_ROW, DQ_ROW], DQ_LAYOUT)
+
+
+@gluon.jit
 def allocate_shared(
     DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
     BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
@@ -224,14 +230,14 @@ def allocate_shared(
         p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
     q = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
-    dq = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * BLOCK_D // 32, 32])
+    dq = _accumulators(DQ_STAGES, BLOCK_Q * BLOCK_D)
     k_tail = k
     q_tail = q
     dq_tail = dq
     if TAIL_D > 0:
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
         q_tail = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
-        dq_tail = _tiles(gl.float32, [DQ_STAGES, BLOCK_Q * TAIL_D // 32, 32])
+        dq_tail = _accumulators(DQ_STAGES, BLOCK_Q * TAIL_D)
     turn = ds  # never read
     if GROUP > 1:
         turn = barriers(1)
