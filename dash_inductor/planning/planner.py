@@ -33,9 +33,9 @@ UPWARD = ("ascending", "spt", "two_pass")
 tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
-"""Heads that are launched together at least where those of a head keep less in the L2 cache than `_fits_l2` counts: under
-`ascending`, where all CTAs begin at the first q tile and walk side by side, and under windows, of which they walk only
-the part that is theirs.  This changes speed alone."""
+"""Heads that are launched together at least where the CTAs of a head keep less of it in the L2 cache than `_fits_l2`
+counts: under `ascending`, where all begin at the first q tile and walk side by side, and under windows, where those
+that run at the same time walk a part of it.  This changes speed alone."""
 
 SEGMENTS = 2
 """Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""

@@ -165,9 +165,10 @@ class _State:
             SeenRows.of((*q_shape[:3], value_dim), do, *queries),
         ]  # fmt: skip
         self.skipped = [operand.skipped for operand in operands]
+        row = DQ_ROW.value
         descriptors = [
             *(operand.descriptor for operand in operands), describe(k_shape, self.strides[1]),
-            describe(v_shape, self.strides[2]), ([accumulator // DQ_ROW.value, DQ_ROW.value], [DQ_ROW.value, 1]), ([tile_rows], [1]),
+            describe(v_shape, self.strides[2]), ([accumulator // row, row], [row, 1]), ([tile_rows], [1]),
             ([tile_rows], [1]),
         ]  # fmt: skip
         sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
