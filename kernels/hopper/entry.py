@@ -39,7 +39,8 @@ def hopper_backward(
     descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  Those of q and do hold only the
     rows that see a key, those of k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of `in_fragments`; lse (base 2) and
-    delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
+    delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past
+    q_len.
     semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; tickets: how
     many there are, for any number of CTAs, see `tickets`; group_sums, group_semaphores: see
     `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
