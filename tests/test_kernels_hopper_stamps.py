@@ -8,6 +8,7 @@ from typing import Any
 
 import expecttest
 import pytest
+from dash_inductor.kernels.hopper import ends
 
 from dash_inductor.model import Band
 
@@ -52,6 +53,7 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
     """Every step of the first `heads` query heads has its four times, and no other pair of tiles has any."""
     found, expected = stamps_of(launch, simulation), Expected(launch)
     rows = BLOCK_Q * expected.columns // 32
+    said = {ticket: [t for n, t in all_ if n >= ends.NOTED.value] for ticket, all_ in simulation.arrived.items()}
     issued: dict[tuple[int, int], list[int]] = {}  # by ticket and q tile
     for store in simulation.stores:
         if store.descriptor == "dq_desc" and store.coordinates[0] % rows == 0:
@@ -65,11 +67,10 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
             tile = expected.tile_index(b, q_head, q)
             start, wait, added, end = found.pop((head, kv, 1 + q))
             assert before < start < wait
-            assert wait > simulation.arrived[ticket].pop(0)
+            assert wait > max(said[ticket].pop(0), said[ticket].pop(0)), "both warpgroups have said so"
             assert issued[ticket, tile].pop(0) < added < end
             assert end > simulation.passed[Pointer("semaphores", tile), rank]
             before = wait
-        del simulation.arrived[ticket][:2]  # K and V are free, and the walk is left
     assert not found
 
 
@@ -109,12 +110,15 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
 ADDED = "            added = stamps.now()\n"
 PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())\n"
-DONE = "mbarrier.wait(shared.step_done.index(slot), (it // shared.STAGES) & 1)"
+DONE = "            listen(shared, NOTED, it, CONSUMERS)\n"
+WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
 CONTROLS = {
     "a step refilled before it is stamped": (WAITS, "    stamps.wait_until_noted(it)", "    pass"),
     "the producer is not told": (WAITS, NOTED, "pass"),
-    "wait before the consumers are done": (WRONG, DONE, "pass"),
+    "wait before the consumers are done": ("again before the others", DONE, ""),
+    "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
+    "one number for room and recorder": ("", "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
     "times of another tile": ("stamped twice", "1 + walk.q_tile(word), 0, start, wait", "1, 0, start, wait"),

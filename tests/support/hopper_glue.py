@@ -358,11 +358,11 @@ class Simulation:
         edits: replacements in the source, for controls that must fail.
 
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
-    pointer and warpgroup, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer, and `cleared`
-    of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock finds it one
-    later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the clock showed
-    when a semaphore was set after its turn of a rank, and `arrived` at which named barrier a warpgroup arrived when, by
-    ticket.
+    pointer and warpgroup, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer,
+    and `cleared` of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock
+    finds it one later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the
+    clock showed when a semaphore was set after its turn of a rank, and `arrived` at which named barriers a warpgroup
+    arrived when, by ticket.
     """
 
     def __init__(
@@ -475,8 +475,8 @@ class Simulation:
 
 
 _MODULES = (
-    operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps, producer,
-    consumer, reducer, entry,
+    operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps,
+    producer, consumer, reducer, entry,
 )  # fmt: skip
 
 
@@ -598,6 +598,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
         """`places._store_first`, of which the simulation of the forward runs the source."""
+        s.pause()
         coordinates = h, token, column, count
         store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket)
         if current().half == 0:
@@ -650,16 +651,12 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     def wait_for_turn(semaphore: Pointer, rank: int) -> None:
         s.wait(lambda: s.semaphores[semaphore] == rank, f"turn {rank} of {semaphore}")
 
-    def pass_turn_on(semaphore: Pointer, rank: int) -> None:
-        if s.semaphores[semaphore] != rank:
-            raise Fault(f"{semaphore} is passed on out of turn")
-        s.semaphores[semaphore] = rank + 1
-        s.passed[semaphore, rank] = s.time
-
-    def consumers_pass_turn_on(semaphore: Pointer, rank: int) -> None:
-        meet()
+    def release(semaphore: Pointer, value: int, _before: str, _register: str) -> None:
         if current().half == 0:
-            pass_turn_on(semaphore, rank)
+            if s.semaphores[semaphore] != value - 1:
+                raise Fault(f"{semaphore} is passed on out of turn")
+            s.semaphores[semaphore] = value
+            s.passed[semaphore, value - 1] = s.time
 
     def add(pointer: Pointer, what: Any, sem: str) -> Any:
         assert sem == "relaxed"
@@ -668,6 +665,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             current().ticket = len(s.taken)
             s.taken.append(current().cta)
             return current().ticket
+        s.pause()
         s.sums[pointer, current().half] = Value(what.shape, load(pointer, ".cg").parts + what.read())
         return None
 
@@ -770,8 +768,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
-        "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,
-        "consumers_pass_turn_on": consumers_pass_turn_on, "arrive_at": arrive_at, "meet_at": meet_at,
+        "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
+        "arrive_at": arrive_at, "meet_at": meet_at,
     }  # fmt: skip
 
 
