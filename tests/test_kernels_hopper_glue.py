@@ -374,7 +374,8 @@ CONTROLS = {
     "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not CO_RESIDENT:", "if True:"),
     "room a phase later": (FLAGSHIP, WAITS, "listen(shared, ROOM, it, ", "listen(shared, ROOM, it + 1, "),
     "room not waited for": (
-        FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it, WARPS)", "            pass",
+        FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it, WARPS)",
+        "            pass",
     ),
     "slots of Q from zero in every walk": (
         FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.STAGES\n                    full",
@@ -385,7 +386,9 @@ CONTROLS = {
         f"slot = (it + 1) % shared.STAGES\n{_DO_FULL}",
     ),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
-    "dq buffer not waited for": (FLAGSHIP, f"{AGAIN}|{IN_USE}", "    wait_for_dq_room(shared, it)\n    dq, dv = ", "    dq, dv = "),
+    "dq buffer not waited for": (
+        FLAGSHIP, f"{AGAIN}|{IN_USE}", "    wait_for_dq_room(shared, it)\n    dq, dv = ", "    dq, dv = ",
+    ),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
     "dq tile not waited for": (
         FLAGSHIP, f"{HALF}|^$", "listen(shared, DQ_COMPLETE, it, CONSUMERS)", "pass",

@@ -102,7 +102,7 @@ def test_heads_without_room_are_not_stamped(heads: int) -> None:
     check_stamps(launch, simulation, walks(launch), heads)
 
 
-WAITS, WRONG = "everybody waits", ""
+WAITS, AGAIN, WRONG = "everybody waits", "again before the others", ""
 ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
@@ -114,11 +114,11 @@ DONE = "            listen(shared, NOTED, it, CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
 CONTROLS = {
-    "a step refilled before it is stamped": (WAITS, "    stamps.wait_until_noted(it)", "    pass"),
+    "a step refilled before it is stamped": (AGAIN, "    stamps.wait_until_noted(it)", "    pass"),
     "the producer is not told": (WAITS, NOTED, "pass"),
-    "wait before the consumers are done": ("again before the others", DONE, ""),
+    "wait before the consumers are done": (AGAIN, DONE, ""),
     "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
-    "one number for room and recorder": ("", "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
+    "one number for room and recorder": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
     "times of another tile": ("stamped twice", "1 + walk.q_tile(word), 0, start, wait", "1, 0, start, wait"),
