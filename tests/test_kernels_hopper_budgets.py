@@ -145,18 +145,18 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
-64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 199196, in loops 0+0
-64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 199244, in loops 0+0
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 0/0, shared 199276, in loops 0+0
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199244, in loops 0+0
-64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 199244, in loops 0+0
-128/128 full ascending float16 group 4 ragged: registers 168, spilled 8/8, shared 231292, in loops 0+0
-128/128 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 231260, in loops 0+0
-128/128 band(0,1023) spt bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 231260, in loops 0+0
-192/128 causal spt float16 group 1: registers 168, spilled 108/144, shared 231036, in loops 8+4
-192/128 band(0,1023) spt bfloat16 group 4 ragged: registers 168, spilled 132/160, shared 231084, in loops 12+4
-256/256 causal spt bfloat16 group 4: registers 168, spilled 8/8, shared 214200, in loops 0+0
-256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 12/12, shared 214184, in loops 0+0""",
+64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 199164, in loops 0+0
+64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 199212, in loops 0+0
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 0/0, shared 199244, in loops 0+0
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199212, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 199212, in loops 0+0
+128/128 full ascending float16 group 4 ragged: registers 168, spilled 4/8, shared 214604, in loops 0+0
+128/128 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
+128/128 band(0,1023) spt bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 214572, in loops 0+0
+192/128 causal spt float16 group 1: registers 168, spilled 112/152, shared 231004, in loops 9+6
+192/128 band(0,1023) spt bfloat16 group 4 ragged: registers 168, spilled 116/148, shared 231052, in loops 8+4
+256/256 causal spt bfloat16 group 4: registers 168, spilled 4/4, shared 214184, in loops 0+0
+256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 214168, in loops 0+0""",
     )
 
 
@@ -166,12 +166,12 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 199244, in loops 0+0
-128/128 full shift bfloat16 group 1: registers 168, spilled 0/0, shared 231212, in loops 0+0
-128/128 causal descending float16 group 1: registers 168, spilled 0/0, shared 231260, in loops 0+0
-128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled 0/0, shared 231292, in loops 0+0
-192/128 full ascending bfloat16 group 1: registers 168, spilled 104/112, shared 231004, in loops 8+0
-256/256 full ascending float16 group 1: registers 168, spilled 0/0, shared 214044, in loops 0+0""",
+64/64 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 199212, in loops 0+0
+128/128 full shift bfloat16 group 1: registers 168, spilled 0/0, shared 214524, in loops 0+0
+128/128 causal descending float16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
+128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled 4/16, shared 214604, in loops 0+0
+192/128 full ascending bfloat16 group 1: registers 168, spilled 92/100, shared 230972, in loops 7+0
+256/256 full ascending float16 group 1: registers 168, spilled 0/0, shared 214028, in loops 0+0""",
     )
 
 
