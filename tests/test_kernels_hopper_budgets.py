@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from dataclasses import replace
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper import build
+from dash_inductor.kernels.hopper import build, ends
 
 from dash_inductor.model import Band
 
@@ -137,6 +139,8 @@ def spill_bounds(case: Case) -> tuple[int, int]:
         return (120, 8) if case.mask.is_full else (160, 30)
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and not case.mask.is_full:
         return (170, 26) if case.schedule == "symmetric_shift" else (80, 10)
+    if case.group > 1 and case.dims == (128, 128):
+        return 16, 0  # between the walks
     return 0, 0
 
 
@@ -192,6 +196,31 @@ def test_kernels_overlap_in_order(case: Case) -> None:
     """`finish` may start only after `prepare` has ended: else it could meet the semaphores of the call before."""
     assert dependent_launches(built(case).ptx) == ["wait", "launch_dependents"]
     assert built(case).starts_early is (build.Kernels(case.specialisation()).schedule.resident is None)
+
+
+def barriers_of_triton(ptx: str) -> set[int]:
+    """The numbers of the named barriers that Triton itself uses, which it writes as they are."""
+    return {int(number) for number in re.findall(r"\bbar(?:rier)?(?:\.cta)?\.\w+(?:\.aligned)?\s+(\d+)", ptx)}
+
+
+@pytest.mark.parametrize("stamped", [False, True], ids=["plain", "stamped"])
+@cases
+def test_named_barriers_are_not_those_of_triton(case: Case, stamped: bool) -> None:
+    """Those of `ends` have their numbers in registers; consumers arrive at each kind in one place."""
+    ptx = built(replace(case, stamped=stamped)).ptx
+    assert barriers_of_triton(ptx) == {0, 1}, "of the consumers, and of roles that begin and end"
+    assert max(barriers_of_triton(ptx)) < ends.DQ_COMPLETE.value
+    assert len(re.findall(r"barrier\.cta\.arrive\s+%r\d+, %r\d+;", ptx)) == 2 + stamped
+
+
+def test_named_barriers_are_apart() -> None:
+    first = [ends.DQ_COMPLETE.value, ends.ROOM.value, ends.NOTED.value, 16]  # of which the hardware has 16
+    assert all(end - number >= ends.MOST_STAGES for number, end in itertools.pairwise(first))
+
+
+def test_barriers_of_triton_are_seen() -> None:
+    ptx = "bar.sync \t0, 256; barrier.sync \t9; bar.warp.sync \t-1; barrier.cta.sync %r1, %r2; barrier.cta.arrive 3, 9;"
+    assert barriers_of_triton(ptx) == {0, 9, 3}
 
 
 def dependent_launches(ptx: str) -> list[str]:

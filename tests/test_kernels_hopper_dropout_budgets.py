@@ -62,14 +62,14 @@ def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
 
     They are those of a q tile, which consumers are told, as they are where something is masked: without either nobody
     is told anything, and there is no ring of words.
-    The look that keeps the bits of a half behind matmuls begins with a barrier; that of a whole q tile has one anyway.
+    A look that keeps bits behind matmuls begins with a barrier: one for each half, or for the whole q tile.
     """
     plain = built(replace(case, dropout=False))
     used = built(case)
     told = not case.mask.is_full or not case.even_kv or case.codes or case.dense
     assert used.shared_memory - plain.shared_memory == (0 if told else WORDS)
     variant = build.VARIANTS[case.dims]
-    looks = 2 if variant.step == "halved" and variant.ahead else 0
+    looks = variant.halves if variant.ahead else 0
     assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync") + looks
     tiles = TILES[case.dims]
     scores = tiles.block_q * tiles.block_kv // (32 * build.WARPS)
