@@ -51,7 +51,9 @@ def test_fits(case: Case) -> None:
     assert used.report.registers <= 168
     assert not used.report.serialised
     assert used.spills.loops == 1
-    spilled, in_loop = (200 if case.group > 1 else 160, 1) if case.dims == (256, 256) else (420, 28) if case.dense else (300, 18)
+    spilled, in_loop = (420, 28) if case.dense else (300, 18)
+    if case.dims == (256, 256):
+        spilled, in_loop = (200 if case.group > 1 else 160), 1
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
 
