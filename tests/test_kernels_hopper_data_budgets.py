@@ -51,7 +51,9 @@ def test_fits(case: Case) -> None:
     assert used.report.registers <= 168
     assert not used.report.serialised
     assert used.spills.loops == 1
-    spilled, in_loop = (160, 1) if case.dims == (256, 256) else (420, 28) if case.dense else (300, 18)
+    spilled, in_loop = (420, 28) if case.dense else (300, 18)
+    if case.dims == (256, 256):
+        spilled, in_loop = (200 if case.group > 1 else 160), 1
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
 
@@ -88,14 +90,14 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
-64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 76/104, shared 200396, in loops 0+0
-64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 72/96, shared 199308, in loops 1+0
-128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 40/52, shared 231836, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 188/248, shared 231836, in loops 8+18
-128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 176/236, shared 231292, in loops 10+18
-192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 248/296, shared 231756, in loops 12+8
-192/128 full ascending float16 group 1 dense: registers 168, spilled 356/416, shared 231100, in loops 24+34
-256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 136/156, shared 214440, in loops 0+0""",
+64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 84/116, shared 200364, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 88/112, shared 199276, in loops 4+0
+128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 32/44, shared 215164, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/208, shared 215164, in loops 11+4
+128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 156/208, shared 214620, in loops 11+8
+192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 236/280, shared 231612, in loops 10+8
+192/128 full ascending float16 group 1 dense: registers 168, spilled 264/296, shared 231068, in loops 19+30
+256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 136/160, shared 214424, in loops 0+0""",
     )
 
 
@@ -105,8 +107,8 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 104/140, shared 200348, in loops 2+0
-128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 64/76, shared 231836, in loops 0+0
-128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 64/96, shared 231884, in loops 2+2
-256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 164/192, shared 214456, in loops 0+2""",
+64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 120/156, shared 200316, in loops 5+0
+128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 56/68, shared 215164, in loops 0+0
+128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 44/76, shared 215212, in loops 0+0
+256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 168/200, shared 214440, in loops 0+4""",
     )

@@ -189,7 +189,7 @@ CONTROLS = {
     "keys cleared before they are there": ("    mbarrier.wait(shared.k_full.index(1), landings & 1)\n", ""),
     "values cleared before they are there": ("    mbarrier.wait(shared.v_full.index(1), landings & 1)\n", ""),
     "queries cleared before they are there": (
-        "    mbarrier.wait(shared.q_full.index(shared.Q_STAGES), landings & 1)\n",
+        "    mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)\n",
         "",
     ),
     "gradients cleared before they are there": (

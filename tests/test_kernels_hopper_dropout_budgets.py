@@ -62,14 +62,14 @@ def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
 
     They are those of a q tile, which consumers are told, as they are where something is masked: without either nobody
     is told anything, and there is no ring of words.
-    The look that keeps the bits of a half behind matmuls begins with a barrier; that of a whole q tile has one anyway.
+    A look that keeps bits behind matmuls begins with a barrier: one for each half, or for the whole q tile.
     """
     plain = built(replace(case, dropout=False))
     used = built(case)
     told = not case.mask.is_full or not case.even_kv or case.codes or case.dense
     assert used.shared_memory - plain.shared_memory == (0 if told else WORDS)
     variant = build.VARIANTS[case.dims]
-    looks = 2 if variant.step == "halved" and variant.ahead else 0
+    looks = variant.halves if variant.ahead else 0
     assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync") + looks
     tiles = TILES[case.dims]
     scores = tiles.block_q * tiles.block_kv // (32 * build.WARPS)
@@ -98,13 +98,13 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
-64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 0/0, shared 199228, in loops 0+0
-64/64 causal bent_fold float16 group 4 dropout: registers 168, spilled 12/24, shared 199276, in loops 0+0
-128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 32/40, shared 231244, in loops 6+0
-128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 36/48, shared 231260, in loops 5+2
-128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 112/128, shared 231836, in loops 11+2
-128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 192/264, shared 231836, in loops 11+15
-192/128 full ascending float16 group 1 dropout: registers 168, spilled 160/180, shared 231036, in loops 31+0
-192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 192/220, shared 231036, in loops 37+6
-256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 12/12, shared 214200, in loops 0+2""",  # noqa: E501
+64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 4/4, shared 199196, in loops 0+0
+64/64 causal bent_fold float16 group 4 dropout: registers 168, spilled 28/44, shared 199244, in loops 2+3
+128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214556, in loops 2+0
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 32/44, shared 214572, in loops 3+2
+128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 48/72, shared 215164, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 172/220, shared 215164, in loops 10+13
+192/128 full ascending float16 group 1 dropout: registers 168, spilled 144/164, shared 231004, in loops 23+0
+192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 216/240, shared 231004, in loops 50+6
+256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 8/8, shared 214184, in loops 0+2""",  # noqa: E501
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper import build, tensors
+from dash_inductor.kernels.hopper import build, ends, tensors
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Tiles
@@ -343,10 +343,19 @@ def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stage
 FLAGSHIP = Launch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2)
 PAIRS = Launch((192, 128), 2, "symmetric_shift", Band(0), 100, 100)
 GROUPED_PAIRS = Launch((256, 256), 1, "symmetric_shift", Band(-9), 33, 64, group=3)
+NARROW, WIDE = replace(FLAGSHIP, dims=(64, 64)), replace(FLAGSHIP, dims=(256, 256))
 TAILS = Launch((192, 128), 2, "spt", Band(0), 100, 100)
 SHORT = Launch((128, 128), 2, "spt", Band(0, 9), 100, 100, group=3)
 EMPTY_LAST = Launch((256, 256), 1, "spt", Band(0), 40, 200)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
+AGAIN, LEFT, THREADS = "again before the others", "left with somebody there", "for two numbers of threads"
+HALF = "before both warpgroups have written it|before a fence"
+_COMPLETE, _END = "say(shared, DQ_COMPLETE, it, WARPS)", "end_step(shared, it, WARPS)"
+_LAST_WAIT, _HALVES_WAIT = (
+    "warpgroup_mma_wait(0, deps=(s, dk))",
+    "dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))",
+)
+_NUMBER, _DO_FULL = "FIRST + it % shared.STAGES", "    mbarrier.wait(shared.do_full"
 _MASKED = "if word >> MASKED != 0:\n                work"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
@@ -363,26 +372,70 @@ CONTROLS = {
     "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    tell", "tell"),
     "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
     "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not CO_RESIDENT:", "if True:"),
-    "room a phase later": (FLAGSHIP, WAITS, "((it // shared.STAGES) & 1) ^ 1)", "(it // shared.STAGES) & 1)"),
+    "room a phase later": (FLAGSHIP, WAITS, "listen(shared, ROOM, it, ", "listen(shared, ROOM, it + 1, "),
     "room not waited for": (
-        FLAGSHIP, "more arrivals", "            wait_for_room(shared, stamps, it)", "            pass",
+        FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it, WARPS)",
+        "            pass",
     ),
     "slots of Q from zero in every walk": (
-        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.Q_STAGES\n                    full",
-        "slot = step % shared.Q_STAGES\n                    full",
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.STAGES\n                    full",
+        "slot = step % shared.STAGES\n                    full",
     ),
     "another slot of dO": (
-        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "do_slot = it % shared.STAGES",
-        "do_slot = (it + 1) % shared.STAGES",
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", f"slot = it % shared.STAGES\n{_DO_FULL}",
+        f"slot = (it + 1) % shared.STAGES\n{_DO_FULL}",
     ),
     "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
-    "dq buffer not waited for": (FLAGSHIP, WAITS, "mbarrier.wait(shared.dq_empty.index(slot), ", "max(0, "),
+    "dq buffer not waited for": (
+        FLAGSHIP, f"{AGAIN}|{IN_USE}", "    wait_for_dq_room(shared, it)\n    dq, dv = ", "    dq, dv = ",
+    ),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
     "dq tile not waited for": (
-        FLAGSHIP, "more arrivals", "mbarrier.wait(shared.step_done.index(it % shared.STAGES), (", "max(0, (",
+        FLAGSHIP, f"{HALF}|^$", "listen(shared, DQ_COMPLETE, it, CONSUMERS)", "pass",
     ),
-    "dS overwritten too early": (FLAGSHIP, IN_USE, "dk = warpgroup_mma_wait(1, deps=(dk,))", "pass"),
     "dS without a fence": (FLAGSHIP, "before a fence", "ds.store(ds)\n    fence_async_shared()", "ds.store(ds)"),
+    "dS over one that the other warpgroup reads": (
+        FLAGSHIP, IN_USE, "    role_barrier()\n    shared.ds.store(ds)", "    shared.ds.store(ds)",
+    ),
+    "half of dS": (
+        FLAGSHIP, HALF, "ds.store(ds)\n    fence_async_shared()\n    role_barrier()",
+        "ds.store(ds)\n    fence_async_shared()",
+    ),
+    "P over one that the other warpgroup reads": (WIDE, IN_USE, "role_barrier()  # all have read", "pass  #"),
+    "half of P": (WIDE, HALF, "role_barrier()\n    dv = ", "dv = "),
+    "half of dS after P": (
+        WIDE, HALF, "fence_async_shared()\n    role_barrier()\n    dq, ", "fence_async_shared()\n    dq, ",
+    ),
+    "a dq tile without a fence": (
+        FLAGSHIP, HALF, f"    fence_async_shared()\n    {_COMPLETE}", f"    {_COMPLETE}\n    fence_async_shared()",
+    ),
+    "half of a dq tile": (
+        FLAGSHIP, HALF, "    shared.dq.index(slot).store(in_fragments(dq))",
+        f"    {_COMPLETE}\n    shared.dq.index(slot).store(in_fragments(dq))",
+    ),
+    "room for Q that dK reads": (
+        FLAGSHIP, IN_USE, f"    s, dk = {_LAST_WAIT}\n    {_END}", f"    {_END}\n    s, dk = {_LAST_WAIT}",
+    ),
+    "room for Q that dK of a half reads": (
+        NARROW, IN_USE, f"        {_HALVES_WAIT}\n    else", f"        {_END}\n        {_HALVES_WAIT}\n    else",
+    ),
+    "room that nobody hears of": (FLAGSHIP, LEFT, "range(done, done + shared.STAGES)", "range(0)"),
+    "one warp too few": (
+        FLAGSHIP, THREADS, f"arrive_at({_NUMBER}, 32 * (WARPS + 1))", f"arrive_at({_NUMBER}, 32 * WARPS)",
+    ),
+    "one number for dq and room": (
+        FLAGSHIP, f"{AGAIN}|{WAITS}|more threads", "ROOM = gl.constexpr(10)", "ROOM = gl.constexpr(9)",
+    ),
+    "one number for two steps": (
+        FLAGSHIP, f"{AGAIN}|{WAITS}|more threads", f"arrive_at({_NUMBER}", "arrive_at(FIRST",
+    ),
+    "K free while the other warpgroup reads it": (
+        FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
+    ),
+    "half of results": (FLAGSHIP, HALF, "role_barrier()\n    row = kv", "row = kv"),
+    "a turn passed on before the other warpgroup has added": (
+        FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
+    ),
     "rank of another tile": (FLAGSHIP, WAITS, "rank = walk.rank(word, kv)", "rank = walk.rank(word, kv) + 1"),
     "row of the tensor": (
         replace(FLAGSHIP, mask=Band(30)), WRONG, "q * BLOCK_Q - work.first_row()", "q * BLOCK_Q",
@@ -409,7 +462,7 @@ CONTROLS = {
 }  # fmt: skip
 
 
-ORDERS = [{"late": True}, {"late": True, "ctas": 2}, {"seed": 1, "ctas": 2}, {"seed": 2}]
+ORDERS = [{"late": True}, {"late": True, "ctas": 2}, {"seed": 1, "ctas": 2}, *({"seed": seed} for seed in range(2, 12))]
 
 
 def run_and_check(launch: Launch, order: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> None:
@@ -443,9 +496,17 @@ def test_a_step_ahead_needs_two_stages() -> None:
     """With one, consumers wait for a Q whose room they would have to leave first; the build refuses it."""
     launch = Launch((64, 64), 2, "ascending", Band(), 70, 45)
     with pytest.raises(Fault, match="everybody waits: consume of CTA 0 for parity"):
-        launch.run(constants={"STAGES": 1, "Q_STAGES": 1, "DQ_STAGES": 1})
+        launch.run(constants={"STAGES": 1, "DQ_STAGES": 1})
     with pytest.raises(ArgumentError, match="num_stages >= 2"):
         replace(launch, stages=1).specialisation()
+
+
+@pytest.mark.parametrize("dims", [dims for dims, stages in STAGES if stages == 2], ids=str)
+def test_stages_have_named_barriers(dims: tuple[int, int]) -> None:
+    launch = Launch(dims, ends.MOST_STAGES, "ascending", Band(), 70, 45)
+    launch.specialisation()
+    with pytest.raises(ArgumentError, match="num_stages <= 2"):
+        replace(launch, stages=3).specialisation()
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 50), (13, 50), (0, 20), (30, 31), (50, 50), (70, -3)])

@@ -163,15 +163,23 @@ CONTROLS = {
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
     "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
                         "dk_target, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
+    "K free while the other warpgroup stores rows of it": (
+        "role_barrier()\n        if not shared.RESULTS_IN_DQ", "if not shared.RESULTS_IN_DQ",
+    ),
     "the wrong tensor": ("store_tile(places, dv_target,", "store_tile(places, dk_target,"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_faults_are_seen(control: str) -> None:
-    """With one line changed for the worse the launch fails, or ends with other results than the tables want."""
-    launch = replace(SAMPLE, dims=(192, 128)) if "column" in control else SAMPLE
+    """With one line changed for the worse a launch fails, or ends with other results than the tables want."""
+    launch = replace(SAMPLE, dims=(192, 128)) if "column" in control or "rows of it" in control else SAMPLE
     walks, expected = visible_walks(launch), PlacedExpected(launch)
-    check(launch, launch.run(), walks, expected)
+
+    def run(**how: Any) -> None:
+        for seed in range(8):
+            check(launch, launch.run(ctas=1, seed=seed, **how), walks, expected)
+
+    run()
     with pytest.raises((Fault, AssertionError, KeyError)):
-        check(launch, launch.run(edits=(CONTROLS[control],)), walks, expected)
+        run(edits=(CONTROLS[control],))

@@ -8,6 +8,7 @@ from typing import Any
 
 import expecttest
 import pytest
+from dash_inductor.kernels.hopper import ends
 
 from dash_inductor.model import Band
 
@@ -52,6 +53,7 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
     """Every step of the first `heads` query heads has its four times, and no other pair of tiles has any."""
     found, expected = stamps_of(launch, simulation), Expected(launch)
     rows = BLOCK_Q * expected.columns // 32
+    said = {ticket: [t for n, t in all_ if n >= ends.NOTED.value] for ticket, all_ in simulation.arrived.items()}
     issued: dict[tuple[int, int], list[int]] = {}  # by ticket and q tile
     for store in simulation.stores:
         if store.descriptor == "dq_desc" and store.coordinates[0] % rows == 0:
@@ -65,11 +67,10 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
             tile = expected.tile_index(b, q_head, q)
             start, wait, added, end = found.pop((head, kv, 1 + q))
             assert before < start < wait
-            assert wait > simulation.arrived[ticket].pop(0)
+            assert wait > max(said[ticket].pop(0), said[ticket].pop(0)), "both warpgroups have said so"
             assert issued[ticket, tile].pop(0) < added < end
             assert end > simulation.passed[Pointer("semaphores", tile), rank]
             before = wait
-        del simulation.arrived[ticket][:2]  # K and V are free, and the walk is left
     assert not found
 
 
@@ -101,7 +102,7 @@ def test_heads_without_room_are_not_stamped(heads: int) -> None:
     check_stamps(launch, simulation, walks(launch), heads)
 
 
-WAITS, WRONG = "everybody waits", ""
+WAITS, AGAIN, WRONG = "everybody waits", "again before the others", ""
 ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
@@ -109,12 +110,15 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
 ADDED = "            added = stamps.now()\n"
 PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())\n"
-DONE = "mbarrier.wait(shared.step_done.index(slot), (it // shared.STAGES) & 1)"
+DONE = "            listen(shared, NOTED, it, CONSUMERS)\n"
+WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
 CONTROLS = {
-    "a step refilled before it is stamped": (WAITS, "    stamps.wait_until_noted(it)", "    pass"),
+    "a step refilled before it is stamped": (AGAIN, "    stamps.wait_until_noted(it)", "    pass"),
     "the producer is not told": (WAITS, NOTED, "pass"),
-    "wait before the consumers are done": (WRONG, DONE, "pass"),
+    "wait before the consumers are done": (AGAIN, DONE, ""),
+    "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
+    "one number for room and recorder": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
     "times of another tile": ("stamped twice", "1 + walk.q_tile(word), 0, start, wait", "1, 0, start, wait"),
@@ -212,10 +216,10 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in SOON),
         """\
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199276, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 231292, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 188/252, shared 231884, in loops 8+18
-256/256 causal spt bfloat16 group 4: registers 168, spilled 8/32, shared 214216, in loops 0+0""",
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199244, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 214604, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/212, shared 215212, in loops 11+4
+256/256 causal spt bfloat16 group 4: registers 168, spilled 8/20, shared 214200, in loops 0+0""",
     )
 
 
@@ -225,9 +229,9 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in LATER),
         """\
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 0/0, shared 199324, in loops 0+0
-128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 231260, in loops 0+0
-128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 64/108, shared 232044, in loops 2+2
-128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 36/48, shared 231292, in loops 5+2
-192/128 causal spt bfloat16 group 1: registers 168, spilled 108/128, shared 231084, in loops 8+4""",
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 4/20, shared 199292, in loops 0+0
+128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
+128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 56/100, shared 215260, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 32/44, shared 214604, in loops 3+2
+192/128 causal spt bfloat16 group 1: registers 168, spilled 108/120, shared 231052, in loops 6+6""",
     )

@@ -31,7 +31,7 @@ from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 
 from . import compared
 from .hopper_dropout import bound_of
-from .hopper_glue import Barrier, Fault, Role, Simulation, definitions, source
+from .hopper_glue import Barrier, Fault, NamedBarrier, Role, Simulation, definitions, source
 
 LAYOUT = SimpleNamespace()
 
@@ -318,6 +318,7 @@ class ForwardSimulation(Simulation):
         self.begun = self.draws = 0  # CTAs, tiles
         self.drawers: set[int] = set()
         self.barriers: list[Barrier] = []
+        self.named: dict[tuple[int, int], NamedBarrier] = {}
         self.copies: list[Callable[[], None]] = []
         self.roles: list[Role] = []
         self.current: Role | None = None

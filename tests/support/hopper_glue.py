@@ -1,9 +1,11 @@
 """The roles of the Hopper kernel as plain Python: which tile goes where, and who waits for what.
 
-The source of `kernels/hopper` runs as it stands, every role of every CTA in a thread of its own, one at a time in an
-order drawn from a seed.  Stand-ins take the place of Triton: barriers count phases, bytes and arrivals as the hardware
-does; a copy by TMA arrives some time after it was issued; matmuls are in flight until they are waited for.  A value
-says only what it was computed from: `Value.parts`.  `Fault` is raised for whatever would be wrong on a GPU: tiles that
+The source of `kernels/hopper` runs as it stands, every role of every CTA in a thread of its own, the consumers in two,
+one for each warpgroup, one at a time in an order drawn from a seed.  Stand-ins take the place of Triton: barriers count
+phases, bytes and arrivals as the hardware does; a copy by TMA arrives some time after it was issued; matmuls are in
+flight until they are waited for.  A warpgroup writes its half of a tile, and its matmuls read whole tiles; what one
+thread does for all consumers, arrivals at mbarriers and TMA stores, the first one does at its own time.  A value says
+only what it was computed from: `Value.parts`.  `Fault` is raised for whatever would be wrong on a GPU: tiles that
 are read before they are full, overwritten while in use or not visible yet, turns out of order, and roles that wait for
 ever.
 """
@@ -27,6 +29,7 @@ from dash_inductor.kernels.hopper import (
     closed_form,
     consumer,
     dropout,
+    ends,
     entry,
     group,
     operations,
@@ -108,22 +111,33 @@ class Matmul:
     done: bool = False
 
 
+@dataclass(eq=False)
+class Write:
+    """What threads have written to a tile: by which roles matmuls and TMA may read it, or by all."""
+
+    roles: list[Role] = field(default_factory=list)
+    by_all: bool = False
+
+
 class Tile:
     """A tile in shared memory, in blocks as descriptors see them.
 
     blocks: what each holds, None while a copy is under way; readers: matmuls and bulk stores that may still read it;
-    unfenced: written by threads, not yet visible to matmuls and TMA; first: as of a `Value`; ticket: of the role that
-    wrote it, which is that of the roles to whom it tells something.
+    in_halves: the blocks are those of the two warpgroups, which hold the same if they belong together; writes: the last
+    one of threads to each block; first: as of a `Value`; ticket: of the role that wrote it, which is that of the roles
+    to whom it tells something; results: the tiles that lie in it.
     """
 
     def __init__(self, simulation: Simulation, name: str, shape: Sequence[int], dtype: DType) -> None:
         self.simulation, self.name, self.shape, self.dtype = simulation, name, list(shape), dtype
         self.blocks: dict[int, tuple[Any, ...] | None] = {}
         self.readers: list[Any] = []
-        self.unfenced = False
+        self.in_halves = False
+        self.writes: dict[int, Write] = {}
         self.first: int | None = None
         self.ticket = -1
         self.layout = None
+        self.results: dict[int, Part] = {}
 
     def permute(self, _: Any) -> Tile:
         return self
@@ -138,11 +152,16 @@ class Tile:
             if block is None:
                 raise Fault(f"{self.name} is read before it is full")
             found += block
+        if self.in_halves:
+            if len(self.blocks) < 2 or self.blocks[0] != self.blocks[1]:
+                raise Fault(f"{self.name} is read before both warpgroups have written it")
+            return self.blocks[0] or ()
         return found if self.blocks else (("uninitialised", self.name),)
 
     def by_async_proxy(self) -> tuple[Any, ...]:
         """What matmuls and TMA read."""
-        if self.unfenced:
+        reader = self.simulation.current
+        if not all(write.by_all or reader in write.roles for write in self.writes.values()):
             raise Fault(f"{self.name} is read before a fence and a barrier made it visible")
         return self.contents()
 
@@ -155,11 +174,31 @@ class Tile:
 
     def store(self, value: Value) -> None:
         assert math.prod(value.shape) == math.prod(self.shape), (value.shape, self.shape)
+        self.simulation.pause()
         self.check_free()
-        self.blocks, self.unfenced, self.first = {0: value.read()}, True, value.first
-        assert self.simulation.current is not None
-        self.simulation.current.written.append(self)
-        self.ticket = self.simulation.current.ticket
+        self.put(value)
+        self.was_written()
+
+    def put(self, value: Value) -> None:
+        """Replace what it holds, or its half of a warpgroup."""
+        role = self.simulation.current
+        assert role is not None
+        if role.other is None or not self.in_halves:
+            self.blocks, self.writes, self.in_halves = {}, {}, role.other is not None
+        self.blocks[role.half] = value.read()
+        self.first, self.ticket = value.first, role.ticket
+
+    def was_written(self) -> None:
+        role = self.simulation.current
+        assert role is not None
+        self.writes[role.half] = Write()
+        role.written.append(self.writes[role.half])
+
+    def begin_copy(self, block: int) -> None:
+        self.check_free(block)
+        if self.in_halves:
+            self.blocks, self.writes, self.in_halves = {}, {}, False
+        self.blocks[block] = None
 
     def load(self, _: Any) -> Value:
         if self.first is not None:
@@ -178,7 +217,7 @@ class Part(Tile):
     def store(self, value: Value) -> None:
         self.buffer.check_free()
         super().store(value)
-        self.buffer.blocks = {0: self.contents()}
+        self.buffer.put(value)
 
 
 class Ring:
@@ -206,6 +245,34 @@ class Barrier:
             self.phase, self.arrivals = self.phase + 1, self.count
 
 
+@dataclass
+class NamedBarrier:
+    """A barrier for a number of threads, who arrive in roles; it is as new when all are there.
+
+    there: the roles, and whether they wait; writes: what they had written and fenced; phase: how often all have come.
+    """
+
+    threads: int = 0
+    there: dict[Role, bool] = field(default_factory=dict)
+    writes: list[Write] = field(default_factory=list)
+    phase: int = 0
+
+    def come(self, role: Role, threads: int, waits: bool) -> None:
+        if self.there and threads != self.threads:
+            raise Fault("a named barrier for two numbers of threads")
+        if role in self.there:
+            raise Fault(f"{role.name} comes to a named barrier again before the others have come")
+        self.threads, self.there[role] = threads, waits
+        self.writes += role.fenced
+        missing = threads - sum(r.threads for r in self.there)
+        if missing < 0:
+            raise Fault("more threads come to a named barrier than it has")
+        if missing == 0:
+            for write in self.writes:
+                write.roles += [r for r, stays in self.there.items() if stays]
+            self.there, self.writes, self.phase = {}, [], self.phase + 1
+
+
 @dataclass(frozen=True)
 class Pointer:
     name: str
@@ -230,22 +297,33 @@ class Descriptor:
 
 @dataclass(eq=False)
 class Role:
-    """A role of a CTA: a thread that runs when it is its turn; `ticket` is the one that it works on."""
+    """A role of a CTA, or a warpgroup of the consumers: a thread that runs when it is its turn.
+
+    ticket: the one that it works on; half, other: which of two warpgroups it is, and the other one; met: how often it
+    has come to a barrier with the other.
+    """
 
     cta: int
     name: str
     run: Callable[[], None]
     ticket: int = -1
+    half: int = 0
+    other: Role | None = None
+    met: int = 0
     ready: Callable[[], bool] = lambda: True
     waits_for: str = ""
     over: bool = False
     error: BaseException | None = None
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     matmuls: list[Matmul] = field(default_factory=list)
-    written: list[Tile] = field(default_factory=list)
-    fenced: list[Tile] = field(default_factory=list)
+    written: list[Write] = field(default_factory=list)
+    fenced: list[Write] = field(default_factory=list)
     storing: list[Tile] = field(default_factory=list)
     copying: list[tuple[Tile, Pointer]] = field(default_factory=list)
+
+    @property
+    def threads(self) -> int:
+        return 32 if self.other is None else 128
 
 
 class Store(NamedTuple):
@@ -280,10 +358,11 @@ class Simulation:
         edits: replacements in the source, for controls that must fail.
 
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
-    pointer, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer, and `cleared`
-    of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock finds it one
-    later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the clock showed
-    when a semaphore was set after its turn of a rank, and `arrived` when the consumers arrived at a barrier, by ticket.
+    pointer and warpgroup, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer,
+    and `cleared` of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock
+    finds it one later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the
+    clock showed when a semaphore was set after its turn of a rank, and `arrived` at which named barriers a warpgroup
+    arrived when, by ticket.
     """
 
     def __init__(
@@ -293,16 +372,17 @@ class Simulation:
         self.constants, self.arguments, self.ctas, self.resident = constants, arguments, ctas, resident
         self.late, self.random, self.memory = late, random.Random(seed), memory or {}
         self.stores: list[Store] = []
-        self.sums: dict[Pointer, Value] = {}
+        self.sums: dict[tuple[Pointer, int], Value] = {}
         self.semaphores: dict[Pointer, int] = defaultdict(int)
         self.stamps: dict[Pointer, int] = {}
         self.time = 0
         self.passed: dict[tuple[Pointer, int], int] = {}
-        self.arrived: dict[int, list[int]] = defaultdict(list)
+        self.arrived: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.cleared: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self.taken: list[int] = []
         self.begun = 0  # CTAs
         self.barriers: list[Barrier] = []
+        self.named: dict[tuple[int, int], NamedBarrier] = defaultdict(NamedBarrier)
         self.copies: list[Callable[[], None]] = []
         self.roles: list[Role] = []
         self.current: Role | None = None
@@ -328,6 +408,8 @@ class Simulation:
         for barrier in self.barriers:
             if (barrier.arrivals, barrier.bytes) != (barrier.count, 0):
                 raise Fault("a barrier is left in the middle of a phase")
+        if any(barrier.there for barrier in self.named.values()):
+            raise Fault("a named barrier is left with somebody there")
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Let others run until `ready`; now and then also if it is."""
@@ -336,6 +418,10 @@ class Simulation:
         if not ready() or self.random.random() < 0.2:
             role.ready, role.waits_for = ready, what
             self._yield(role)
+
+    def pause(self) -> None:
+        """Let others run now and then."""
+        self.wait(lambda: True, "nothing")
 
     def _more_roles(self) -> bool:
         self.roles = [role for role in self.roles if not role.over]
@@ -389,8 +475,8 @@ class Simulation:
 
 
 _MODULES = (
-    operations, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps, producer,
-    consumer, reducer, entry,
+    operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps,
+    producer, consumer, reducer, entry,
 )  # fmt: skip
 
 
@@ -447,9 +533,19 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         barrier.count = barrier.arrivals = count
 
     def arrive(barrier: Barrier, count: int) -> None:
-        if current().name == "consume":
-            s.arrived[current().ticket].append(s.time)
-        barrier.arrive(count)
+        if current().half == 0:
+            barrier.arrive(count)
+
+    def arrive_at(number: int, threads: int) -> None:
+        s.pause()
+        s.arrived[current().ticket].append((number, s.time))
+        s.named[current().cta, number].come(current(), threads, waits=False)
+
+    def meet_at(number: int, threads: int) -> None:
+        barrier = s.named[current().cta, number]
+        phase = barrier.phase
+        barrier.come(current(), threads, waits=True)
+        s.wait(lambda: barrier.phase > phase, f"named barrier {number}")
 
     def expect(barrier: Barrier, number: int) -> None:
         barrier.bytes += number
@@ -460,12 +556,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def copy_in(desc: Descriptor, coordinates: Sequence[int], barrier: Barrier, target: Any) -> None:
         tile, i = target if isinstance(target, tuple) else (target, 0)
-        tile.check_free(i)
-        tile.blocks[i] = None
+        tile.begin_copy(i)
         number = math.prod(desc.shape) * desc.dtype.primitive_bitwidth // 8
 
         def arrive() -> None:
-            tile.blocks[i], tile.unfenced = ((desc.name, *coordinates),), False
+            tile.blocks[i], tile.writes = ((desc.name, *coordinates),), {}
             barrier.bytes -= number
             if barrier.bytes < 0:
                 raise Fault("a barrier expects fewer bytes than arrive")
@@ -475,7 +570,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def copy_in_threads(tile: Tile, pointer: Pointer) -> None:
         tile.check_free()
-        tile.blocks = {0: None}
+        tile.begin_copy(0)
         current().copying.append((tile, pointer))
 
     def arrive_with_copies(barrier: Barrier) -> None:
@@ -492,6 +587,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def copy_out(how: str) -> Callable[..., None]:
         def copy(desc: Descriptor, coordinates: Sequence[int], source: tuple[Tile, int]) -> None:
+            if current().half:
+                return
             tile = source[0]
             s.stores.append(Store(how, desc.name, tuple(coordinates), tile.by_async_proxy(), current().ticket, s.time))
             tile.readers.append(current())
@@ -501,8 +598,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
         """`places._store_first`, of which the simulation of the forward runs the source."""
+        s.pause()
         coordinates = h, token, column, count
-        s.stores.append(Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket))
+        store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket)
+        if current().half == 0:
+            s.stores.append(store)
 
     def store_wait(number: int, _semantic: Any) -> None:
         assert number == 0
@@ -522,6 +622,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         return Value(total.shape, (total.parts if use_acc else ()) + (pair,), m)
 
     def matmul_wait(number: int, deps: tuple[Value, ...] = ()) -> Any:
+        s.pause()
         matmuls = current().matmuls
         for m in matmuls[: len(matmuls) - number]:
             m.done = True
@@ -536,18 +637,26 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             current().written.clear()
 
     def meet() -> None:
-        for tile in current().fenced:
-            tile.unfenced = False
-        current().fenced.clear()
+        role, other = current(), current().other
+        role.met += 1
+        met = role.met
+        if other is None or other.met == met:
+            for one in (role, other or role):
+                for write in one.fenced:
+                    write.by_all = True
+                one.fenced.clear()
+        if other is not None:
+            s.wait(lambda: other.met >= met, "the other warpgroup")
 
     def wait_for_turn(semaphore: Pointer, rank: int) -> None:
         s.wait(lambda: s.semaphores[semaphore] == rank, f"turn {rank} of {semaphore}")
 
-    def pass_turn_on(semaphore: Pointer, rank: int) -> None:
-        if s.semaphores[semaphore] != rank:
-            raise Fault(f"{semaphore} is passed on out of turn")
-        s.semaphores[semaphore] = rank + 1
-        s.passed[semaphore, rank] = s.time
+    def release(semaphore: Pointer, value: int, _before: str, _register: str) -> None:
+        if current().half == 0:
+            if s.semaphores[semaphore] != value - 1:
+                raise Fault(f"{semaphore} is passed on out of turn")
+            s.semaphores[semaphore] = value
+            s.passed[semaphore, value - 1] = s.time
 
     def add(pointer: Pointer, what: Any, sem: str) -> Any:
         assert sem == "relaxed"
@@ -556,7 +665,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             current().ticket = len(s.taken)
             s.taken.append(current().cta)
             return current().ticket
-        s.sums[pointer] = Value(what.shape, load(pointer, ".cg").parts + what.read())
+        s.pause()
+        s.sums[pointer, current().half] = Value(what.shape, load(pointer, ".cg").parts + what.read())
         return None
 
     def load(
@@ -567,13 +677,13 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         if mask is not None:  # an operand of the mask
             return Value(mask.shape, ((pointer.name, pointer.offset, other), *mask.parts))
         assert cache_modifier == ".cg"  # the first cache is not coherent
-        if pointer not in s.sums:
+        if (pointer, current().half) not in s.sums:
             raise Fault(f"{pointer} is read before it is written")
-        return s.sums[pointer]
+        return s.sums[pointer, current().half]
 
     def store(pointer: Pointer, value: Value | int, mask: bool = True) -> None:
         if isinstance(value, Value):
-            s.sums[pointer] = Value(value.shape, value.read())
+            s.sums[pointer, current().half] = Value(value.shape, value.read())
         elif mask:
             if pointer in s.stamps:
                 raise Fault(f"{pointer} is stamped twice")
@@ -597,11 +707,12 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     def cleared(tile: Tile, hidden: Value) -> None:
         tile.check_free()
         s.cleared.append((tile.contents(), hidden.parts))
-        tile.unfenced = True
-        current().written.append(tile)
+        tile.was_written()
 
     def as_tiles(buffer: Tile, tile: Tile, count: int) -> Ring:
-        return Ring([Part(buffer, f"tile {i}", tile) for i in range(count)], [count, *tile.shape])
+        for i in range(count):
+            buffer.results.setdefault(i, Part(buffer, f"tile {i}", tile))
+        return Ring([buffer.results[i] for i in range(count)], [count, *tile.shape])
 
     def where(condition: Any, a: Any, b: Any) -> Any:
         if isinstance(condition, Value):
@@ -618,7 +729,9 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:
         assert len(partitions) - 1 == len(warps) == len(registers)
-        s.specialise(partitions)
+        s.specialise([partitions[0], *partitions])
+        first, second = s.roles[-1 - len(partitions) :][:2]
+        first.other, second.other, second.half = second, first, 1
 
     def static_assert(condition: bool) -> None:
         assert condition
@@ -655,8 +768,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
-        "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "pass_turn_on": pass_turn_on,
-        "consumers_pass_turn_on": pass_turn_on,
+        "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
+        "arrive_at": arrive_at, "meet_at": meet_at,
     }  # fmt: skip
 
 
