@@ -19,14 +19,18 @@ HEADS, HEAD_DIM = 16, 128
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Bytes that a call needs at once, beyond what is there before it; the first call loads and compiles."""
+    """Bytes that a call asks for at once, beyond what is there before it; the first call loads and compiles.
+
+    What the allocator gives may be more, if a block that it has kept is a little larger.
+    """
     run()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     run()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    found: int = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+    return found
 
 
 def problem(length: int, group: int = 1) -> Attention:

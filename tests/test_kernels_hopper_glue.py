@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper import build, ends, tensors
+from dash_inductor.kernels.hopper import build, ends, operations, tensors
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Tiles
@@ -238,7 +238,7 @@ def check_dq(simulation: Simulation, expected: Expected, walks: Walks) -> None:
         for q, rank in column.steps:
             ranks = by_rank.setdefault(expected.tile_index(b, q_head, q), {})
             ranks[rank] = ticket, expected.dq_terms(b, q_head, q, kv)
-    rows = BLOCK_Q * expected.columns // 32
+    rows = BLOCK_Q * expected.columns // operations.DQ_ROW.value
     added: dict[int, dict[int, list[Store]]] = {}
     for store in simulation.stores:
         if store.descriptor == "dq_desc":

@@ -8,7 +8,7 @@ from typing import Any
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper import ends
+from dash_inductor.kernels.hopper import ends, operations
 
 from dash_inductor.model import Band
 
@@ -52,7 +52,7 @@ def stamps_of(launch: Launch, simulation: Simulation) -> dict[tuple[int, int, in
 def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: int | None = None) -> None:
     """Every step of the first `heads` query heads has its four times, and no other pair of tiles has any."""
     found, expected = stamps_of(launch, simulation), Expected(launch)
-    rows = BLOCK_Q * expected.columns // 32
+    rows = BLOCK_Q * expected.columns // operations.DQ_ROW.value
     said = {ticket: [t for n, t in all_ if n >= ends.NOTED.value] for ticket, all_ in simulation.arrived.items()}
     issued: dict[tuple[int, int], list[int]] = {}  # by ticket and q tile
     for store in simulation.stores:

@@ -159,22 +159,25 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
     problem, rates = problem_of(plan, site), calibration.backward[dims]
     if documents is not None:
         problem = replace(problem, q_len=sum(documents), kv_len=sum(documents))
-    main = _main(plan.schedule, problem, rates, site.group > 1, documents)
-    elements = problem.batch * site.q_heads * problem.q_len * site.head_dim
-    plain = main + calibration.around * elements / 2**25 + calibration.launch
+    main, idle = _main(plan.schedule, problem, rates, site.group > 1, documents)
+    elements = problem.batch * site.q_heads * problem.q_len * site.head_dim / 2**25
+    after = max(calibration.after * elements - idle, 0.0)
+    plain = calibration.launch + calibration.before * elements + main + after
     return plain * math.prod(DATA[kind] for kind in site.call.data - {"segments"})
 
 
-def _main(name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None) -> float:
-    """Time of the main kernel."""
+def _main(
+    name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None
+) -> tuple[float, float]:
+    """Time of the main kernel, and how long an SM has no walks left in it, on average."""
     tickets = problem.heads * problem.n_kv
     batch = max(1, min(problem.batch, WALKS // tickets))
     walks = _walks(name, replace(problem, batch=batch), documents)
     always = rates.walk + (rates.group if grouped else 0.0)
     times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
     whole = _handed_out(times[w] for w in walks)
-    rest = (problem.batch - batch) / batch * sum(times[w] for w in walks) / costs.WORKERS["sm_90"]
-    return whole + rest
+    mean = sum(times[w] for w in walks) / costs.WORKERS["sm_90"]
+    return whole + (problem.batch - batch) / batch * mean, whole - mean
 
 
 @lru_cache(maxsize=256)
