@@ -157,8 +157,8 @@ def test_pinned() -> None:
 128/128 full ascending float16 group 4 ragged: registers 168, spilled 4/8, shared 214604, in loops 0+0
 128/128 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
 128/128 band(0,1023) spt bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 214572, in loops 0+0
-192/128 causal spt float16 group 1: registers 168, spilled 112/152, shared 231004, in loops 9+6
-192/128 band(0,1023) spt bfloat16 group 4 ragged: registers 168, spilled 116/148, shared 231052, in loops 8+4
+192/128 causal spt float16 group 1: registers 168, spilled 108/144, shared 231004, in loops 8+6
+192/128 band(0,1023) spt bfloat16 group 4 ragged: registers 168, spilled 104/132, shared 231052, in loops 8+2
 256/256 causal spt bfloat16 group 4: registers 168, spilled 4/4, shared 214184, in loops 0+0
 256/256 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 214168, in loops 0+0""",
     )

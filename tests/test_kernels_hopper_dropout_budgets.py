@@ -99,12 +99,12 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in CASES),
         """\
 64/64 full ascending bfloat16 group 1 dropout: registers 168, spilled 4/4, shared 199196, in loops 0+0
-64/64 causal bent_fold float16 group 4 dropout: registers 168, spilled 28/44, shared 199244, in loops 2+3
-128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214556, in loops 2+0
-128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 32/44, shared 214572, in loops 3+2
+64/64 causal bent_fold float16 group 4 dropout: registers 168, spilled 20/36, shared 199244, in loops 0+0
+128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 20/32, shared 214556, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 36/48, shared 214572, in loops 5+2
 128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 48/72, shared 215164, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 172/220, shared 215164, in loops 10+13
-192/128 full ascending float16 group 1 dropout: registers 168, spilled 144/164, shared 231004, in loops 23+0
-192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 216/240, shared 231004, in loops 50+6
-256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 8/8, shared 214184, in loops 0+2""",  # noqa: E501
+128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 168/224, shared 215164, in loops 12+7
+192/128 full ascending float16 group 1 dropout: registers 168, spilled 136/156, shared 231004, in loops 21+0
+192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 208/232, shared 231004, in loops 47+6
+256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 8/8, shared 214184, in loops 0+0""",  # noqa: E501
     )

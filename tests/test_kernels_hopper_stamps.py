@@ -218,7 +218,7 @@ def test_pinned() -> None:
         """\
 64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199244, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 214604, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/212, shared 215212, in loops 11+4
+128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
 256/256 causal spt bfloat16 group 4: registers 168, spilled 8/20, shared 214200, in loops 0+0""",
     )
 
