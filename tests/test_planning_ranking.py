@@ -266,3 +266,11 @@ def test_sites_that_no_kernel_covers_have_reasons() -> None:
         chosen_of(ranking)
     (reads,) = (c for c in rank(site(call=calls(bias=Bias(Operand(0)))), "sm_90") if c.kernel == "hopper")
     assert reads.why == "its kernels do not read bias"
+
+
+@pytest.mark.parametrize(
+    ("mask", "length", "heads"), [("band(0,1023)", 32768, 4), ("full", 16384, 4), ("causal", 16384, 1)]
+)
+def test_heads_that_are_launched_together_at_least(mask: str, length: int, heads: int) -> None:
+    """Where CTAs of a head keep less than the head in the L2 cache; where they keep all of it, as many as fit."""
+    assert plan(site(mask, batch=1, q_len=length, kv_len=length), "sm_90").section == heads

@@ -109,7 +109,7 @@ Qwen 3 0.6B
   v11/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group2/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Mistral 7B, window
-  hopper/spt/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  hopper/spt/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
   v11/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Mistral 7B, window, dynamic
@@ -117,7 +117,7 @@ Mistral 7B, window, dynamic
   v11/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 window of 1024
-  hopper/spt/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  hopper/spt/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
   v11/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=hopper:128x128w8
   critical path 128.13
 GPT-2
