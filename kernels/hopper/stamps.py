@@ -14,8 +14,8 @@ Note [Stamps]
     * end: the add has been performed and the turn has been passed on.
 
     A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
-    the place of a step only when the recorder has stamped it (`noted`): neither can dO of the step STAGES later be there
-    before, nor can consumers say that it has ended.
+    the place of a step only when the recorder has stamped it (`noted`): before that dO of the step STAGES later cannot
+    be there, and consumers cannot say that it has ended.
 """
 
 from triton.experimental import gluon
