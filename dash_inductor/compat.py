@@ -36,6 +36,12 @@ def triton_version() -> str | None:
     return str(triton.__version__)
 
 
+def keeps_descriptors() -> bool:
+    """Whether Triton computes descriptors of operands of matmuls before a loop, where they take its registers."""
+    version = triton_version()
+    return version is not None and tuple(map(int, version.split(".")[:2])) >= (3, 9)
+
+
 def interpreting() -> bool:
     """Whether kernels run in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

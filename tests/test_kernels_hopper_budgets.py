@@ -128,7 +128,7 @@ def spill_bounds(case: Case) -> tuple[int, int]:
     has two halves.
     """
     if case.dims == (256, 256) or (case.mask.is_full and case.dims == (128, 128)):
-        return (112, 12) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (28, 0)  # between the walks
+        return (144, 20) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (28, 0)  # between the walks
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.dims != (128, 128):
         if case.mask.is_full:
             return 140, 30

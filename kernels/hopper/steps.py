@@ -19,8 +19,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ... import compat
 from .ends import DQ_COMPLETE, NOTED, ROOM, say
 from .operations import DQ_ROW, role_barrier
+
+READS_AHEAD = gl.constexpr(not compat.keeps_descriptors())
+"""Halves have registers for a delta that is read before it is used."""
 
 
 @gluon.constexpr_function
@@ -237,11 +241,11 @@ def halved_step(
     if AHEAD:
         begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0)
-    if AHEAD:
+    if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
-    if not AHEAD:
+    if not (AHEAD and READS_AHEAD):
         delta = deltas(shared, tile, p)
     ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
@@ -255,11 +259,11 @@ def halved_step(
     if AHEAD:
         begin_drops(drops, shared, it)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1)
-    if AHEAD:
+    if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     dp1 = warpgroup_mma_wait(1, deps=(dp1,))
-    if not AHEAD:
+    if not (AHEAD and READS_AHEAD):
         delta = deltas(shared, tile + 1, p)
     ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)

@@ -753,7 +753,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
         TMA_STORE=(copy_out("store"),),
-        resolve=same, reads_only=dict,
+        resolve=same, reads_only=dict, keeps_descriptors=lambda: False,
     )  # fmt: skip
     return {
         "math": math, "ir": None, "compat": renamed, "builtin": same, "store_wait": store_wait,

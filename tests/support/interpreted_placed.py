@@ -32,7 +32,7 @@ from .packed import packed_attention  # noqa: E402
 from .placed import Rows, mask_of  # noqa: E402
 
 DIM, SCALE, ORDER = 24, 24**-0.5, (0, 2, 1, 3)
-TILES = Tiles(32, 16, 4, 1)
+TILES = Tiles(64, 32, 4, 1)
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 2e-2}
 
 
@@ -68,7 +68,7 @@ def check(schedule: str, band: Band, group: int, dtype: torch.dtype, lengths: tu
     """Every document has the values of attention, and the bits that it has alone, beside whatever."""
     schedule, _, sizes = schedule.partition(":")
     dq = TILES if schedule == "two_pass" else None
-    plan = Plan("portable", schedule, "portable", replace(TILES, block_q=16, block_kv=32), dq, section=3,
+    plan = Plan("portable", schedule, "portable", replace(TILES, block_q=32, block_kv=64), dq, section=3,
                 forward_tiles=TILES)  # fmt: skip
     torch._dynamo.reset()
     compiled = torch.compile(attention, dynamic=False)
