@@ -3,7 +3,7 @@
 Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
 and hands its dq tile over to the reducers.  There are three forms:
 
-* `overlapped_step` queues dK and S of the next step before it stores its dq tile;
+* `overlapped_step` has dK in flight while it stores its dq tile, and queues S of the next step before dK is done;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
   registers beside dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
   registers reads half as much shared memory, which is what limits small head dims);
@@ -185,7 +185,8 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
         queued                              meanwhile
         dP                                  softmax
         dV                                  dS
-        dQ, dK, S of the step after         dq tile to its buffer
+        dQ, dK                              dq tile to its buffer
+        S of the step after
 
     That is the next one, or this one again if it is the last, which computes an S that nobody needs.
     """
