@@ -219,6 +219,15 @@ def test_installing_again_changes_nothing() -> None:
     assert joint_graph.pass_patterns == before
 
 
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [(None, False), ("3.6.0", False), ("3.8.2", False), ("3.9.0", True), ("3.10.0+git1a2b", True), ("4.0.0", True)],
+)
+def test_since_when_triton_keeps_descriptors(version: str | None, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "triton_version", lambda: version)
+    assert compat.keeps_descriptors() is keeps
+
+
 @pytest.mark.parametrize("choices", [[], [SimpleNamespace(), SimpleNamespace()]])
 def test_several_choices_are_refused(choices: list[object]) -> None:
     with pytest.raises(ValueError, match=f"dash_x: exactly one choice is allowed, got {len(choices)}"):

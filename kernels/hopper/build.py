@@ -43,7 +43,7 @@ class Variant:
 
     Args:
         step: the form of a step, see `steps`.
-        ahead: a step ends with S of the next one in flight; always where steps overlap.
+        ahead: a step ends with S of the next one; always where steps overlap.
         left_in_registers: K and V are left operands in registers.
         tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
         one_dq: one dq tile in shared memory, where there is no room for one per stage.

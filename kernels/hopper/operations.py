@@ -35,9 +35,9 @@ Note [Forward progress on Hopper]
     there a ticket that waits behind another one could be what that one waits for.
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
-    which consumers only arrive; a reducer that waits for
-    its turn stops its consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in
-    rank.  Ticket and semaphores are set by `prepare` in the same call.
+    which consumers only arrive, see Note [Ends of steps] in `ends`; a reducer that waits for its turn stops its
+    consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in rank.  Ticket and
+    semaphores are set by `prepare` in the same call.
 
     The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
     end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
@@ -122,7 +122,7 @@ def as_words(tile):
 DQ_ROW = gl.constexpr(256)
 """Values in a row of a dq tile as it goes to global memory, the most that a block of a descriptor may have."""
 DQ_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
-"""Rows lie one behind the other there.  A swizzled tile would go in one half more requests to the L2 cache."""
+"""Rows lie one behind the other there.  Causal masks at D=64 took 1.2 % longer with a swizzled tile, others as long."""
 
 
 @gluon.jit

@@ -42,11 +42,11 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, drops, s, scale_log2, lse, word, do_slot, PIECE: gl.constexpr):
+def probabilities(mask, drops, s, scale_log2, lse, word, slot, PIECE: gl.constexpr):
     """P of a piece of the queries of a step, from their scores; signed, see `dropout`."""
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
-    return drops.marked(mask.applied(p, word, do_slot, PIECE), mask.q_tile(word), mask.kv, PIECE)
+    return drops.marked(mask.applied(p, word, slot, PIECE), mask.q_tile(word), mask.kv, PIECE)
 
 
 @gluon.jit
