@@ -79,6 +79,7 @@ TORCH = (
     ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),
     ("torch._compile", "_disable_dynamo", "recordings"),
     ("torch._C", "_functorch.is_functorch_wrapped_tensor", "recordings"),
+    ("torch", "Tensor._use_count", "recordings"),
 )
 
 TRITON = (

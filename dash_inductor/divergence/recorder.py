@@ -147,6 +147,8 @@ class Recorder:
             return
         with self._lock:
             self._flush()
+            if self._replicas is not None:
+                self._replicas.close()
             if self._writer is not None:
                 self._writer.close()
                 if self._replicas is not None:

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import DashError
 from .agreement import find, sentence
+from .exchange import Exchange
 from .file import Appender
 from .rows import Ready, to_host
 from .sizes import LANES
@@ -43,6 +44,7 @@ class Replicas:
         self._groups = WeakTensorKeyDictionary()  # process groups by parameter
         self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
         self._compared: list[threading.Event] = []  # set as soon as a job is done
+        self._exchange = Exchange()
 
     def add(self, model: DistributedDataParallel) -> None:
         """The parameters of this model are equal on all ranks of its process group."""
@@ -75,13 +77,9 @@ class Replicas:
         """Exchange what was taken; yields what is left to do for the thread that writes."""
         taken, self._taken = self._taken, {}
         for group, parts in taken.items():
-            mine = torch.cat([lanes for *_, lanes in parts])
-            everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(everyone, mine, group)
+            everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
             labels = [(phase, name) for phase, names, _ in parts for name in names]
-            yield self._job(
-                step, dist.get_process_group_ranks(group), labels, to_host(torch.stack(everyone).flatten(1))
-            )
+            yield self._job(step, dist.get_process_group_ranks(group), labels, to_host(everyone.flatten(1)))
 
     def check(self, writer: Writer) -> None:
         """With "raise", wait until all that was exchanged has been compared.
@@ -103,6 +101,10 @@ class Replicas:
         if text:
             self._raises = False
             raise ReplicasDiffer(text)
+
+    def close(self) -> None:
+        """Wait until no process group holds what was exchanged."""
+        self._exchange.close()
 
     def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:
         compared = threading.Event()

@@ -1,0 +1,73 @@
+"""Gathers lanes over the ranks of a process group, and sees to it that the process can end afterwards.
+
+Gloo works on threads of its own.  Such a thread lets go of the tensors of a collective some time after everyone who waits
+for it has gone on, and takes the interpreter's lock for that, because Python knows these tensors.  If the interpreter is
+being finalized by then, CPython ends the thread in a place where C++ aborts the process: "terminate called without an
+active exception", https://github.com/pytorch/pytorch/issues/190489.  A program that ends soon after its last step would
+run into that, so a recording ends only when gloo has let go.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+log = logging.getLogger("dash_inductor")
+
+_PATIENCE = 10.0  # seconds; a thread that gets a core lets go at once
+
+
+class Exchange:
+    """Gathers lanes, and keeps the tensors that a process group may still hold."""
+
+    def __init__(self) -> None:
+        self._lent: list[Tensor] = []
+
+    def gather(self, lanes: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """The lanes of all ranks, [ranks, *lanes.shape], in the order of the group; all its ranks call this."""
+        everyone = [torch.empty_like(lanes) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyone, lanes, group)
+        gathered = torch.stack(everyone)
+        if not lanes.is_cuda:  # those go through NCCL, which has no such threads
+            self._lent += [lanes, *everyone]
+            del lanes, everyone
+            self._keep_held()
+        return gathered
+
+    def close(self) -> None:
+        """Wait until no process group holds a tensor of `gather`."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._lent and time.monotonic() < deadline:
+            time.sleep(0.001)  # without the interpreter's lock
+            self._keep_held()
+        if self._lent:
+            log.warning(
+                "a process group still holds %d tensors %g seconds after fingerprints were exchanged; the recording is "
+                "complete, but this process may abort while it ends",
+                len(self._lent),
+                _PATIENCE,
+            )
+
+    def _keep_held(self) -> None:
+        lent = self._lent
+        self._lent = []  # so that the list below is the only place of a tensor
+        held = [counts != _FREE for counts in _counts(lent)]
+        self._lent = [tensor for tensor, is_held in zip(lent, held, strict=True) if is_held]
+
+
+def _counts(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """References of C++ and of Python to tensors.
+
+    A tensor that C++ holds has one more of the former; newer versions of PyTorch drop one of the latter, under the
+    interpreter's lock, after that is gone.
+    """
+    return [(Tensor._use_count(tensor), sys.getrefcount(tensor)) for tensor in tensors]
+
+
+_FREE = _counts([torch.empty(0)])[0]  # nobody holds this tensor, except for the list
