@@ -34,7 +34,8 @@ class Lender:
 def gather(lender: Lender) -> Exchange:
     made = Exchange()
     gathered = made.gather(torch.arange(6.0).view(3, 2), None)  # type: ignore[arg-type]
-    assert gathered.shape == (2, 3, 2) and torch.equal(gathered[0], gathered[1])
+    assert gathered.shape == (2, 3, 2)
+    assert torch.equal(gathered[0], gathered[1])
     return made
 
 

@@ -1,10 +1,10 @@
 """Gathers lanes over the ranks of a process group, and sees to it that the process can end afterwards.
 
-Gloo works on threads of its own.  Such a thread lets go of the tensors of a collective some time after everyone who waits
-for it has gone on, and takes the interpreter's lock for that, because Python knows these tensors.  If the interpreter is
-being finalized by then, CPython ends the thread in a place where C++ aborts the process: "terminate called without an
-active exception", https://github.com/pytorch/pytorch/issues/190489.  A program that ends soon after its last step would
-run into that, so a recording ends only when gloo has let go.
+Gloo works on threads of its own.  Such a thread lets go of the tensors of a collective some time after everyone who
+waits for it has gone on, and takes the interpreter's lock for that, because Python knows these tensors.  If the
+interpreter is being finalized by then, CPython ends the thread in a place where C++ aborts the process: "terminate
+called without an active exception", https://github.com/pytorch/pytorch/issues/190489.  A program that ends soon after
+its last step would run into that, so a recording ends only when gloo has let go.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _counts(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     A tensor that C++ holds has one more of the former; newer versions of PyTorch drop one of the latter, under the
     interpreter's lock, after that is gone.
     """
-    return [(Tensor._use_count(tensor), sys.getrefcount(tensor)) for tensor in tensors]
+    return [(Tensor._use_count(tensor), sys.getrefcount(tensor)) for tensor in tensors]  # type: ignore[attr-defined]
 
 
 _FREE = _counts([torch.empty(0)])[0]  # nobody holds this tensor, except for the list
