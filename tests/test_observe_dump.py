@@ -290,7 +290,7 @@ def test_boxes_do_not_overlap_and_edges_go_down() -> None:
 def dom(page: Path) -> str:
     """The document that a browser makes of a page."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
-    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=60).stdout  # type: ignore[list-item]
+    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=300).stdout  # type: ignore[list-item]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")

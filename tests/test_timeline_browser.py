@@ -45,7 +45,7 @@ def opened(page: Path, fragment: str = "") -> str:
     """The document as the browser has it after a while."""
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900",
                "--virtual-time-budget=10000", "--dump-dom", f"file://{page}{fragment}"]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def picture() -> Picture:
