@@ -19,6 +19,9 @@ from dash_inductor.timeline.simulated import timeline
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install -y chromium")
 
+FRAMES = """<script>requestAnimationFrame = draw => setTimeout(draw, 16);</script>"""
+"""In virtual time timers run as soon as nothing else does, but a frame comes when the machine has time for it."""
+
 ACTIONS = """
 <script>
 const results = document.createElement("pre"), later = () => new Promise(done => setTimeout(done, 300));
@@ -56,7 +59,9 @@ def picture() -> Picture:
 
 def test_page_in_a_browser(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(html(picture()).replace("</body>", ACTIONS), encoding="utf-8")
+    page = html(picture())
+    assert page.count("<head>") == page.count("</body>") == 1
+    path.write_text(page.replace("<head>", f"<head>{FRAMES}").replace("</body>", ACTIONS), encoding="utf-8")
     found = opened(path)
     results = re.search(r"<pre>(.*?)</pre>", found, re.DOTALL)
     assert results is not None
