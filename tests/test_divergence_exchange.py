@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import dash_inductor
 from dash_inductor.divergence import exchange
 from dash_inductor.divergence.exchange import Exchange
+
+GROUP: Any = None
+"""`Lender` asks for none."""
 
 
 class Lender:
@@ -33,7 +41,7 @@ class Lender:
 
 def gather(lender: Lender) -> Exchange:
     made = Exchange()
-    gathered = made.gather(torch.arange(6.0).view(3, 2), None)  # type: ignore[arg-type]
+    gathered = made.gather(torch.arange(6.0).view(3, 2), GROUP)
     assert gathered.shape == (2, 3, 2)
     assert torch.equal(gathered[0], gathered[1])
     return made
@@ -61,7 +69,7 @@ def test_close_gives_up_in_words(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     made = gather(Lender(monkeypatch))
     with caplog.at_level("WARNING", logger="dash_inductor"):
         made.close()
-    assert "still holds 1 tensors 0.05 seconds after" in caplog.text
+    assert "0.05 seconds later a process group still holds tensors of this exchange (1 of them)" in caplog.text
 
 
 def test_close_waits_for_nothing_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +77,25 @@ def test_close_waits_for_nothing_that_is_free(monkeypatch: pytest.MonkeyPatch) -
     lender = Lender(monkeypatch)
     made = Exchange()
     for _ in range(3):
-        made.gather(torch.zeros(3, 2), None)  # type: ignore[arg-type]
+        made.gather(torch.zeros(3, 2), GROUP)
     lender.let_go()
-    made.gather(torch.zeros(3, 2), None)  # type: ignore[arg-type]
+    made.gather(torch.zeros(3, 2), GROUP)
     assert len(made._lent) == 1, "only the last lanes are held"
+
+
+@pytest.mark.parametrize("failing", [None, "_flush", "close"])
+def test_every_recording_closes_its_exchange(
+    failing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose last part, or whose end, cannot be written."""
+    closed: list[Exchange] = []
+    monkeypatch.setattr(Exchange, "close", lambda exchange: closed.append(exchange))
+    parameter = torch.ones(2, requires_grad=True)
+    expected = contextlib.nullcontext() if failing is None else pytest.raises(OSError, match="no space left")
+    with expected, dash_inductor.record(tmp_path / "run") as recorder:
+        parameter.sum().backward()
+        torch.optim.SGD([parameter]).step()
+        if failing is not None:
+            failing_object = recorder if failing == "_flush" else recorder._writer
+            monkeypatch.setattr(failing_object, failing, Mock(side_effect=OSError("no space left")))
+    assert len(closed) == 1

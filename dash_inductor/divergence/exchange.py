@@ -34,24 +34,23 @@ class Exchange:
         everyone = [torch.empty_like(lanes) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everyone, lanes, group)
         gathered = torch.stack(everyone)
-        if not lanes.is_cuda:  # those go through NCCL, which has no such threads
-            self._lent += [lanes, *everyone]
-            del lanes, everyone
-            self._keep_held()
+        self._lent += [lanes, *everyone]
+        del lanes, everyone
+        self._keep_held()
         return gathered
 
     def close(self) -> None:
-        """Wait until no process group holds a tensor of `gather`."""
+        """Wait until no process group holds a tensor of `gather`; after ten seconds, warn instead."""
         deadline = time.monotonic() + _PATIENCE
         while self._lent and time.monotonic() < deadline:
             time.sleep(0.001)  # without the interpreter's lock
             self._keep_held()
         if self._lent:
             log.warning(
-                "a process group still holds %d tensors %g seconds after fingerprints were exchanged; the recording is "
-                "complete, but this process may abort while it ends",
-                len(self._lent),
+                "fingerprints of a recording were exchanged, and %g seconds later a process group still holds tensors "
+                "of this exchange (%d of them): this process may abort while it ends",
                 _PATIENCE,
+                len(self._lent),
             )
 
     def _keep_held(self) -> None:

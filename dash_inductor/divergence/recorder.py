@@ -146,13 +146,15 @@ class Recorder:
         if os.getpid() != self._process:
             return
         with self._lock:
-            self._flush()
-            if self._replicas is not None:
-                self._replicas.close()
-            if self._writer is not None:
-                self._writer.close()
+            try:
+                self._flush()
+                if self._writer is not None:
+                    self._writer.close()
+                    if self._replicas is not None:
+                        self._replicas.check(self._writer)
+            finally:
                 if self._replicas is not None:
-                    self._replicas.check(self._writer)
+                    self._replicas.close()
 
     def step(self) -> None:
         """End a step, in programs whose parameters no optimizer of PyTorch changes."""
