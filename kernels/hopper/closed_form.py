@@ -140,6 +140,8 @@ class BandMask:
                 q_row = walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
                 rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
                 keep = gl.expand_dims(rows, 1) < work.kv_len
+                if walk.EVEN_KV:  # which the compiler cannot know
+                    keep = gl.full(keep.shape, True, gl.int1, keep.type.layout)
                 queries = gl.arange(0, p.shape[1], columns)
                 p = gl.where(within_band(keep, work, q_row, queries, rows, walk.HAS_LO, walk.HAS_HI), p, 0.0)
         return p

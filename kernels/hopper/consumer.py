@@ -15,6 +15,7 @@ from .steps import (
     accumulator_layout,
     halved_step,
     left_operand,
+    meet,
     overlapped_step,
     scores,
     shared_step,
@@ -66,7 +67,6 @@ def consume(
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
-        wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         for step in range(steps):
             it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
             after = it + gl.where(step + 1 < steps, 1, 0)
@@ -83,7 +83,7 @@ def consume(
         walk = walks.at(position)
         work = walk.work
         drops = all_drops.at(work)
-        role_barrier()
+        meet(shared)
         if shared.RESULTS_IN_DQ:
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
         if GROUP > 1:
@@ -115,20 +115,19 @@ def store_gradients(
     Where these have no room, by way of K and V, which are done with, and until they have been read.
     """
     DTYPE: gl.constexpr = shared.k.dtype
-    if shared.RESULTS_IN_DQ:
-        dv_tile = shared.result_tile(it, 0)
-        dk_tile = shared.result_tile(it, 1)
-    else:
-        dv_tile = shared.v
-        dk_tile = shared.k
+    row = kv * work.BLOCK_KV
+    dv_tile = shared.result_tile(it, 0) if shared.RESULTS_IN_DQ else shared.v
     dv_tile.store(drops.rescaled(dv).to(DTYPE))
+    fence_async_shared()
+    role_barrier()
+    store_tile(places, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    # Meanwhile the slot of the last dq tile may have been emptied.
+    dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
     if shared.TAIL_D > 0:
         shared.k_tail.store((dk_tail * scale).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    row = kv * work.BLOCK_KV
-    store_tile(places, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
     store_tile(places, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
     if shared.TAIL_D > 0:
         store_tile(

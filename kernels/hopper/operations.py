@@ -77,6 +77,15 @@ def wait_until_read(_semantic=None):
     store_wait(0, _semantic=_semantic, **_READS_ONLY)
 
 
+@gluon.jit
+def wait_for_own_stores():
+    """`wait_until_read` without the barrier among the warps of the role that Triton makes of it."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group.read 0; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
 @builtin
 def async_reduce_add(tensor_desc, coord, src, _semantic=None):
     """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Triton 3.8 has a name for it."""
@@ -154,6 +163,29 @@ def here(number):
     """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and
     keep it in registers that the walk does not have."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def hold_back(length):
+    """Keep what comes after this behind what comes before: ptxas moves nothing past what may branch.
+
+    The branch is not taken, as long as `length` is not negative.
+    """
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %back;
+        BACK:
+        setp.lt.s32 %back, $1, 0;
+        @%back nanosleep.u32 0;
+        @%back bra BACK;
+        mov.b32 $0, $1;
+        }""",
+        "=r,r",
+        [length],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit

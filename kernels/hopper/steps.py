@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ... import compat
 from .ends import DQ_COMPLETE, NOTED, ROOM, say
-from .operations import DQ_ROW, role_barrier
+from .operations import DQ_ROW, hold_back, role_barrier, wait_for_own_stores
 
 READS_AHEAD = gl.constexpr(not compat.keeps_descriptors())
 """Halves have registers for a delta that is read before it is used."""
@@ -88,14 +88,21 @@ def wait_for_do(shared, it):
 
 
 @gluon.jit
-def begin_drops(drops, shared, it):
+def begin_drops(drops):
     """With dropout, keep what follows behind the matmuls that were begun.
 
-    ptxas spreads what it may among matmuls, and the tensor cores would wait for random bits.  It moves nothing past
-    what may branch: one look more at the it-th dO, which is there.
+    ptxas spreads what it may among matmuls, and the tensor cores would wait for random bits.
     """
     if drops.GIVEN:
-        wait_for_do(shared, it)
+        hold_back(drops.work.q_len)
+
+
+@gluon.jit
+def meet(shared):
+    """Let all warps meet; then the results of the walk before have left the dq ring."""
+    if shared.RESULTS_IN_DQ:
+        wait_for_own_stores()
+    role_barrier()
 
 
 @gluon.jit
@@ -104,7 +111,7 @@ def share_ds(shared, ds):
     role_barrier()
     shared.ds.store(ds)
     fence_async_shared()
-    role_barrier()
+    meet(shared)
 
 
 @gluon.jit
@@ -194,7 +201,7 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
     word = mask.told(slot)
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    begin_drops(drops, shared, it)
+    begin_drops(drops)
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
     delta = deltas(shared, slot, p)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
@@ -240,7 +247,7 @@ def halved_step(
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
         s0 = warpgroup_mma_wait(1, deps=(s0,))
     if AHEAD:
-        begin_drops(drops, shared, it)
+        begin_drops(drops)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile, p)
@@ -258,7 +265,7 @@ def halved_step(
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
-        begin_drops(drops, shared, it)
+        begin_drops(drops)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile + 1, p)
@@ -307,7 +314,7 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     delta = deltas(shared, slot, p)
     shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
     fence_async_shared()
-    role_barrier()
+    meet(shared)
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
     wait_for_dq_room(shared, it)
