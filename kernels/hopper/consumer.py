@@ -15,7 +15,6 @@ from .steps import (
     accumulator_layout,
     halved_step,
     left_operand,
-    meet,
     overlapped_step,
     scores,
     shared_step,
@@ -67,6 +66,8 @@ def consume(
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
+        if STEP != "overlapped" or steps == 0:
+            wait_until_read()
         for step in range(steps):
             it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
             after = it + gl.where(step + 1 < steps, 1, 0)
@@ -83,7 +84,7 @@ def consume(
         walk = walks.at(position)
         work = walk.work
         drops = all_drops.at(work)
-        meet(shared)
+        role_barrier()
         if shared.RESULTS_IN_DQ:
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
         if GROUP > 1:

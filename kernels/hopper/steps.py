@@ -98,20 +98,14 @@ def begin_drops(drops):
 
 
 @gluon.jit
-def meet(shared):
-    """Let all warps meet; then the results of the walk before have left the dq ring."""
-    if shared.RESULTS_IN_DQ:
-        wait_for_own_stores()
-    role_barrier()
-
-
-@gluon.jit
-def share_ds(shared, ds):
+def share_ds(shared, ds, LEAVES_LATE: gl.constexpr = False):
     """Make dS visible to the matmuls of all warps, when all have read that of the step before."""
     role_barrier()
     shared.ds.store(ds)
     fence_async_shared()
-    meet(shared)
+    if LEAVES_LATE:
+        wait_for_own_stores()
+    role_barrier()
 
 
 @gluon.jit
@@ -207,7 +201,7 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, delta)
-    share_ds(shared, ds)
+    share_ds(shared, ds, shared.RESULTS_IN_DQ)
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = add_product(ds, shared.q.index(slot), dk, WARPS)
     wait_for_dq_room(shared, it)
@@ -314,7 +308,7 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     delta = deltas(shared, slot, p)
     shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
     fence_async_shared()
-    meet(shared)
+    role_barrier()
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
     wait_for_dq_room(shared, it)
