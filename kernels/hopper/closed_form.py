@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from .operations import here
-from .told import MASKED, tell, told, within_band
+from .told import MASKED, NEXT, tell, told, within_band
 from .work import Work
 
 
@@ -75,7 +75,7 @@ class ClosedForm:
 
     @gluon.jit
     def q_tile(self, word):
-        return word & ((1 << MASKED) - 1)
+        return word & ((1 << NEXT) - 1)
 
     @gluon.jit
     def rank(self, word, kv):
@@ -84,13 +84,17 @@ class ClosedForm:
 
     @gluon.jit
     def begin(self, step, kv):
-        """What `following` wants for the first step of a role, which is `step`."""
-        return 0
+        """The word of a role's first step in the walk of kv tile `kv`."""
+        return self.word(step, kv)
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """(word of a step, what `following` wants for the role's next one, which is `after`)."""
-        return self.word(step, kv), ahead
+        """(word of a step, that of the role's next one, which is `after`); the first is from `begin`.
+
+        A word is computed a step ahead: the producer would make the loads of a step wait for it.
+        """
+        following = self.word(after, kv)
+        return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
     def tell(self, word, slot, full):
@@ -106,15 +110,20 @@ class ClosedForm:
 
 @aggregate
 class BandMask:
-    """Which scores of kv tile `kv` count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
+    """Which scores of kv tile `kv` count: ``lo <= q - kv <= hi`` and ``kv < kv_len``.
+
+    IN_RUNS: it cuts some tiles, and words say what the next step is, see Note [Runs] in `runs`.
+    """
 
     walk: ClosedForm
     kv: gl.tensor
+    IN_RUNS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, walk, kv):
         self.walk = walk
         self.kv = kv
+        self.IN_RUNS = gl.constexpr(walk.HAS_LO.value or walk.HAS_HI.value or not walk.EVEN_KV.value)
 
     @gluon.jit
     def q_tile(self, word):
@@ -129,11 +138,15 @@ class BandMask:
         return word
 
     @gluon.jit
-    def applied(self, p, word, slot, PIECE: gl.constexpr):
-        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
+    def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
+        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
+
+        CUT: whether it does; None where only the word says so.
+        """
         walk = self.walk
         if walk.HAS_LO or walk.HAS_HI or not walk.EVEN_KV:
-            if word >> MASKED != 0:
+            cut = word >> MASKED != 0 if CUT is None else CUT
+            if cut:
                 work = walk.work
                 columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
                 keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .group import add_to_group
 from .operations import role_barrier, wait_until_read
 from .places import store_tile
+from .runs import first_of_walk, halved_steps
 from .steps import (
     accumulator_layout,
     halved_step,
@@ -18,6 +19,7 @@ from .steps import (
     overlapped_step,
     scores,
     shared_step,
+    wait_for_do,
     wait_for_q,
     zeros,
 )
@@ -66,19 +68,31 @@ def consume(
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
-        if STEP != "overlapped" or steps == 0:
-            wait_until_read()
-        for step in range(steps):
-            it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
-            after = it + gl.where(step + 1 < steps, 1, 0)
-            if STEP == "overlapped":
-                s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS)
-            elif STEP == "halved":
-                s, dk, dk_tail, dv = halved_step(
-                    shared, mask, drops, scale_log2, it, after, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD
-                )
-            else:
-                dk, dv = shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS)
+        IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and mask.IN_RUNS and not drops.GIVEN
+        if IN_RUNS:
+            following = first_of_walk(shared, mask, done, steps)
+        if STEP != "overlapped" or steps == 0:  # the former look for themselves, later
+            wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
+        if IN_RUNS:
+            s, dk, dk_tail, dv = halved_steps(
+                shared, mask, drops, scale_log2, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
+            )
+        else:
+            for step in range(steps):
+                it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
+                after = it + gl.where(step + 1 < steps, 1, 0)
+                if STEP == "overlapped":
+                    s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS)
+                elif STEP == "halved":
+                    if not AHEAD:
+                        wait_for_q(shared, it)
+                    word = mask.told(wait_for_do(shared, it))
+                    s, dk, dk_tail, dv = halved_step(
+                        shared, mask, drops, scale_log2, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
+                        None,
+                    )  # fmt: skip
+                else:
+                    dk, dv = shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS)
         done += steps
         position, kv = wait_for_walk(shared, n)  # again: the steps leave no registers for what they do not need
         walk = walks.at(position)

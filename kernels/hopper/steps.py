@@ -42,11 +42,11 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, drops, s, scale_log2, lse, word, slot, PIECE: gl.constexpr):
+def probabilities(mask, drops, s, scale_log2, lse, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr = None):
     """P of a piece of the queries of a step, from their scores; signed, see `dropout`."""
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
-    return drops.marked(mask.applied(p, word, slot, PIECE), mask.q_tile(word), mask.kv, PIECE)
+    return drops.marked(mask.applied(p, word, slot, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE)
 
 
 @gluon.jit
@@ -98,12 +98,15 @@ def begin_drops(drops):
 
 
 @gluon.jit
-def share_ds(shared, ds, LEAVES_LATE: gl.constexpr = False):
-    """Make dS visible to the matmuls of all warps, when all have read that of the step before."""
+def share_ds(shared, ds, LEAVING: gl.constexpr = False):
+    """Make dS visible to the matmuls of all warps, when all have read that of the step before.
+
+    LEAVING: the results of the walk before may still be leaving the dq ring; afterwards they have left.
+    """
     role_barrier()
     shared.ds.store(ds)
     fence_async_shared()
-    if LEAVES_LATE:
+    if LEAVING:
         wait_for_own_stores()
     role_barrier()
 
@@ -208,15 +211,16 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
     dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
     hand_over(shared, it, dq, dq_tail, WARPS)
     s = scores(shared.k, shared, wait_for_q(shared, after), zero)
-    s, dk = warpgroup_mma_wait(0, deps=(s, dk))
+    dk = warpgroup_mma_wait(1, deps=(dk,))
     end_step(shared, it, WARPS)
+    s = warpgroup_mma_wait(0, deps=(s,))
     return s, dk, dv
 
 
 @gluon.jit
 def halved_step(
-    shared, mask, drops, scale_log2, it, after, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
-    AHEAD: gl.constexpr,
+    shared, mask, drops, scale_log2, it, after, word, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    AHEAD: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
 
@@ -226,11 +230,8 @@ def halved_step(
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)
-    if not AHEAD:
-        wait_for_q(shared, it)
-    slot = wait_for_do(shared, it)
+    slot = it % shared.STAGES
     tile = slot * 2
-    word = mask.told(slot)
     do0 = shared.do.index(tile)
     do1 = shared.do.index(tile + 1)
     if AHEAD:
@@ -242,7 +243,7 @@ def halved_step(
         s0 = warpgroup_mma_wait(1, deps=(s0,))
     if AHEAD:
         begin_drops(drops)
-    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0)
+    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0, CUT)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
@@ -260,7 +261,7 @@ def halved_step(
     s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
         begin_drops(drops)
-    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1)
+    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1, CUT)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
@@ -282,9 +283,9 @@ def halved_step(
         wait_for_dq_room(shared, it)
         dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
     hand_over(shared, it, dq, dq_tail, WARPS)
-    end_step(shared, it, WARPS)
     if AHEAD:
         s0 = warpgroup_mma_wait(0, deps=(s0,))
+    end_step(shared, it, WARPS)
     return s0, dk, dk_tail, dv
 
 

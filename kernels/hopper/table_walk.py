@@ -182,18 +182,20 @@ class TableWalk:
 class DataMask:
     """Which scores of kv tile `kv` count: those that the band, the codes and the dense mask all let through.
 
-    kv_codes: those of its keys, if the mask has codes.
+    kv_codes: those of its keys, if the mask has codes.  Not IN_RUNS: cut tiles are anywhere in a walk.
     """
 
     walk: TableWalk
     kv: gl.tensor
     kv_codes: gl.tensor
+    IN_RUNS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, walk, kv, kv_codes):
         self.walk = walk
         self.kv = kv
         self.kv_codes = kv_codes
+        self.IN_RUNS = gl.constexpr(False)
 
     @gluon.jit
     def q_tile(self, word):
@@ -205,8 +207,11 @@ class DataMask:
         return told(self.walk.told_words, slot)
 
     @gluon.jit
-    def applied(self, p, word, slot, PIECE: gl.constexpr):
-        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides."""
+    def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
+        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
+
+        CUT: None, only the word says whether it does.
+        """
         if word >> MASKED != 0:
             work = self.walk.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)

@@ -4,7 +4,8 @@ Note [What consumers are told]
     A step is known by its *word*: the q tile, and in bit `MASKED` whether the mask cuts the tile.  Consumers have no
     registers left to compute words, and one that loaded a word from global memory would wait for the L2 cache, since a
     reducer that has seen its turn empties the first one.  So the producer, who is a step ahead, puts words into shared
-    memory before the dO of their steps is announced.
+    memory before the dO of their steps is announced.  A band in closed form adds what the next step is, see Note [Runs]
+    in `runs`.
 """
 
 from triton.experimental import gluon
@@ -15,6 +16,8 @@ from .operations import here, role_barrier
 
 MASKED = gl.constexpr(2 * TILE_BITS)
 """The bit of a word that asks for the mask; q tiles are below it, and the sign is above."""
+NEXT = gl.constexpr(MASKED.value - 2)
+"""Where two bits of a word of a band in closed form begin: 1 if the next step has `MASKED`, 2 if there is none."""
 
 
 @gluon.jit
