@@ -346,17 +346,19 @@ GROUPED_PAIRS = Launch((256, 256), 1, "symmetric_shift", Band(-9), 33, 64, group
 NARROW, WIDE = replace(FLAGSHIP, dims=(64, 64)), replace(FLAGSHIP, dims=(256, 256))
 TAILS = Launch((192, 128), 2, "spt", Band(0), 100, 100)
 SHORT = Launch((128, 128), 2, "spt", Band(0, 9), 100, 100, group=3)
+EMPTY_KEYS = Launch((128, 128), 2, "spt", Band(0), 40, 200)
 EMPTY_LAST = Launch((256, 256), 1, "spt", Band(0), 40, 200)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 AGAIN, LEFT, THREADS = "again before the others", "left with somebody there", "for two numbers of threads"
 HALF = "before both warpgroups have written it|before a fence"
 _COMPLETE, _END = "say(shared, DQ_COMPLETE, it, WARPS)", "end_step(shared, it, WARPS)"
-_LAST_WAIT, _HALVES_WAIT = (
-    "warpgroup_mma_wait(0, deps=(s, dk))",
+_DK_WAIT, _HALVES_WAIT = (
+    "dk = warpgroup_mma_wait(1, deps=(dk,))",
     "dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))",
 )
 _NUMBER, _DO_FULL = "FIRST + it % shared.STAGES", "    mbarrier.wait(shared.do_full"
-_MASKED = "if word >> MASKED != 0:\n                work"
+_MASKED = "cut = word >> MASKED != 0 if CUT is None else CUT"
+_NEXT = "gl.where(after < steps, following >> MASKED, 2) << NEXT"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
     "the K of the walk before": (FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "k_full.index(0), n & 1", "k_full.index(0), 0"),
@@ -368,7 +370,11 @@ CONTROLS = {
         "        if True:\n            mbarrier",
     ),
     "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(slot), ", "max(0, "),
-    "a dq tile over results": (FLAGSHIP, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
+    "a dq tile over results": (FLAGSHIP, IN_USE, "        wait_for_own_stores()", "        pass"),
+    "a dq tile of a half over results": (NARROW, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
+    "results over those of the walk before": (
+        EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
+    ),
     "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    tell", "tell"),
     "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
     "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not CO_RESIDENT:", "if True:"),
@@ -389,7 +395,7 @@ CONTROLS = {
     "dq buffer not waited for": (
         FLAGSHIP, f"{AGAIN}|{IN_USE}", "    wait_for_dq_room(shared, it)\n    dq, dv = ", "    dq, dv = ",
     ),
-    "dq buffer free too early": (FLAGSHIP, IN_USE, "            wait_until_read()", "            pass"),
+    "dq buffer free too early": (FLAGSHIP, IN_USE, "wait_until_read()\n            mbarrier", "mbarrier"),
     "dq tile not waited for": (
         FLAGSHIP, f"{HALF}|^$", "listen(shared, DQ_COMPLETE, it, CONSUMERS)", "pass",
     ),
@@ -398,8 +404,7 @@ CONTROLS = {
         FLAGSHIP, IN_USE, "    role_barrier()\n    shared.ds.store(ds)", "    shared.ds.store(ds)",
     ),
     "half of dS": (
-        FLAGSHIP, HALF, "ds.store(ds)\n    fence_async_shared()\n    role_barrier()",
-        "ds.store(ds)\n    fence_async_shared()",
+        FLAGSHIP, HALF, "        wait_for_own_stores()\n    role_barrier()", "        wait_for_own_stores()",
     ),
     "P over one that the other warpgroup reads": (WIDE, IN_USE, "role_barrier()  # all have read", "pass  #"),
     "half of P": (WIDE, HALF, "role_barrier()\n    dv = ", "dv = "),
@@ -410,14 +415,15 @@ CONTROLS = {
         FLAGSHIP, HALF, f"    fence_async_shared()\n    {_COMPLETE}", f"    {_COMPLETE}\n    fence_async_shared()",
     ),
     "half of a dq tile": (
-        FLAGSHIP, HALF, "    shared.dq.index(slot).store(in_fragments(dq))",
+        FLAGSHIP, f"{HALF}|{AGAIN}", "    shared.dq.index(slot).store(in_fragments(dq))",
         f"    {_COMPLETE}\n    shared.dq.index(slot).store(in_fragments(dq))",
     ),
     "room for Q that dK reads": (
-        FLAGSHIP, IN_USE, f"    s, dk = {_LAST_WAIT}\n    {_END}", f"    {_END}\n    s, dk = {_LAST_WAIT}",
+        FLAGSHIP, IN_USE, f"    {_DK_WAIT}\n    {_END}", f"    {_END}\n    {_DK_WAIT}",
     ),
     "room for Q that dK of a half reads": (
-        NARROW, IN_USE, f"        {_HALVES_WAIT}\n    else", f"        {_END}\n        {_HALVES_WAIT}\n    else",
+        NARROW, f"{AGAIN}|{IN_USE}", f"        {_HALVES_WAIT}\n    else",
+        f"        {_END}\n        {_HALVES_WAIT}\n    else",
     ),
     "room that nobody hears of": (FLAGSHIP, LEFT, "range(done, done + shared.STAGES)", "range(0)"),
     "one warp too few": (
@@ -432,7 +438,8 @@ CONTROLS = {
     "K free while the other warpgroup reads it": (
         FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
     ),
-    "half of results": (FLAGSHIP, HALF, "role_barrier()\n    row = kv", "row = kv"),
+    "half of dv": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(places, dv", "store_tile(places, dv"),
+    "half of dk": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(places, dk", "store_tile(places, dk"),
     "a turn passed on before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),
@@ -450,8 +457,18 @@ CONTROLS = {
     "the turn of the walk before": (
         SHORT, WAITS, "wait_until_left(shared, n)  # the walk before", "pass  # the walk before",
     ),
-    "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "if False:\n                work"),
-    "full tiles that are masked": (FLAGSHIP, WRONG, _MASKED, "if True:\n                work"),
+    "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "cut = False"),
+    "full tiles that are masked": (FLAGSHIP, WRONG, _MASKED, "cut = True"),
+    "a run of cut steps that goes on": (NARROW, WRONG, _NEXT, "gl.where(after < steps, 1, 2) << NEXT"),
+    "a run of whole steps that goes on": (NARROW, WRONG, _NEXT, "gl.where(after < steps, 0, 2) << NEXT"),
+    "a walk that goes on": (NARROW, f"{WAITS}|{AGAIN}|{EARLY}", _NEXT, "(following >> MASKED) << NEXT"),
+    "a walk that ends early": (NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT"),
+    "a first step that is taken for a whole one": (
+        NARROW, WRONG, "first = mask.told(wait_for_do(shared, done)) >> MASKED", "first = 0",
+    ),
+    "S of a step that does not follow": (
+        NARROW, f"{WAITS}|{WRONG}", "after = it + 1 - (following >> 1)", "after = it + 1",
+    ),
     "a word in another slot": (
         FLAGSHIP, "read before it is written|^$", "tell(self.told_words, slot, word)",
         "tell(self.told_words, (slot + 1) % 2, word)",

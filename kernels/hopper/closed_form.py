@@ -19,7 +19,8 @@ class ClosedForm:
     """Walks that the schedule's generated functions give.
 
     told_words: a ring of words for consumers, see Note [What consumers are told] in `told`.  TELLS: they need them.
-    Not CLEARS: rows that take no part are outside of the descriptors.
+    CUTS: the band or the end of the keys cuts tiles; then steps are IN_RUNS, and words say what the next step is, see
+    Note [Runs] in `runs`.  Not CLEARS: rows that take no part are outside of the descriptors.
     """
 
     work: Work
@@ -31,11 +32,13 @@ class ClosedForm:
     HAS_LO: gl.constexpr
     HAS_HI: gl.constexpr
     EVEN_KV: gl.constexpr
+    CUTS: gl.constexpr
     TELLS: gl.constexpr
+    IN_RUNS: gl.constexpr
     CLEARS: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, work, told_words, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, TELLS):
+    def __init__(self, work, told_words, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, CUTS, TELLS):
         self.work = work
         self.told_words = told_words
         self.VISITS = gl.constexpr(VISITS)
@@ -45,7 +48,9 @@ class ClosedForm:
         self.HAS_LO = gl.constexpr(HAS_LO)
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.EVEN_KV = gl.constexpr(EVEN_KV)
+        self.CUTS = gl.constexpr(CUTS)
         self.TELLS = gl.constexpr(TELLS)
+        self.IN_RUNS = gl.constexpr(CUTS)
         self.CLEARS = gl.constexpr(False)
 
     @gluon.jit
@@ -54,7 +59,7 @@ class ClosedForm:
         work = self.work.at(position)
         return ClosedForm(
             work, self.told_words, self.VISITS, self.Q_TILE, self.RANK, self.Q_RANGE, self.HAS_LO, self.HAS_HI,
-            self.EVEN_KV, self.TELLS,
+            self.EVEN_KV, self.CUTS, self.TELLS,
         )  # fmt: skip
 
     @gluon.jit
@@ -68,7 +73,7 @@ class ClosedForm:
     def word(self, step, kv):
         work = self.work
         q = self.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
-        if self.HAS_LO or self.HAS_HI or not self.EVEN_KV:
+        if self.CUTS:
             _first, full_first, full_end, _end = self.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
             q |= gl.where((q < full_first) | (q >= full_end), 1 << MASKED, 0)
         return q
@@ -110,20 +115,15 @@ class ClosedForm:
 
 @aggregate
 class BandMask:
-    """Which scores of kv tile `kv` count: ``lo <= q - kv <= hi`` and ``kv < kv_len``.
-
-    IN_RUNS: it cuts some tiles, and words say what the next step is, see Note [Runs] in `runs`.
-    """
+    """Which scores of kv tile `kv` count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
 
     walk: ClosedForm
     kv: gl.tensor
-    IN_RUNS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, walk, kv):
         self.walk = walk
         self.kv = kv
-        self.IN_RUNS = gl.constexpr(walk.HAS_LO.value or walk.HAS_HI.value or not walk.EVEN_KV.value)
 
     @gluon.jit
     def q_tile(self, word):
@@ -144,7 +144,7 @@ class BandMask:
         CUT: whether it does; None where only the word says so.
         """
         walk = self.walk
-        if walk.HAS_LO or walk.HAS_HI or not walk.EVEN_KV:
+        if walk.CUTS:
             cut = word >> MASKED != 0 if CUT is None else CUT
             if cut:
                 work = walk.work

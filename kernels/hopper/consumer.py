@@ -68,7 +68,7 @@ def consume(
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
-        IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and mask.IN_RUNS and not drops.GIVEN
+        IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and walk.IN_RUNS and not drops.GIVEN
         if IN_RUNS:
             following = first_of_walk(shared, mask, done, steps)
         if STEP != "overlapped" or steps == 0:  # the former look for themselves, later

@@ -64,9 +64,9 @@ def hopper_backward(
             dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
         )  # fmt: skip
     else:
-        TELLS: gl.constexpr = HAS_LO or HAS_HI or DROPOUT or not EVEN_KV
+        CUTS: gl.constexpr = HAS_LO or HAS_HI or not EVEN_KV
         walks = ClosedForm(
-            work, allocate_words(STAGES), VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, TELLS,
+            work, allocate_words(STAGES), VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, CUTS, CUTS or DROPOUT,
         )  # fmt: skip
     drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept()
     stamps = NoStamps()

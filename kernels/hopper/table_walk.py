@@ -36,7 +36,7 @@ class TableWalk:
     keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
     q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is
     there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as
-    dO.
+    dO.  Not IN_RUNS: the mask may cut any step.
     """
 
     work: Work
@@ -58,6 +58,7 @@ class TableWalk:
     HAS_HI: gl.constexpr
     HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
+    IN_RUNS: gl.constexpr
     CLEARS: gl.constexpr
 
     @gluon.constexpr_function
@@ -84,6 +85,7 @@ class TableWalk:
         self.HAS_HI = gl.constexpr(HAS_HI)
         self.HAS_CODES = gl.constexpr(HAS_CODES)
         self.HAS_DENSE = gl.constexpr(HAS_DENSE)
+        self.IN_RUNS = gl.constexpr(False)
         self.CLEARS = gl.constexpr(True)
 
     @gluon.jit
@@ -182,20 +184,18 @@ class TableWalk:
 class DataMask:
     """Which scores of kv tile `kv` count: those that the band, the codes and the dense mask all let through.
 
-    kv_codes: those of its keys, if the mask has codes.  Not IN_RUNS: cut tiles are anywhere in a walk.
+    kv_codes: those of its keys, if the mask has codes.
     """
 
     walk: TableWalk
     kv: gl.tensor
     kv_codes: gl.tensor
-    IN_RUNS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(self, walk, kv, kv_codes):
         self.walk = walk
         self.kv = kv
         self.kv_codes = kv_codes
-        self.IN_RUNS = gl.constexpr(False)
 
     @gluon.jit
     def q_tile(self, word):

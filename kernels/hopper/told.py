@@ -16,7 +16,7 @@ from .operations import here, role_barrier
 
 MASKED = gl.constexpr(2 * TILE_BITS)
 """The bit of a word that asks for the mask; q tiles are below it, and the sign is above."""
-NEXT = gl.constexpr(MASKED.value - 2)
+NEXT = gl.constexpr(2 * TILE_BITS - 2)
 """Where two bits of a word of a band in closed form begin: 1 if the next step has `MASKED`, 2 if there is none."""
 
 

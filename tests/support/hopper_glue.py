@@ -36,6 +36,7 @@ from dash_inductor.kernels.hopper import (
     places,
     producer,
     reducer,
+    runs,
     stamps,
     steps,
     table_walk,
@@ -167,7 +168,7 @@ class Tile:
 
     def check_free(self, *blocks: int) -> None:
         """Raises Fault if one of these blocks, or any if none is named, must not be written."""
-        if self.readers:
+        if self.readers or any(part.readers for part in self.results.values()):
             raise Fault(f"{self.name} is overwritten while it is in use")
         if None in [self.blocks.get(i, ()) for i in blocks or self.blocks]:
             raise Fault(f"{self.name} is overwritten while a copy to it is under way")
@@ -208,14 +209,18 @@ class Tile:
 
 
 class Part(Tile):
-    """A tile that lies in another one, its buffer: who uses one of them uses both."""
+    """A tile that lies in another one, its buffer: who uses the buffer uses all of its parts."""
 
     def __init__(self, buffer: Tile, name: str, tile: Tile) -> None:
         super().__init__(buffer.simulation, f"{buffer.name} as {name}", tile.shape, tile.dtype)
-        self.buffer, self.readers = buffer, buffer.readers
+        self.buffer = buffer
+
+    def check_free(self, *blocks: int) -> None:
+        if self.buffer.readers:
+            raise Fault(f"{self.name} is overwritten while its buffer is in use")
+        super().check_free(*blocks)
 
     def store(self, value: Value) -> None:
-        self.buffer.check_free()
         super().store(value)
         self.buffer.put(value)
 
@@ -223,6 +228,7 @@ class Part(Tile):
 class Ring:
     def __init__(self, entries: Sequence[Any], shape: Sequence[int]) -> None:
         self.entries, self.shape = entries, list(shape)
+        self.dtype = getattr(entries[0], "dtype", None)
 
     def index(self, i: int) -> Any:
         return self.entries[i]
@@ -475,8 +481,8 @@ class Simulation:
 
 
 _MODULES = (
-    operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, group, stamps,
-    producer, consumer, reducer, entry,
+    operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, runs, group,
+    stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 
 
@@ -604,7 +610,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         if current().half == 0:
             s.stores.append(store)
 
-    def store_wait(number: int, _semantic: Any) -> None:
+    def store_wait(number: int = 0, _semantic: Any = None) -> None:
         assert number == 0
         for tile in current().storing:
             tile.readers.remove(current())
@@ -741,7 +747,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     gl = SimpleNamespace(
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
-        int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max, minimum=minimum,
+        int1=DType(1), int32=DType(32), int64=DType(64), float32=DType(32), num_warps=lambda: 8, maximum=max,
+        minimum=minimum,
         where=where, max=largest, full=lambda shape, number, *_: Value(shape, first=number),
         BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: "rows",
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None,
@@ -769,7 +776,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
-        "arrive_at": arrive_at, "meet_at": meet_at,
+        "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
     }  # fmt: skip
 
 
