@@ -42,7 +42,7 @@ def test_backwards_fit(case: Case) -> None:
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168
     assert not used.report.serialised
-    spilled, in_loop = {(192, 128): (300, 30), (256, 256): (164, 0), (64, 64): (164, 10)}.get(case.dims, (152, 10))
+    spilled, in_loop = {(192, 128): (300, 30), (256, 256): (164, 0), (64, 64): (176, 10)}.get(case.dims, (152, 10))
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
     ptx, parts = re.subn(PART, "", used.ptx)  # groups store whole tiles of sums, under no condition

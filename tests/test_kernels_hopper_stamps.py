@@ -216,10 +216,10 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in SOON),
         """\
-64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 0/0, shared 199244, in loops 0+0
+64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 56/92, shared 199244, in loops 2+0
 128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 214604, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
-256/256 causal spt bfloat16 group 4: registers 168, spilled 8/20, shared 214200, in loops 0+0""",
+256/256 causal spt bfloat16 group 4: registers 168, spilled 20/40, shared 214200, in loops 0+0""",
     )
 
 
@@ -229,9 +229,9 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in LATER),
         """\
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 4/20, shared 199292, in loops 0+0
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 20/48, shared 199292, in loops 4+0
 128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
-128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 56/100, shared 215260, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 32/44, shared 214604, in loops 3+2
-192/128 causal spt bfloat16 group 1: registers 168, spilled 108/120, shared 231052, in loops 6+6""",
+128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 44/80, shared 215260, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214604, in loops 2+0
+192/128 causal spt bfloat16 group 1: registers 168, spilled 108/116, shared 231052, in loops 7+1""",
     )

@@ -48,6 +48,12 @@ class Case:
             f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}{data}"
         )
 
+    @property
+    def step_texts(self) -> int:
+        """How often a step stands in the code: two times if those that the mask cuts have code of their own."""
+        cuts = not self.mask.is_full or not self.even_kv
+        return 1 + (cuts and self.dims == (64, 64) and not (self.codes or self.dense or self.dropout))
+
     def specialisation(self) -> build.Specialisation:
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
