@@ -109,7 +109,7 @@ def test_fits(case: Case) -> None:
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168  # times 384 threads; the roles hand theirs over with setmaxnreg
     assert not used.report.serialised
-    assert used.spills.loops == 1
+    assert used.spills.loops == case.step_texts
     spilled, in_loop = spill_bounds(case)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
@@ -128,7 +128,7 @@ def spill_bounds(case: Case) -> tuple[int, int]:
     has two halves.
     """
     if case.dims == (256, 256) or (case.mask.is_full and case.dims == (128, 128)):
-        return (144, 20) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (28, 0)  # between the walks
+        return (144, 20) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (40, 0)  # between the walks
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.dims != (128, 128):
         if case.mask.is_full:
             return 144, 30
