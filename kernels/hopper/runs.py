@@ -1,14 +1,15 @@
 """The steps of a walk in runs: those that the mask cuts, and those that it does not, each with code of its own.
 
 Note [Runs]
-    ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not spread
-    among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the last
-    steps of a walk.  So these have a loop of their own, and the step itself has no branch.
+    ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not
+    spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
+    last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
 
     There must be two loops, not two ways through one: in those ptxas (of CUDA 12.8) shares the address of the second
     half of dO between both, and computes it in one of them only.
 
-    A loop has to know what the next step is before that step's word is there.  So the word of a step says so, see `told`.
+    A loop has to know what the next step is before the word of that step is there.  So the word of a step says so, see
+    `told`.
 """
 
 from triton.experimental import gluon
@@ -35,7 +36,10 @@ def first_of_walk(shared, mask, done, steps):
 def halved_steps(
     shared, mask, drops, scale_log2, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr
 ):  # fmt: skip
-    """All steps of a walk, from step `done` of the CTA on, each a `halved_step` with AHEAD; following: `first_of_walk`."""
+    """All steps of a walk, from step `done` of the CTA on, each a `halved_step` with AHEAD.
+
+    following: what the first of them is, see `first_of_walk`.
+    """
     it = done
     while following != 2:
         while following == 0:
