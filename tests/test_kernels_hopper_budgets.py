@@ -128,10 +128,10 @@ def spill_bounds(case: Case) -> tuple[int, int]:
     has two halves.
     """
     if case.dims == (256, 256) or (case.mask.is_full and case.dims == (128, 128)):
-        return (144, 20) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (40, 0)  # between the walks
+        return (220, 20) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (40, 0)  # between the walks
     if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.dims != (128, 128):
         if case.mask.is_full:
-            return 144, 30
+            return 160, 30
         if case.dims == (192, 128):
             return 360, 60
         return (1024, 180) if case.schedule == "symmetric_shift" else (512, 90)
