@@ -107,11 +107,7 @@ TRITON = (
         _SM_90,
     ),
     (f"{_GLUON}.language", "constexpr convert_layout exp2 expand_dims float16 float32 inline_asm_elementwise", _SM_90),
-    (
-        f"{_GLUON}.language",
-        "int1 int32 int64 join load maximum num_warps static_assert static_range store tensor",
-        _SM_90,
-    ),
+    (f"{_GLUON}.language", "int1 int32 int64 join load maximum num_warps static_assert static_range store", _SM_90),
     (f"{_GLUON}.language", "shared_memory_descriptor.index shared_memory_descriptor.load tensor", _SM_90),
     (
         f"{_GLUON}.language",

@@ -62,7 +62,7 @@ def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
 
     They are those of a q tile, which consumers are told, as they are where something is masked: without either nobody
     is told anything, and there is no ring of words.
-    Warps do not meet where bits are kept behind matmuls.
+    Warps do not meet where bits are kept behind matmuls.  They meet twice in a step, wherever it stands in the code.
     """
     without = replace(case, dropout=False)
     plain = built(without)

@@ -71,7 +71,7 @@ def consume(
         IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and walk.IN_RUNS and not drops.GIVEN
         if IN_RUNS:
             following = first_of_walk(shared, mask, done, steps)
-        if STEP != "overlapped" or steps == 0:  # the former look for themselves, later
+        if STEP != "overlapped" or steps == 0:  # overlapped steps do so when they share dS
             wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         if IN_RUNS:
             s, dk, dk_tail, dv = halved_steps(

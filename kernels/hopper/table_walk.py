@@ -212,6 +212,7 @@ class DataMask:
 
         CUT: None, only the word says whether it does.
         """
+        gl.static_assert(CUT is None)
         if word >> MASKED != 0:
             work = self.walk.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
