@@ -104,7 +104,7 @@ def is_ordered(ptx: str, group: int) -> bool:
 
 @cases
 def test_fits(case: Case) -> None:
-    """Shared memory, registers, no matrix instruction made to wait, spills."""
+    """Shared memory, registers, no matrix instruction made to wait, spills, barriers."""
     used = built(case)
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168  # times 384 threads; the roles hand theirs over with setmaxnreg
@@ -113,6 +113,7 @@ def test_fits(case: Case) -> None:
     spilled, in_loop = spill_bounds(case)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.spills.always <= in_loop, str(used)
+    assert used.spills.barriers == case.barriers, "Triton lets warps meet where it is not sure"
 
 
 def spill_bounds(case: Case) -> tuple[int, int]:

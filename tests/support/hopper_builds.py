@@ -54,6 +54,11 @@ class Case:
         cuts = not self.mask.is_full or not self.even_kv
         return 1 + (cuts and self.dims == (64, 64) and not (self.codes or self.dense or self.dropout))
 
+    @property
+    def barriers(self) -> int:
+        """How often all consumers meet in a step: before and after they store dS, and before that P, if they do."""
+        return 3 if self.dims == (256, 256) else 2
+
     def specialisation(self) -> build.Specialisation:
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,

@@ -121,17 +121,21 @@ def _reach(graph: dict[int, Block], start: int, without: Iterable[int] = ()) -> 
 
 @dataclass(frozen=True)
 class LoopSpills:
-    """Instructions that store to or load from local memory, in the innermost loops that hold matrix instructions.
+    """Spills and barriers in the innermost loops that hold matrix instructions.
+
+    Spills are instructions that store to or load from local memory.
 
     Args:
         loops: such loops.
         always: spill instructions that every iteration runs.
         sometimes: those of branches that an iteration may go past, such as the masking of edge tiles.
+        barriers: how often the warps of a role meet in an iteration, in the loop where they do so most often.
     """
 
     loops: int
     always: int
     sometimes: int
+    barriers: int
 
 
 def _innermost_loops(graph: dict[int, Block], matmuls: list[int]) -> set[frozenset[int]]:
@@ -152,8 +156,9 @@ def loop_spills(sass: str) -> LoopSpills:
     graph = blocks(sass)
     matmuls = [start for start, block in graph.items() if any("HGMMA" in line for line in block.lines)]
     loops = _innermost_loops(graph, matmuls)
-    always = sometimes = 0
+    always = sometimes = barriers = 0
     for loop in loops:
+        barriers = max(barriers, sum("BAR.SYNC" in line for start in loop for line in graph[start].lines))
         inside = {start: Block(graph[start].lines, [n for n in graph[start].next if n in loop]) for start in loop}
         for start in loop:
             count = sum(bool(re.match(rf"(@!?U?P\d+ )?({'|'.join(_SPILLS)})\b", line)) for line in inside[start].lines)
@@ -165,4 +170,4 @@ def loop_spills(sass: str) -> LoopSpills:
                 sometimes += count
             else:
                 always += count
-    return LoopSpills(len(loops), always, sometimes)
+    return LoopSpills(len(loops), always, sometimes, barriers)
