@@ -19,5 +19,5 @@ def test_fits(dims: tuple[int, int]) -> None:
     assert not used.report.serialised
     spilled, in_loop = spill_bounds(case)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
-    assert used.spills.always <= in_loop, str(used)
+    assert used.loops.spills <= in_loop, str(used)
     assert order(used.ptx) == ORDER

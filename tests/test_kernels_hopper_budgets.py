@@ -109,11 +109,18 @@ def test_fits(case: Case) -> None:
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168  # times 384 threads; the roles hand theirs over with setmaxnreg
     assert not used.report.serialised
-    assert used.spills.loops == case.step_texts
+    assert used.loops.count == case.step_texts
     spilled, in_loop = spill_bounds(case)
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
-    assert used.spills.always <= in_loop, str(used)
-    assert used.spills.barriers == case.barriers, "Triton lets warps meet where it is not sure"
+    assert used.loops.spills <= in_loop, str(used)
+    assert used.loops.barriers == case.barriers, "Triton lets warps meet where it is not sure"
+
+
+def test_barriers_of_a_loop_are_counted() -> None:
+    """Those where warps wait, and none that stand before the loop."""
+    lines = "BAR.SYNC 0x0", "HGMMA R8, gdesc[UR4]", "BAR.SYNC 0x0, 0x100", "BAR.ARV R1, 0x120", "@P0 BRA 0x10", "EXIT"
+    text = "".join(f"/*{16 * i:04x}*/ {line} ;\n" for i, line in enumerate(lines))
+    assert sass.matmul_loops(text) == sass.MatmulLoops(count=1, spills=0, spills_of_branches=0, barriers=1)
 
 
 def spill_bounds(case: Case) -> tuple[int, int]:

@@ -193,8 +193,7 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
         S of the step after
 
     That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
-    the tiles of another step when dK is done.  An S that nobody needs may read its Q after that.  This Q stays: before
-    the producer fills its slot again it waits for the room of K, which is given when the walk has ended.
+    the tiles of another step when dK is done; `ends` says why an S that nobody needs may read its Q after that.
     """
     slot = wait_for_do(shared, it)
     word = mask.told(slot)

@@ -57,7 +57,7 @@ class Case:
 
     @property
     def barriers(self) -> int:
-        """How often all consumers meet in a step: before and after they store dS, and before that P, if they do.
+        """Where all consumers meet in a step: before and after they store dS, and before that P, if they do.
 
         Triton 3.9 lets them meet after every wait for matmuls, too.
         """
@@ -74,8 +74,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, spills around its matrix instructions, and
-    whether its CTAs may start before the kernel before it has ended.
+    """A compiled main kernel: PTX, bytes of shared memory, ptxas's report, the loops around its matrix instructions,
+    and whether its CTAs may start before the kernel before it has ended.
 
     As text: spilled bytes stored/loaded; spill instructions in loops that every step runs + that some steps run.
     """
@@ -83,17 +83,17 @@ class Built:
     ptx: str
     shared_memory: int
     report: sass.Report
-    spills: sass.LoopSpills
+    loops: sass.MatmulLoops
     starts_early: bool
 
     def __str__(self) -> str:
-        r, s = self.report, self.spills
+        r, loops = self.report, self.loops
         text = f"registers {r.registers}, spilled {r.spill_stores}/{r.spill_loads}, shared {self.shared_memory}"
-        return f"{text}, in loops {s.always}+{s.sometimes}"
+        return f"{text}, in loops {loops.spills}+{loops.spills_of_branches}"
 
 
 @functools.cache
 def built(case: Case) -> Built:
     kernel, report = sass.compile_with_report(lambda: build.Kernels(case.specialisation()).main)
-    spills = sass.loop_spills(sass.disassemble(kernel.asm["cubin"]))
-    return Built(kernel.asm["ptx"], kernel.metadata.shared, report, spills, kernel.metadata.launch_pdl)
+    loops = sass.matmul_loops(sass.disassemble(kernel.asm["cubin"]))
+    return Built(kernel.asm["ptx"], kernel.metadata.shared, report, loops, kernel.metadata.launch_pdl)

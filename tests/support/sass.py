@@ -120,21 +120,21 @@ def _reach(graph: dict[int, Block], start: int, without: Iterable[int] = ()) -> 
 
 
 @dataclass(frozen=True)
-class LoopSpills:
-    """Spills and barriers in the innermost loops that hold matrix instructions.
+class MatmulLoops:
+    """The innermost loops that hold matrix instructions, and what is in them.
 
-    Spills are instructions that store to or load from local memory.
+    Spill instructions store to or load from local memory.
 
     Args:
-        loops: such loops.
-        always: spill instructions that every iteration runs.
-        sometimes: those of branches that an iteration may go past, such as the masking of edge tiles.
-        barriers: how often the warps of a role meet in an iteration, in the loop where they do so most often.
+        count: such loops.
+        spills: spill instructions that every iteration runs, of all loops.
+        spills_of_branches: those that an iteration may go past, such as the masking of edge tiles.
+        barriers: where the warps of a role meet, in the loop that has most of them.
     """
 
-    loops: int
-    always: int
-    sometimes: int
+    count: int
+    spills: int
+    spills_of_branches: int
     barriers: int
 
 
@@ -152,7 +152,7 @@ def _innermost_loops(graph: dict[int, Block], matmuls: list[int]) -> set[frozens
     return found
 
 
-def loop_spills(sass: str) -> LoopSpills:
+def matmul_loops(sass: str) -> MatmulLoops:
     graph = blocks(sass)
     matmuls = [start for start, block in graph.items() if any("HGMMA" in line for line in block.lines)]
     loops = _innermost_loops(graph, matmuls)
@@ -170,4 +170,4 @@ def loop_spills(sass: str) -> LoopSpills:
                 sometimes += count
             else:
                 always += count
-    return LoopSpills(len(loops), always, sometimes, barriers)
+    return MatmulLoops(len(loops), always, sometimes, barriers)
