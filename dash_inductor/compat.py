@@ -38,8 +38,17 @@ def triton_version() -> str | None:
 
 def keeps_descriptors() -> bool:
     """Whether Triton computes descriptors of operands of matmuls before a loop, where they take its registers."""
-    version = triton_version()
-    return version is not None and tuple(map(int, version.split(".")[:2])) >= (3, 9)
+    return _triton_since(3, 9)
+
+
+def waits_meet() -> bool:
+    """Whether all warps of a role meet after a wait for matmuls, unless the operation says `warpGroupLocal`."""
+    return _triton_since(3, 9)
+
+
+def _triton_since(*version: int) -> bool:
+    installed = triton_version()
+    return installed is not None and tuple(map(int, installed.split(".")[: len(version)])) >= version
 
 
 def interpreting() -> bool:

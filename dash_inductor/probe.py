@@ -124,6 +124,7 @@ TRITON = (
     (f"{_HOPPER}.tma", "store_wait", _SM_90),
     *((*renamed, _SM_90) for renamed in (compat.BARRIER, compat.COPY, compat.REINTERPRET)),
     *((*renamed, _SM_90) for renamed in (compat.TMA_LOAD, compat.TMA_STORE)),
+    ("triton._C.libtriton", "ir.value.set_attr gluon_ir.GluonOpBuilder.get_unit_attr", _SM_90),
     # what adds a tile in shared memory to global memory: only newer versions of Gluon have a name of their own for it
     ("triton._C.libtriton", "ir.DESCRIPTOR_REDUCE_KIND.ADD gluon_ir.GluonOpBuilder.create_async_tma_reduce", _SM_90),
     (f"{_GLUON}.language._semantic", "GluonSemantic._convert_to_ir_values", _SM_90),

@@ -7,7 +7,7 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -219,13 +219,16 @@ def test_installing_again_changes_nothing() -> None:
     assert joint_graph.pass_patterns == before
 
 
+@pytest.mark.parametrize("asked", [compat.keeps_descriptors, compat.waits_meet])
 @pytest.mark.parametrize(
-    ("version", "keeps"),
+    ("version", "is_so"),
     [(None, False), ("3.6.0", False), ("3.8.2", False), ("3.9.0", True), ("3.10.0+git1a2b", True), ("4.0.0", True)],
 )
-def test_since_when_triton_keeps_descriptors(version: str | None, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_triton_does_since_3_9(
+    asked: Callable[[], bool], version: str | None, is_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compat, "triton_version", lambda: version)
-    assert compat.keeps_descriptors() is keeps
+    assert asked() is is_so
 
 
 @pytest.mark.parametrize("choices", [[], [SimpleNamespace(), SimpleNamespace()]])

@@ -353,8 +353,8 @@ AGAIN, LEFT, THREADS = "again before the others", "left with somebody there", "f
 HALF = "before both warpgroups have written it|before a fence"
 _COMPLETE, _END = "say(shared, DQ_COMPLETE, it, WARPS)", "end_step(shared, it, WARPS)"
 _DK_WAIT, _HALVES_WAIT = (
-    "dk = warpgroup_mma_wait(1, deps=(dk,))",
-    "dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))",
+    "dk = wait_for_matmuls(1, deps=(dk,))",
+    "dq, dv, dk = wait_for_matmuls(1, deps=(dq, dv, dk))",
 )
 _NUMBER, _DO_FULL = "FIRST + it % shared.STAGES", "    mbarrier.wait(shared.do_full"
 _MASKED = "cut = word >> MASKED != 0 if CUT is None else CUT"

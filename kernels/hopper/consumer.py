@@ -5,11 +5,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma_wait,
 )
 
 from .group import add_to_group
-from .operations import role_barrier, wait_until_read
+from .operations import role_barrier, wait_for_matmuls, wait_until_read
 from .places import store_tile
 from .runs import first_of_walk, halved_steps
 from .steps import (
@@ -64,7 +63,7 @@ def consume(
         if AHEAD:
             if steps > 0:
                 slot = wait_for_q(shared, done)
-                s = warpgroup_mma_wait(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
+                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))

@@ -53,6 +53,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.language.nvidia.hopper.tma import store_wait
 
 from ... import compat
@@ -69,6 +70,28 @@ begin_store = compat.resolve(*compat.TMA_STORE)
 _reinterpret = compat.resolve(*compat.REINTERPRET)
 
 _READS_ONLY = compat.reads_only()
+_WAITS_MEET = compat.waits_meet()
+
+
+@builtin
+def wait_for_matmuls(outstanding, deps, _semantic=None):
+    """Wait until no more than `outstanding` of the matmuls that this warpgroup has begun are in flight.
+
+    Args:
+        outstanding: a number of matmuls, the last ones that were begun.
+        deps: a tuple of what is used afterwards, or kept in registers until then.
+
+    Returns:
+        the tensors of `deps`; of one, the tensor itself.
+
+    Warpgroups do not wait for each other.  Where something may be overwritten when all of them have read it, they say
+    so at barriers of their own, see Note [Ends of steps] in `ends`.
+    """
+    results = warpgroup_mma_wait(outstanding, deps, _semantic=_semantic)
+    if _WAITS_MEET:
+        one = results[0] if isinstance(results, tuple) else results
+        one.handle.set_attr("warpGroupLocal", _semantic.builder.get_unit_attr())
+    return results
 
 
 @builtin

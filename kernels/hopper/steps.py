@@ -16,12 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from ... import compat
 from .ends import DQ_COMPLETE, NOTED, ROOM, say
-from .operations import DQ_ROW, hold_back, role_barrier, wait_for_own_stores
+from .operations import DQ_ROW, hold_back, role_barrier, wait_for_matmuls, wait_for_own_stores
 
 READS_AHEAD = gl.constexpr(not compat.keeps_descriptors())
 """Halves have registers for a delta that is read before it is used."""
@@ -203,18 +202,18 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
     delta = deltas(shared, slot, p)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
-    dp = warpgroup_mma_wait(1, deps=(dp,))
+    dp = wait_for_matmuls(1, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, delta)
     share_ds(shared, ds, shared.RESULTS_IN_DQ)
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = add_product(ds, shared.q.index(slot), dk, WARPS)
     wait_for_dq_room(shared, it)
-    dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+    dq, dv = wait_for_matmuls(1, deps=(dq, dv))
     hand_over(shared, it, dq, dq_tail, WARPS)
     s = scores(shared.k, shared, wait_for_q(shared, after), zero)
-    dk = warpgroup_mma_wait(1, deps=(dk,))
+    dk = wait_for_matmuls(1, deps=(dk,))
     end_step(shared, it, WARPS)
-    s = warpgroup_mma_wait(0, deps=(s,))
+    s = wait_for_matmuls(0, deps=(s,))
     return s, dk, dv
 
 
@@ -241,51 +240,51 @@ def halved_step(
     else:
         s0 = scores(k, shared, tile, zero)
         dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s0 = warpgroup_mma_wait(1, deps=(s0,))
+        s0 = wait_for_matmuls(1, deps=(s0,))
     if AHEAD:
         begin_drops(drops)
     p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0, CUT)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
-    dp0 = warpgroup_mma_wait(2 if AHEAD else 1, deps=(dp0,))
+    dp0 = wait_for_matmuls(2 if AHEAD else 1, deps=(dp0,))
     if not (AHEAD and READS_AHEAD):
         delta = deltas(shared, tile, p)
     ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds0, shared.q_tail.index(tile), dk_tail, WARPS)
-        dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dv, dk, dk_tail))
+        dv, dk, dk_tail = wait_for_matmuls(0, deps=(dv, dk, dk_tail))
     if not AHEAD:
         s1 = scores(k, shared, tile + 1, zero)
     dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
-    s1 = warpgroup_mma_wait(3 if AHEAD else 1, deps=(s1,))
+    s1 = wait_for_matmuls(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
         begin_drops(drops)
     p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1, CUT)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
-    dp1 = warpgroup_mma_wait(1, deps=(dp1,))
+    dp1 = wait_for_matmuls(1, deps=(dp1,))
     if not (AHEAD and READS_AHEAD):
         delta = deltas(shared, tile + 1, p)
     ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
     if TAIL:
         dk_tail = add_product(ds1, shared.q_tail.index(tile + 1), dk_tail, WARPS)
-        dv, dk, dk_tail = warpgroup_mma_wait(0, deps=(dv, dk, dk_tail))
+        dv, dk, dk_tail = wait_for_matmuls(0, deps=(dv, dk, dk_tail))
     share_ds(shared, gl.join(ds0, ds1).permute([0, 2, 1]).reshape(shared.ds.shape))
     dq, dq_tail = matmul_dq(shared, WARPS)
     if AHEAD:
         s0 = scores(k, shared, wait_for_q(shared, after) * 2, zero)
         wait_for_dq_room(shared, it)
-        dq, dv, dk = warpgroup_mma_wait(1, deps=(dq, dv, dk))
+        dq, dv, dk = wait_for_matmuls(1, deps=(dq, dv, dk))
     else:
         wait_for_dq_room(shared, it)
-        dq, dq_tail = warpgroup_mma_wait(0, deps=(dq, dq_tail))
+        dq, dq_tail = wait_for_matmuls(0, deps=(dq, dq_tail))
     hand_over(shared, it, dq, dq_tail, WARPS)
     if AHEAD:
-        s0 = warpgroup_mma_wait(0, deps=(s0,))
+        s0 = wait_for_matmuls(0, deps=(s0,))
     end_step(shared, it, WARPS)
     return s0, dk, dk_tail, dv
 
@@ -299,14 +298,14 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     word = mask.told(slot)
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(1, deps=(s,))
+    s = wait_for_matmuls(1, deps=(s,))
     p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
     role_barrier()  # all have read P and dS of the step before
     shared.p.store(drops.rounded(p, shared.k.dtype))
     fence_async_shared()
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=(dp,))
+    dp = wait_for_matmuls(1, deps=(dp,))
     delta = deltas(shared, slot, p)
     shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
     fence_async_shared()
@@ -314,7 +313,7 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     dq, dq_tail = matmul_dq(shared, WARPS)
     dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
     wait_for_dq_room(shared, it)
-    dq, dv, dk = warpgroup_mma_wait(0, deps=(dq, dv, dk))
+    dq, dv, dk = wait_for_matmuls(0, deps=(dq, dv, dk))
     hand_over(shared, it, dq, dq_tail, WARPS)
     end_step(shared, it, WARPS)
     return dk, dv

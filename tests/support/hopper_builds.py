@@ -11,7 +11,6 @@ from dash_inductor.kernels.hopper import build
 from dash_inductor.model import Band, Tiles
 
 from . import sass
-from .triton_version import MEETS_AFTER_MATMULS
 
 TILES = {
     (64, 64): Tiles(128, 128, 8, 2),
@@ -57,12 +56,8 @@ class Case:
 
     @property
     def barriers(self) -> int:
-        """Where all consumers meet in a step: before and after they store dS, and before that P, if they do.
-
-        Triton 3.9 lets them meet after every wait for matmuls, too.
-        """
-        meetings, waits = {(256, 256): (3, 3), (192, 128): (2, 6), (64, 64): (2, 5)}.get(self.dims, (2, 3))
-        return meetings + (waits if MEETS_AFTER_MATMULS else 0)
+        """Where all consumers meet in a step: before and after they store dS, and before that P, if they do."""
+        return 3 if self.dims == (256, 256) else 2
 
     def specialisation(self) -> build.Specialisation:
         return build.Specialisation(

@@ -760,7 +760,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
         TMA_STORE=(copy_out("store"),),
-        resolve=same, reads_only=dict, keeps_descriptors=lambda: False,
+        resolve=same, reads_only=dict, keeps_descriptors=lambda: False, waits_meet=lambda: False,
     )  # fmt: skip
     return {
         "math": math, "ir": None, "compat": renamed, "builtin": same, "store_wait": store_wait,
@@ -770,7 +770,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             arrive=arrive,
         ),
         "async_reduce_add": copy_out("add"), "fence_async_shared": fence, "warpgroup_mma": matmul,
-        "warpgroup_mma_wait": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
+        "wait_for_matmuls": matmul_wait, "gdc_wait": lambda: None, "gdc_launch_dependents": lambda: None,
         "globaltimer": globaltimer, "smid": lambda: 1000 + current().cta,
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,

@@ -15,9 +15,6 @@ PINNED = pytest.mark.skipif(TRITON != (3, 7), reason="pinned with Triton 3.7")
 DESCRIPTORS_LIVE_THROUGH_THE_LOOP = compat.keeps_descriptors()
 """Whether the descriptors of a matmul's operands are computed before a loop, one for each slice."""
 
-MEETS_AFTER_MATMULS = TRITON >= (3, 9)
-"""Whether Triton lets the warps of a role meet at a barrier after every wait for matmuls."""
-
 UNTUNED = pytest.mark.skipif(
     DESCRIPTORS_LIVE_THROUGH_THE_LOOP, reason="with Triton 3.9 the kernels of masks that are data spill in their steps"
 )
