@@ -12,11 +12,7 @@ and hands its dq tile over to the reducers.  There are three forms:
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from ... import compat
 from .ends import DQ_COMPLETE, NOTED, ROOM, say
