@@ -48,7 +48,7 @@ test-torch: $(READY)
 		$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
 		$(foreach name,data_masks dropout forward hopper packed portable segments,tests/test_lowering_$(name).py) \
 		$(foreach name,cached dump explain traces,tests/test_observe_$(name).py) \
-		$(foreach name,budgets hopper_budgets hopper_data_budgets hopper_forward_budgets hopper_placed_budgets,tests/test_kernels_$(name).py)
+		$(foreach name,budgets hopper_budgets hopper_data_budgets hopper_dropout_budgets hopper_forward_budgets hopper_placed_budgets,tests/test_kernels_$(name).py)
 
 # What takes long: every family of models with every kind of inputs, and more compiled and interpreted kernels.  35 minutes.
 test-models: $(READY)

@@ -42,7 +42,10 @@ def keeps_descriptors() -> bool:
 
 
 def waits_meet() -> bool:
-    """Whether all warps of a role meet after a wait for matmuls, unless the operation says `warpGroupLocal`."""
+    """Whether all warps of a role meet after a wait for matmuls, unless the operation says `warpGroupLocal`.
+
+    Triton's pull request 11056 made both.
+    """
     return _triton_since(3, 9)
 
 

@@ -78,14 +78,15 @@ def wait_for_matmuls(outstanding, deps, _semantic=None):
     """Wait until no more than `outstanding` of the matmuls that this warpgroup has begun are in flight.
 
     Args:
-        outstanding: a number of matmuls, the last ones that were begun.
-        deps: a tuple of what is used afterwards, or kept in registers until then.
+        outstanding: how many may stay in flight, those that were begun last.
+        deps: the tensors that are used afterwards, or have to stay in registers until then.
 
     Returns:
-        the tensors of `deps`; of one, the tensor itself.
+        the tensors of `deps` as a tuple, or a single one by itself.
 
     Warpgroups do not wait for each other.  Where something may be overwritten when all of them have read it, they say
-    so at barriers of their own, see Note [Ends of steps] in `ends`.
+    so at barriers of their own, see Note [Ends of steps] in `ends`.  In the forward a consumer is one warpgroup, so
+    that Gluon's own wait is enough.
     """
     results = warpgroup_mma_wait(outstanding, deps, _semantic=_semantic)
     if _WAITS_MEET:

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def barriers(self) -> int:
-        """Where all consumers meet in a step: before and after they store dS, and before that P, if they do."""
+        """How often all consumers meet in a step: before and after they store dS, and before that P, if they do."""
         return 3 if self.dims == (256, 256) else 2
 
     def specialisation(self) -> build.Specialisation:

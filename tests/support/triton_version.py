@@ -16,5 +16,5 @@ DESCRIPTORS_LIVE_THROUGH_THE_LOOP = compat.keeps_descriptors()
 """Whether the descriptors of a matmul's operands are computed before a loop, one for each slice."""
 
 UNTUNED = pytest.mark.skipif(
-    DESCRIPTORS_LIVE_THROUGH_THE_LOOP, reason="with Triton 3.9 the kernels of masks that are data spill in their steps"
+    DESCRIPTORS_LIVE_THROUGH_THE_LOOP, reason="with Triton 3.9 the forwards of masks that are data spill in their steps"
 )
