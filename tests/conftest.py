@@ -30,6 +30,7 @@ from dash_inductor.config import config  # noqa: E402  # only after the environm
 from dash_inductor.observe.records import clear_sites  # noqa: E402
 
 from .support.distribution import build_wheel, copy_sources, install_wheel  # noqa: E402
+from .support.global_hooks import no_global_hooks_stay  # noqa: E402, F401  # a fixture of every file
 
 
 def pytest_sessionfinish() -> None:

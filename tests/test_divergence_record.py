@@ -19,7 +19,7 @@ from dash_inductor.divergence.steps import FromGraphs, StepWriter
 from dash_inductor.errors import ArgumentError, DashError
 
 from .support.blocks import Model, inputs, plain, train
-from .support.global_hooks import GLOBAL, no_global_hooks_stay  # noqa: F401  # a fixture of this file
+from .support.global_hooks import global_hooks
 
 
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
@@ -263,11 +263,11 @@ def test_hooks_that_stay_do_nothing(tmp_path: Path) -> None:
     assert any("local gradient" in name for name in names(tmp_path / "a"))
     assert not model._forward_hooks
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-    counts = [len(kind) for kind in GLOBAL]
-    assert counts == [1] * len(GLOBAL)
+    counts = [len(kind) for kind in global_hooks()]
+    assert counts == [1] * len(global_hooks())
     with dash_inductor.record(tmp_path / "b"):
         train(plain, steps=1)
-    assert [len(kind) for kind in GLOBAL] == counts
+    assert [len(kind) for kind in global_hooks()] == counts
     before = {path: path.stat().st_size for path in tmp_path.rglob("*.dash")}
     train(plain, steps=1)
     assert {path: path.stat().st_size for path in tmp_path.rglob("*.dash")} == before

@@ -19,7 +19,6 @@ from dash_inductor.divergence.fingerprint import add_lanes, fingerprint
 from .support.blocks import BLOCKS, train
 from .support.distribution import ROOT
 from .support.divergent import RANK, STEP, TENSOR
-from .support.global_hooks import no_global_hooks_stay  # noqa: F401  # a fixture of this file
 
 pytestmark = pytest.mark.gpu
 
