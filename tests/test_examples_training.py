@@ -89,13 +89,3 @@ def test_nan_proves_nothing() -> None:
     diverged = run()
     diverged.losses[0] = torch.tensor(float("nan"))
     assert differences(diverged, diverged) == ["loss of step 1"]
-
-
-@pytest.mark.gpu
-def test_step_time_of_every_mode() -> None:
-    from examples import timing
-
-    settings = replace(training.GPU, hidden=256, heads=4, kv_heads=2, layers=1, length=256, steps=1)
-    times = [timing.step_ms(settings, read_tokens(), mode, warmup=1, repeats=1) for mode in timing.MODES]
-    assert min(times) > 0
-    assert not torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,46 @@
+"""What the tool racecheck of compute-sanitizer reports, by the functions of the Hopper kernel."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+KERNELS = Path(__file__).parents[2] / "kernels" / "hopper"
+
+
+def races(lines: Iterable[str]) -> set[frozenset[str]]:
+    """Pairs of accesses that are reported as a race, each as ``file function``.
+
+    Raises:
+        ValueError: the report has no summary, or a line about hazards that names no access.
+    """
+    found = set()
+    first = None
+    complete = False
+    for line in lines:
+        if "RACECHECK SUMMARY" in line:
+            complete = True
+        elif "Race reported" in line:
+            first = _function(line)
+        elif "hazard" in line:
+            if first is None:
+                raise ValueError(f"line of a report: {line!r}; a line about hazards follows one that reports a race")
+            found.add(frozenset((first, _function(line))))
+    if not complete:
+        raise ValueError("report: without a line with RACECHECK SUMMARY, at which it ends")
+    return found
+
+
+def _function(line: str) -> str:
+    access = re.search(r"access at \S+ in (\S+):(\d+)", line)
+    if access is None:
+        raise ValueError(f"line of a report: {line!r}; it should name an access with its file and line")
+    file, number = access[1], int(access[2])
+    if not (KERNELS / file).is_file():
+        return f"{file} {number}"
+    nodes = ast.walk(ast.parse((KERNELS / file).read_text()))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    inside = [f.name for f in functions if f.decorator_list[0].lineno <= number <= (f.end_lineno or 0)]
+    return f"{file} {inside[-1] if inside else number}"
