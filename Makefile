@@ -54,8 +54,9 @@ test-torch: $(READY)
 test-models: $(READY)
 	$(PYTHON) -m pytest -m full
 
+# Only files with such tests, which need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
 test-gpu:
-	$(GPU_PYTHON) -m pytest -m gpu
+	$(GPU_PYTHON) -m pytest -m gpu $(shell grep -lE '\bmark\.gpu\b|\bMARKS\b' tests/test_*.py)
 
 # mypy needs the installed layout, where lowering/ and kernels/ lie inside the package.
 lint: $(READY)
