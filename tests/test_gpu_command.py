@@ -1,4 +1,4 @@
-"""What `make test-gpu` collects on a machine that may lack a registry, and of the packages for development has pytest."""
+"""What `make test-gpu` collects where packages for development are missing: a GPU machine may have no registry."""
 
 from __future__ import annotations
 

@@ -163,9 +163,9 @@ def test_pinned() -> None:
         """\
 64/64 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 199164, in loops 0+0
 64/64 full shift float16 group 4: registers 168, spilled 0/0, shared 199212, in loops 0+0
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 20/44, shared 199244, in loops 4+0
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/28, shared 199244, in loops 0+0
 64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 28/44, shared 199212, in loops 2+0
-64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 4/8, shared 199212, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 ragged: registers 168, spilled 12/16, shared 199212, in loops 0+0
 128/128 full ascending float16 group 4 ragged: registers 168, spilled 4/8, shared 214604, in loops 0+0
 128/128 causal spt bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
 128/128 band(0,1023) spt bfloat16 group 1 ragged: registers 168, spilled 0/0, shared 214572, in loops 0+0
@@ -182,7 +182,7 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 causal spt bfloat16 group 1: registers 168, spilled 4/8, shared 199212, in loops 0+0
+64/64 causal spt bfloat16 group 1: registers 168, spilled 8/8, shared 199212, in loops 0+0
 128/128 full shift bfloat16 group 1: registers 168, spilled 0/0, shared 214524, in loops 0+0
 128/128 causal descending float16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
 128/128 band(0,1023) spt bfloat16 group 4: registers 168, spilled 0/0, shared 214604, in loops 0+0

@@ -98,13 +98,13 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
-64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 84/116, shared 200364, in loops 0+0
-64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 88/108, shared 199276, in loops 4+0
+64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 80/128, shared 200364, in loops 0+0
+64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 84/104, shared 199276, in loops 4+0
 128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 32/44, shared 215164, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/208, shared 215164, in loops 10+4
 128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 144/188, shared 214620, in loops 11+7
-192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 240/284, shared 231612, in loops 9+8
-192/128 full ascending float16 group 1 dense: registers 168, spilled 264/300, shared 231068, in loops 18+32
+192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 228/272, shared 231612, in loops 9+8
+192/128 full ascending float16 group 1 dense: registers 168, spilled 260/296, shared 231068, in loops 18+32
 256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 144/168, shared 214424, in loops 0+0""",
     )
 
@@ -115,7 +115,7 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 120/156, shared 200316, in loops 5+0
+64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 100/124, shared 200316, in loops 5+0
 128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 72/100, shared 215164, in loops 0+0
 128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 40/68, shared 215212, in loops 0+0
 256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 152/184, shared 214440, in loops 0+0""",

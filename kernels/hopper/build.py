@@ -21,7 +21,7 @@ from ...model.site import DType, Site
 from ...planning.families import HOPPER, hopper_dims
 from ...schedule import schedules
 from . import data, dropout, place_arguments, stamps
-from .compiling import TYPES, columns, compile_kernel, descriptor, schedule_module
+from .compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
 from .ends import MOST_STAGES
 from .entry import hopper_backward
 from .finish import finish
@@ -192,6 +192,15 @@ class Kernels:
         self.columns, self.value_columns = dims  # of a tile
         self.block_d = self.columns - self.variant.tail
 
+    @property
+    def rows_of_a_load(self) -> int:
+        """Rows of q and do that a load brings: those of a q tile, or of a piece of it if that has several blocks.
+
+        A piece of one block lies right before the next piece, as the rows of a whole tile do.
+        """
+        one_block = self.columns == self.value_columns == COLUMNS
+        return self.of.tiles.block_q // (1 if one_block else self.variant.halves)
+
     @cached_property
     def main(self) -> Any:
         p, f, v, tiles = self.of, self.functions, self.variant, self.of.tiles
@@ -216,11 +225,11 @@ class Kernels:
         }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // DQ_ROW.value, DQ_ROW.value]
         types = {
-            **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, q // v.halves)),
+            **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, self.rows_of_a_load)),
             **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), columns(p.dtype, kv)),
             "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
-            "lse_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
-            "delta_desc": descriptor("fp32", [q // v.halves], ROW_LAYOUT),
+            "lse_desc": descriptor("fp32", [q], ROW_LAYOUT),
+            "delta_desc": descriptor("fp32", [q], ROW_LAYOUT),
             "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
             "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES, **of_places,
             **stamps.TYPES,

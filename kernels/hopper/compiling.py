@@ -64,8 +64,12 @@ def compile_kernel(
     )
 
 
+COLUMNS = 64
+"""Of a block of a descriptor: numbers of 16 bits in a swizzle atom."""
+
+
 def columns(dtype: str, rows: int) -> str:
-    """The type of a descriptor of [batch, heads, rows, columns]; its blocks are 64 columns of so many rows."""
-    block = [1, 1, rows, 64]
+    """The type of a descriptor of [batch, heads, rows, columns]; its blocks are COLUMNS columns of so many rows."""
+    block = [1, 1, rows, COLUMNS]
     element = gl.bfloat16 if dtype == "bfloat16" else gl.float16
     return descriptor(TYPES[dtype], block, gl.NVMMASharedLayout.get_default_for(block, element))

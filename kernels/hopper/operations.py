@@ -138,6 +138,20 @@ def as_tiles(buffer, tile, COUNT: gl.constexpr):
 
 
 @gluon.constexpr_function
+def _longer_shapes(pieces, count):
+    return [count, pieces[0] * pieces[1] // count, *pieces[2:]]
+
+
+@gluon.jit
+def as_longer(ring, COUNT: gl.constexpr):
+    """A ring of pieces, rows of numbers or tiles of 64 columns, as COUNT longer ones.
+
+    Pieces lie one behind the other, and so do the rows of such a tile: a longer one is a row of pieces.
+    """
+    return _reinterpret(ring, ring.dtype, _longer_shapes(ring.shape, COUNT), ring.layout)
+
+
+@gluon.constexpr_function
 def _word_shapes(tile, bits):
     return [tile[0] * tile[1] // 64 // 4, 4, 64 * bits // 32]
 

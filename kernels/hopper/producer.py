@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from .clear import blind_queries, clear, complete
 from .ends import ROOM, listen
 from .group import wait_for_group
-from .operations import begin_load, load_rows
+from .operations import as_longer, begin_load, load_rows
 from .tickets import announce, take_ticket, wait_until_left
 
 
@@ -64,8 +64,12 @@ def produce(
     BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
     BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
     TAIL: gl.constexpr = shared.TAIL_D > 0
-    HALVES: gl.constexpr = shared.HALVES
-    ROWS: gl.constexpr = BLOCK_Q // HALVES
+    ROWS: gl.constexpr = q_desc.block_type.shape[2]  # that a load brings: those of a q tile, or of a piece of it
+    LOADS: gl.constexpr = BLOCK_Q // ROWS
+    q_ring = as_longer(shared.q, shared.STAGES * LOADS)
+    do_ring = as_longer(shared.do, shared.STAGES * LOADS)
+    lse_ring = as_longer(shared.lse, shared.STAGES)
+    delta_ring = as_longer(shared.delta, shared.STAGES)
     D: gl.constexpr = shared.k.shape[1]
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
     K_BYTES: gl.constexpr = BLOCK_KV * (D + shared.TAIL_D) * WIDTH
@@ -116,21 +120,20 @@ def produce(
                     if walk.CLEARS:
                         full = shared.q_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, Q_BYTES)
-                    for h in gl.static_range(HALVES):
-                        piece = slot * HALVES + h
-                        load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q.index(piece))
+                    for i in gl.static_range(LOADS):
+                        piece = slot * LOADS + i
+                        load_rows(q_desc, b, q_head, q_row + i * ROWS, full, q_ring.index(piece))
                         if TAIL:
-                            load_rows(q_desc, b, q_head, q_row + h * ROWS, full, shared.q_tail.index(piece), D)
-                        begin_load(lse_desc, [row + h * ROWS], full, shared.lse.index(piece))
+                            load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
+                    begin_load(lse_desc, [row], full, lse_ring.index(slot))
                     full = shared.do_full.index(slot)
                     walk.tell(word, slot, full)
                     if walk.CLEARS:
                         full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, DO_BYTES)
-                    for h in gl.static_range(HALVES):
-                        piece = slot * HALVES + h
-                        load_rows(do_desc, b, q_head, q_row + h * ROWS, full, shared.do.index(piece))
-                        begin_load(delta_desc, [row + h * ROWS], full, shared.delta.index(piece))
+                    for i in gl.static_range(LOADS):
+                        load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(slot * LOADS + i))
+                    begin_load(delta_desc, [row], full, delta_ring.index(slot))
                     if step == 0:
                         mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
                         full = shared.k_full.index(unseen)

@@ -201,6 +201,10 @@ class Tile:
             self.blocks, self.writes, self.in_halves = {}, {}, False
         self.blocks[block] = None
 
+    def land(self, block: int, name: str, coordinates: Sequence[int]) -> None:
+        """A copy to a block has ended: of what is at these coordinates of a tensor."""
+        self.blocks[block], self.writes = ((name, *coordinates),), {}
+
     def load(self, _: Any) -> Value:
         if self.first is not None:
             assert self.simulation.current is not None
@@ -223,6 +227,24 @@ class Part(Tile):
     def store(self, value: Value) -> None:
         super().store(value)
         self.buffer.put(value)
+
+
+class Longer:
+    """A tile of which the pieces lie one behind the other; copies go to it, and what they bring is read in pieces."""
+
+    def __init__(self, pieces: Sequence[Tile]) -> None:
+        self.pieces, self.dtype = pieces, pieces[0].dtype
+        self.shape = [sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]]
+
+    def begin_copy(self, block: int) -> None:
+        for piece in self.pieces:
+            piece.begin_copy(block)
+
+    def land(self, block: int, name: str, coordinates: Sequence[int]) -> None:
+        *outer, row = coordinates[: len(coordinates) - len(self.shape) + 1]
+        for piece in self.pieces:
+            piece.land(block, name, (*outer, row, *coordinates[len(outer) + 1 :]))
+            row += piece.shape[0]
 
 
 class Ring:
@@ -566,7 +588,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         number = math.prod(desc.shape) * desc.dtype.primitive_bitwidth // 8
 
         def arrive() -> None:
-            tile.blocks[i], tile.writes = ((desc.name, *coordinates),), {}
+            tile.land(i, desc.name, coordinates)
             barrier.bytes -= number
             if barrier.bytes < 0:
                 raise Fault("a barrier expects fewer bytes than arrive")
@@ -720,6 +742,13 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             buffer.results.setdefault(i, Part(buffer, f"tile {i}", tile))
         return Ring([buffer.results[i] for i in range(count)], [count, *tile.shape])
 
+    def as_longer(ring: Ring, count: int) -> Ring:
+        each = len(ring.entries) // count
+        if each == 1:
+            return ring
+        longer = [Longer(ring.entries[i * each : (i + 1) * each]) for i in range(count)]
+        return Ring(longer, [count, *longer[0].shape])
+
     def where(condition: Any, a: Any, b: Any) -> Any:
         if isinstance(condition, Value):
             return condition * a * b
@@ -775,7 +804,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "async_copy": SimpleNamespace(mbarrier_arrive=arrive_with_copies),
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
-        "as_tiles": as_tiles, "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
+        "as_tiles": as_tiles, "as_longer": as_longer,
+        "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
         "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
     }  # fmt: skip
 
