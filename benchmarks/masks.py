@@ -18,7 +18,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ import dash_inductor
 from . import common
 from .common import NotRun
 from .documents import packed
-from .turns import chosen, report
+from .turns import chosen, report, write
 
 DEVICE = "cuda"
 HEAD_DIM = 128
@@ -328,15 +328,15 @@ CONTENDERS: dict[str, Callable[[Row], Step]] = {
 }
 
 
-def measure(row: Row, repeats: int) -> dict[str, Any]:
+def measure(row: Row, columns: Sequence[str], repeats: int) -> dict[str, Any]:
     """TFLOP/s of each contender's forward and backward over visible pairs, the times, and what did not run."""
     common.watchdog(300)
     torch._dynamo.reset()
     steps: dict[str, Step] = {}
     reasons = {}
-    for name, contender in CONTENDERS.items():
+    for name in columns:
         try:
-            steps[name] = contender(row)
+            steps[name] = CONTENDERS[name](row)
         except (RuntimeError, ValueError, TypeError) as error:  # not run, kept, not supported, or out of memory
             reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     result: dict[str, Any] = {"shape": row.name}
@@ -375,6 +375,7 @@ def _without_tables(row: Row, forward: Callable[[], Any], ms: float) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="words, one of which a row's name must contain")
+    parser.add_argument("--columns", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--name", default="masks", help="name of the results file")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--list", action="store_true", help="print the names of the rows and end")
@@ -384,12 +385,14 @@ def main() -> None:
         print("\n".join(row.name for row in rows))
         return
     torch._functorch.config.donated_buffer = False  # the backward of one forward is called many times
-    results = []
+    results: list[dict[str, Any]] = []
+    chosen_options = {"only": options.only, "columns": options.columns}
     for row in rows:
-        results.append(measure(row, options.repeats))
+        results.append(measure(row, options.columns, options.repeats))
         said = ", ".join(f"{key} {value:.0f}" for key, value in results[-1].items() if key.endswith("ward"))
         print(f"{row.name}: {said}", file=sys.stderr, flush=True)
-    report(options.name, results, {"only": options.only})
+        write(options.name, results, chosen_options)  # now, so that a run that is cut off keeps them
+    report(options.name, results, chosen_options)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -101,4 +102,9 @@ def report(name: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> No
     for row in rows:
         for contender, reason in row["not run"].items():
             print(f"{row['shape']}: {contender} not run: {reason}")
-    print(common.write(name, {"conditions": common.conditions(), "options": options, "rows": rows}))
+    print(write(name, rows, options))
+
+
+def write(name: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> Path:
+    """Write the results file and return its path."""
+    return common.write(name, {"conditions": common.conditions(), "options": options, "rows": rows})

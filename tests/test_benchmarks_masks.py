@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks import masks
+from benchmarks import common, masks
 from benchmarks.masks import ROWS, Row
 from dash_inductor.config import config
 from dash_inductor.observe.records import sites
@@ -48,3 +52,22 @@ def test_the_packed_operator() -> None:
             torch.testing.assert_close(forward(), expected[0], atol=2e-2, rtol=2e-2)
             assert len(backward()) == 3
     assert [record.mask for record in sites()] == ["causal & segments(0,1):placed(2,3)"]
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(row: Row, columns: list[str], repeats: int) -> dict[str, Any]:
+        if row is ROWS[1]:
+            raise KeyboardInterrupt
+        return {"shape": row.name, "dash forward": 2.0, "columns": columns, "not run": {}}
+
+    monkeypatch.setattr(masks, "measure", measure)
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["masks", "--columns", "dash", "--name", "cut_off"])
+    with pytest.raises(KeyboardInterrupt):
+        masks.main()
+    written = json.loads((tmp_path / "cut_off.json").read_text())
+    assert [row["shape"] for row in written["rows"]] == [ROWS[0].name]
+    assert written["options"] == {"only": [], "columns": ["dash"]}
+    assert "dash forward 2" in capsys.readouterr().err
