@@ -1,0 +1,189 @@
+"""The Hopper backward of several copies of the package, by turns: which changes are worth their place.
+
+    pip install --no-deps --target trees/a .    # in a checkout, and the same for every other one
+    python -m benchmarks.trees trees/a trees/b [--only regular:d64 window] [--rounds 3] [--name trees]
+
+Every copy runs in a process of its own, which imports it from its folder.  They build the kernels of all shapes at the
+same time, and measure one after the other: direct calls without PyTorch's dispatcher, with the planner's plan.  The
+table has rates in TFLOP/s, the median of the rounds, and in brackets the rate relative to the first copy's.  "other
+bits" stands behind a rate if the gradients are not those of the first copy, where zeros of both signs count as equal.
+A copy that does not answer within --patience seconds is ended and said to hang: a kernel may wait for what never comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dash_inductor.model import Call, Mask
+from dash_inductor.planning import plan
+
+from . import common
+from .contenders import BSHD, arch, forward
+from .shapes import SHAPES, Shape
+from .turns import chosen
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKER = (sys.executable, "-c", "from benchmarks import trees; trees.work()")
+
+
+def work() -> None:
+    """Build the shapes whose names come as lines, and measure those that come again.
+
+    A line of JSON answers each line: {"digest"}, {"digest", "ms"} or {"error"}.
+    """
+    answers: dict[str, dict[str, Any]] = {}
+    current, call = "", None
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            if name not in answers:
+                answers[name] = {"digest": digest(prepare(SHAPES[name])())}
+            elif "error" not in answers[name]:
+                if name != current:
+                    call = None  # its tensors go before others come
+                    current, call = name, prepare(SHAPES[name])
+                answers[name] = answers[name] | {"ms": common.time_ms(call)[0]}
+        except Exception as error:  # whatever a changed kernel may raise belongs into the table
+            answers[name] = {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
+        print(json.dumps(answers[name]), flush=True)
+
+
+def prepare(shape: Shape) -> Callable[[], Sequence[Tensor]]:
+    """A direct call of the backward."""
+    from dash_inductor.kernels.hopper import launch
+
+    tensors = shape.tensors()
+    out, lse, _, _ = forward(shape, tensors)
+    q, k, v, do = tensors
+    call = Call(Mask(shape.mask), shape.scale, (BSHD,) * 3)
+    return partial(launch.backward, do, q, k, v, out, lse, call, plan(shape.site(), arch()))
+
+
+def digest(gradients: Sequence[Tensor]) -> str:
+    """Of their bits, where zeros have no sign."""
+    found = hashlib.sha256()
+    for gradient in gradients:
+        unsigned = torch.where(gradient == 0, 0, gradient).contiguous()
+        found.update(unsigned.view(torch.int16).cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+class Copy:
+    """A process that measures the copy of the package in a folder."""
+
+    def __init__(self, folder: Path, patience: float, command: Sequence[str] = WORKER) -> None:
+        self.name, self.patience = folder.name, patience
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder.resolve()), str(ROOT)]))
+        environment["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix=f"trees-{folder.name}-")
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        # Elsewhere, because the folder in which Python starts would come before that of the copy.
+        self.process = subprocess.Popen(command, env=environment, cwd=environment["TRITON_CACHE_DIR"], **pipes)
+        self.answers: queue.Queue[str] = queue.Queue()
+        self.over = ""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.answers.put(line)
+        self.answers.put("")
+
+    def ask(self, shape: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(shape + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer is that it has ended
+
+    def answer(self) -> dict[str, Any]:
+        if not self.over:
+            try:
+                line = self.answers.get(timeout=self.patience)
+                self.over = "" if line else f"ended with {self.process.wait()}"
+            except queue.Empty:
+                self.process.kill()
+                self.over = f"hangs: no answer within {self.patience:g} s"
+        found: dict[str, Any] = {"error": self.over} if self.over else json.loads(line)
+        return found
+
+
+def cell(answers: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], flops: float) -> str:
+    """What the table says of a copy at a shape, beside what the first copy answered."""
+    if error := next((answer["error"] for answer in answers if "error" in answer), ""):
+        return str(error)
+    ms = statistics.median(answer["ms"] for answer in answers)
+    text = f"{flops / ms / 1e9:.1f}"
+    if any("error" in answer for answer in first):
+        return text
+    text += f" ({statistics.median(answer['ms'] for answer in first) / ms:.3f})"
+    same = {answer["digest"] for answer in (*answers, *first)}
+    return text if len(same) == 1 else f"{text} other bits"
+
+
+def measure(copies: Sequence[Copy], shapes: Sequence[Shape], rounds: int) -> list[dict[str, Any]]:
+    """A row for each shape: its name, and by copy its cell of the table, its times in ms, and its digest or error."""
+    for copy in copies:
+        for shape in shapes:
+            copy.ask(shape.name)
+    for copy in copies:  # all have been building meanwhile
+        for _ in shapes:
+            copy.answer()
+    rows = []
+    for shape in shapes:
+        answers: dict[str, list[dict[str, Any]]] = {copy.name: [] for copy in copies}
+        for _ in range(rounds):
+            for copy in copies:
+                copy.ask(shape.name)
+                answers[copy.name].append(copy.answer())
+        first = answers[copies[0].name]
+        table = {name: cell(found, first, shape.flops) for name, found in answers.items()}
+        rows.append({"shape": shape.name, "table": table, "answers": answers})
+        print({"shape": shape.name} | table, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("copies", nargs="+", type=Path, help="folders with a package dash_inductor each")
+    parser.add_argument(
+        "--only", nargs="+", default=["regular"], help="words, one of which a shape's name must contain"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=120, help="seconds that an answer may take")
+    parser.add_argument("--name", default="trees", help="name of the results file")
+    options = parser.parse_args()
+    for folder in options.copies:
+        if not (folder / "dash_inductor" / "kernels").is_dir():
+            parser.error(f"copies: {folder} has no dash_inductor/kernels; install a checkout there (--help says how)")
+    if len({folder.name for folder in options.copies}) < len(options.copies):
+        parser.error(f"copies: {[str(folder) for folder in options.copies]} should end in different names")
+    copies = [Copy(folder, options.patience) for folder in options.copies]
+    try:
+        rows = measure(copies, chosen(SHAPES.values(), options.only), options.rounds)
+    finally:
+        for copy in copies:
+            copy.process.kill()
+    common.table([{"shape": row["shape"]} | row["table"] for row in rows])
+    print(common.write(options.name, {"conditions": common.conditions(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
