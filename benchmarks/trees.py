@@ -90,10 +90,11 @@ class Copy:
     def __init__(self, folder: Path, patience: float, command: Sequence[str] = WORKER) -> None:
         self.name, self.patience = folder.name, patience
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder.resolve()), str(ROOT)]))
-        environment["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix=f"trees-{folder.name}-")
+        self.cache = tempfile.TemporaryDirectory(prefix=f"trees-{folder.name}-")
+        environment["TRITON_CACHE_DIR"] = self.cache.name
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         # Elsewhere, because the folder in which Python starts would come before that of the copy.
-        self.process = subprocess.Popen(command, env=environment, cwd=environment["TRITON_CACHE_DIR"], **pipes)
+        self.process = subprocess.Popen(command, env=environment, cwd=self.cache.name, **pipes)
         self.answers: queue.Queue[str] = queue.Queue()
         self.over = ""
         threading.Thread(target=self._listen, daemon=True).start()
@@ -104,6 +105,11 @@ class Copy:
             if line.startswith("{"):
                 self.answers.put(line)
         self.answers.put("")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.cache.cleanup()
 
     def ask(self, shape: str) -> None:
         assert self.process.stdin is not None
@@ -173,6 +179,8 @@ def main() -> None:
     for folder in options.copies:
         if not (folder / "dash_inductor" / "kernels").is_dir():
             parser.error(f"copies: {folder} has no dash_inductor/kernels; install a checkout there (--help says how)")
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} should be at least 1")
     if len({folder.name for folder in options.copies}) < len(options.copies):
         parser.error(f"copies: {[str(folder) for folder in options.copies]} should end in different names")
     copies = [Copy(folder, options.patience) for folder in options.copies]
@@ -180,7 +188,7 @@ def main() -> None:
         rows = measure(copies, chosen(SHAPES.values(), options.only), options.rounds)
     finally:
         for copy in copies:
-            copy.process.kill()
+            copy.end()
     common.table([{"shape": row["shape"]} | row["table"] for row in rows])
     print(common.write(options.name, {"conditions": common.conditions(), "rows": rows}))
 

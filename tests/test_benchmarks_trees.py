@@ -67,21 +67,28 @@ def test_table(folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 def test_a_copy_that_hangs(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = run(monkeypatch, folders, "first", "hangs", more=("--patience", "5"))["rows"]
-    assert [row["table"]["hangs"] for row in rows] == ["hangs: no answer within 5 s"] * 2
+    rows = run(monkeypatch, folders, "first", "hangs", more=("--patience", "15"))["rows"]
+    assert [row["table"]["hangs"] for row in rows] == ["hangs: no answer within 15 s"] * 2
     assert rows[1]["table"]["first"].endswith("(1.000)")
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [(("nothing",), "has no dash_inductor/kernels"), (("first", "first"), "different names")]
+    ("names", "more", "said"),
+    [
+        (("nothing",), (), "has no dash_inductor/kernels"),
+        (("first", "first"), (), "different names"),
+        (("first",), ("--rounds", "0"), "--rounds: 0 should be at least 1"),
+        (("first",), ("--only", "nowhere"), "no shape has one of"),
+    ],
 )
-def test_wrong_folders(
+def test_wrong_arguments(
     names: tuple[str, ...],
+    more: tuple[str, ...],
     said: str,
     folders: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit):
-        run(monkeypatch, folders, *names)
-    assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, folders, *names, more=more)
+    assert said in capsys.readouterr().err + str(ended.value)

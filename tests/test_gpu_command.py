@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 OTHERS = ("expecttest", "hypothesis", "xdist")
@@ -20,7 +17,6 @@ sys.exit(pytest.main([*sys.argv[1:], "--collect-only", "-q"]))
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_files_with_gpu_tests_need_no_other_package() -> None:
     command = ["make", "--no-print-directory", "--dry-run", "test-gpu", "PYTHON=python"]
     python, *arguments = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()

@@ -476,6 +476,12 @@ CONTROLS = {
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",
     ),
+    "the first piece of Q twice": (PAIRS, WRONG, "q_row + i * ROWS, full, q_ring", "q_row, full, q_ring"),
+    "the first piece of dO twice": (PAIRS, WRONG, "q_row + i * ROWS, full, do_ring", "q_row, full, do_ring"),
+    "log-sum-exps of the next rows": (NARROW, WRONG, "begin_load(lse_desc, [row]", "begin_load(lse_desc, [row + 64]"),
+    "deltas of another step": (
+        PAIRS, f"{EARLY}|{AGAIN}|{IN_USE}|uninitialised", "delta_ring.index(slot)", "delta_ring.index(1 - slot)",
+    ),
 }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ def test_no_races() -> None:
     ("lines", "said"),
     [
         (["done"], "RACECHECK SUMMARY"),
+        ([*reported("told.py:40"), SUMMARY], "should come before it"),
+        ([*reported("told.py:40"), *reported("told.py:40", "told.py:40"), SUMMARY], "should come before it"),
         (["========= Error: Race reported between accesses", SUMMARY], "name an access"),
         (["=========     and Read access at f+0x20 in told.py:40 [12 hazards]", SUMMARY], "follows one"),
     ],

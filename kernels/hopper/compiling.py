@@ -65,7 +65,7 @@ def compile_kernel(
 
 
 COLUMNS = 64
-"""Of a block of a descriptor: numbers of 16 bits in a swizzle atom."""
+"""Columns of a block of a descriptor: as many numbers of 16 bits as a row of a swizzle atom has."""
 
 
 def columns(dtype: str, rows: int) -> str:

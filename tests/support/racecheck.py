@@ -14,23 +14,25 @@ def races(lines: Iterable[str]) -> set[frozenset[str]]:
     """Pairs of accesses that are reported as a race, each as ``file function``.
 
     Raises:
-        ValueError: the report has no summary, or a line about hazards that names no access.
+        ValueError: a report in another form, which may hide a race: without a summary, with a race that has no second
+            access, or with a line about races that names no access.
     """
     found = set()
-    first = None
-    complete = False
+    first, alone = "", False
     for line in lines:
-        if "RACECHECK SUMMARY" in line:
-            complete = True
-        elif "Race reported" in line:
-            first = _function(line)
+        is_summary = "RACECHECK SUMMARY" in line
+        if alone and (is_summary or "Race reported" in line):
+            raise ValueError(f"line of a report: {line!r}; a line about hazards should come before it")
+        if is_summary:
+            return found
+        if "Race reported" in line:
+            first, alone = _function(line), True
         elif "hazard" in line:
-            if first is None:
+            if not first:
                 raise ValueError(f"line of a report: {line!r}; a line about hazards follows one that reports a race")
             found.add(frozenset((first, _function(line))))
-    if not complete:
-        raise ValueError("report: without a line with RACECHECK SUMMARY, at which it ends")
-    return found
+            alone = False
+    raise ValueError("report: without a line with RACECHECK SUMMARY, at which it ends")
 
 
 def _function(line: str) -> str:
@@ -42,5 +44,5 @@ def _function(line: str) -> str:
         return f"{file} {number}"
     nodes = ast.walk(ast.parse((KERNELS / file).read_text()))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    inside = [f.name for f in functions if f.decorator_list[0].lineno <= number <= (f.end_lineno or 0)]
+    inside = [f.name for f in functions if f.lineno <= number <= (f.end_lineno or 0)]
     return f"{file} {inside[-1] if inside else number}"
