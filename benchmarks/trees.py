@@ -1,12 +1,12 @@
-"""The Hopper backward of several copies of the package, by turns: which changes are worth their place.
+"""The Hopper backward or forward of several copies of the package, by turns: which changes are worth their place.
 
     pip install --no-deps --target trees/a .    # in a checkout, and the same for every other one
-    python -m benchmarks.trees trees/a trees/b [--only regular:d64 window] [--rounds 3] [--name trees]
+    python -m benchmarks.trees trees/a trees/b [--forward] [--only regular:d64 window] [--rounds 3]
 
 Every copy runs in a process of its own, which imports it from its folder.  They build the kernels of all shapes at the
 same time, and measure one after the other: direct calls without PyTorch's dispatcher, with the planner's plan.  The
 table has rates in TFLOP/s, the median of the rounds, and in brackets the rate relative to the first copy's.  "other
-bits" stands behind a rate if the gradients are not those of the first copy, where zeros of both signs count as equal.
+bits" stands behind a rate if the results are not those of the first copy, where zeros of both signs count as equal.
 A copy that does not answer within --patience seconds is ended and said to hang: a kernel may wait for what never comes.
 """
 
@@ -22,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,39 +33,25 @@ from torch import Tensor
 from dash_inductor.model import Call, Mask
 from dash_inductor.planning import plan
 
-from . import common
+from . import common, turns
 from .contenders import BSHD, arch, forward
+from .forward import LENGTHS
+from .forward import shapes as forwards
 from .shapes import SHAPES, Shape
-from .turns import chosen
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKER = (sys.executable, "-c", "from benchmarks import trees; trees.work()")
+WORKER = (sys.executable, "-c", "import sys; from benchmarks import trees; trees.work(sys.argv[1])")
 
 
-def work() -> None:
-    """Build the shapes whose names come as lines, and measure those that come again.
+class Kind(NamedTuple):
+    """What is measured: its shapes by name, the operations of one, and how to prepare a direct call."""
 
-    A line of JSON answers each line: {"digest"}, {"digest", "ms"} or {"error"}.
-    """
-    answers: dict[str, dict[str, Any]] = {}
-    current, call = "", None
-    for line in sys.stdin:
-        name = line.strip()
-        try:
-            if name not in answers:
-                answers[name] = {"digest": digest(prepare(SHAPES[name])())}
-            elif "error" not in answers[name]:
-                if name != current:
-                    call = None  # its tensors go before others come
-                    current, call = name, prepare(SHAPES[name])
-                answers[name] = answers[name] | {"ms": common.time_ms(call)[0]}
-        except Exception as error:  # whatever a changed kernel may raise belongs into the table
-            answers[name] = {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
-        print(json.dumps(answers[name]), flush=True)
+    shapes: Mapping[str, Shape]
+    flops: Callable[[Shape], float]
+    prepare: Callable[[Shape], Callable[[], Sequence[Tensor]]]
 
 
-def prepare(shape: Shape) -> Callable[[], Sequence[Tensor]]:
-    """A direct call of the backward."""
+def prepare_backward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
     from dash_inductor.kernels.hopper import launch
 
     tensors = shape.tensors()
@@ -75,11 +61,50 @@ def prepare(shape: Shape) -> Callable[[], Sequence[Tensor]]:
     return partial(launch.backward, do, q, k, v, out, lse, call, plan(shape.site(), arch()))
 
 
-def digest(gradients: Sequence[Tensor]) -> str:
+def prepare_forward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
+    from dash_inductor.kernels.hopper_forward import launch
+
+    q, k, v, _ = shape.tensors()
+    return partial(launch.forward, q, k, v, shape.mask, shape.scale, BSHD)
+
+
+KINDS = {
+    "backward": Kind(SHAPES, lambda shape: shape.flops, prepare_backward),
+    "forward": Kind({shape.name: shape for shape in forwards(LENGTHS)}, turns.flops, prepare_forward),
+}
+
+
+def work(kind: str) -> None:
+    """Build the shapes whose names come as lines, and measure those that come again.
+
+    A line of JSON answers each line: {"digest"}, {"digest", "ms"} or {"error"}.
+
+    Args:
+        kind: one of `KINDS`.
+    """
+    shapes, _, prepare = KINDS[kind]
+    answers: dict[str, dict[str, Any]] = {}
+    current, call = "", None
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            if name not in answers:
+                answers[name] = {"digest": digest(prepare(shapes[name])())}
+            elif "error" not in answers[name]:
+                if name != current:
+                    call = None  # its tensors go before others come
+                    current, call = name, prepare(shapes[name])
+                answers[name] = answers[name] | {"ms": common.time_ms(call)[0]}
+        except Exception as error:  # whatever a changed kernel may raise belongs into the table
+            answers[name] = {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
+        print(json.dumps(answers[name]), flush=True)
+
+
+def digest(results: Sequence[Tensor]) -> str:
     """Of their bits, where zeros have no sign."""
     found = hashlib.sha256()
-    for gradient in gradients:
-        unsigned = torch.where(gradient == 0, 0, gradient).contiguous()
+    for result in results:
+        unsigned = torch.where(result == 0, 0, result).contiguous()
         found.update(unsigned.view(torch.int16).cpu().numpy().tobytes())
     return found.hexdigest()
 
@@ -87,14 +112,14 @@ def digest(gradients: Sequence[Tensor]) -> str:
 class Copy:
     """A process that measures the copy of the package in a folder."""
 
-    def __init__(self, folder: Path, patience: float, command: Sequence[str] = WORKER) -> None:
+    def __init__(self, folder: Path, kind: str, patience: float, command: Sequence[str] = WORKER) -> None:
         self.name, self.patience = folder.name, patience
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder.resolve()), str(ROOT)]))
         self.cache = tempfile.TemporaryDirectory(prefix=f"trees-{folder.name}-")
         environment["TRITON_CACHE_DIR"] = self.cache.name
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         # Elsewhere, because the folder in which Python starts would come before that of the copy.
-        self.process = subprocess.Popen(command, env=environment, cwd=self.cache.name, **pipes)
+        self.process = subprocess.Popen([*command, kind], env=environment, cwd=self.cache.name, **pipes)
         self.answers: queue.Queue[str] = queue.Queue()
         self.over = ""
         threading.Thread(target=self._listen, daemon=True).start()
@@ -144,7 +169,9 @@ def cell(answers: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], flo
     return text if len(same) == 1 else f"{text} other bits"
 
 
-def measure(copies: Sequence[Copy], shapes: Sequence[Shape], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    copies: Sequence[Copy], shapes: Sequence[Shape], flops: Callable[[Shape], float], rounds: int
+) -> list[dict[str, Any]]:
     """A row for each shape: its name, and by copy its cell of the table, its times in ms, and its digest or error."""
     for copy in copies:
         for shape in shapes:
@@ -160,7 +187,7 @@ def measure(copies: Sequence[Copy], shapes: Sequence[Shape], rounds: int) -> lis
                 copy.ask(shape.name)
                 answers[copy.name].append(copy.answer())
         first = answers[copies[0].name]
-        table = {name: cell(found, first, shape.flops) for name, found in answers.items()}
+        table = {name: cell(found, first, flops(shape)) for name, found in answers.items()}
         rows.append({"shape": shape.name, "table": table, "answers": answers})
         print({"shape": shape.name} | table, flush=True)
     return rows
@@ -169,6 +196,7 @@ def measure(copies: Sequence[Copy], shapes: Sequence[Shape], rounds: int) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("copies", nargs="+", type=Path, help="folders with a package dash_inductor each")
+    parser.add_argument("--forward", action="store_true", help="measure the forward, not the backward")
     parser.add_argument(
         "--only", nargs="+", default=["regular"], help="words, one of which a shape's name must contain"
     )
@@ -183,14 +211,17 @@ def main() -> None:
         parser.error(f"--rounds: {options.rounds} should be at least 1")
     if len({folder.name for folder in options.copies}) < len(options.copies):
         parser.error(f"copies: {[str(folder) for folder in options.copies]} should end in different names")
-    copies = [Copy(folder, options.patience) for folder in options.copies]
+    kind = "forward" if options.forward else "backward"
+    shapes, flops, _ = KINDS[kind]
+    chosen = turns.chosen(shapes.values(), options.only)
+    copies = [Copy(folder, kind, options.patience) for folder in options.copies]
     try:
-        rows = measure(copies, chosen(SHAPES.values(), options.only), options.rounds)
+        rows = measure(copies, chosen, flops, options.rounds)
     finally:
         for copy in copies:
             copy.end()
     common.table([{"shape": row["shape"]} | row["table"] for row in rows])
-    print(common.write(options.name, {"conditions": common.conditions(), "rows": rows}))
+    print(common.write(options.name, {"conditions": common.conditions(), "kind": kind, "rows": rows}))
 
 
 if __name__ == "__main__":
