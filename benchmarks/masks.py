@@ -386,7 +386,7 @@ def main() -> None:
         return
     torch._functorch.config.donated_buffer = False  # the backward of one forward is called many times
     results: list[dict[str, Any]] = []
-    chosen_options = {"only": options.only, "columns": options.columns}
+    chosen_options = {"only": options.only, "columns": options.columns, "repeats": options.repeats}
     for row in rows:
         results.append(measure(row, options.columns, options.repeats))
         said = ", ".join(f"{key} {value:.0f}" for key, value in results[-1].items() if key.endswith("ward"))

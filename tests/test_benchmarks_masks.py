@@ -69,5 +69,5 @@ def test_a_run_that_is_cut_off_keeps_its_rows(
         masks.main()
     written = json.loads((tmp_path / "cut_off.json").read_text())
     assert [row["shape"] for row in written["rows"]] == [ROWS[0].name]
-    assert written["options"] == {"only": [], "columns": ["dash"]}
+    assert written["options"] == {"only": [], "columns": ["dash"], "repeats": 20}
     assert "dash forward 2" in capsys.readouterr().err
