@@ -37,8 +37,6 @@ BACKWARDS = {
     "backward_alone": "alone",
 }
 """Results of backwards, and how they ran: by turns with those of other libraries, or one after the other."""
-OTHER_KERNELS = {("backward_alone", (64, 64)), ("backward_alone", (128, 128))}
-"""Results and head dims that are left out: the kernels have been changed since, and newer results have these dims."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +121,18 @@ def points() -> list[Point]:
     """All measurements at head dims that are calibrated."""
     found = []
     regular: dict[tuple[int, Band, int | None], float] = {}
+    alone = {
+        _key(site_of(row["shape"])): row["ms"]["dash"] for row in _rows("backward_alone") if _is_regular(row["shape"])
+    }
     for name, run in BACKWARDS.items():
         for row in _rows(name):
             site, schedule, ms = site_of(row["shape"]), row["plan"].split("/")[1], row["ms"]
-            if (name, (site.head_dim, site.value_dim)) in OTHER_KERNELS:
+            if is_superseded(name, row["shape"]):
                 continue
             if name == "backward_rivals":
-                regular[site.head_dim, site.band, site.q_len] = ms["dash"]
-            clock = ms["regular"] / regular[_beside(site)] if "regular" in ms else 1.0
+                regular[_key(site)] = ms["dash"]
+            beside = ms.get("regular", alone[_beside(site)] if name == "backward_alone" else None)
+            clock = beside / regular[_beside(site)] if beside else 1.0
             if (site.head_dim, site.value_dim) in CALIBRATIONS[prediction.GPU].backward:
                 found.append(Point(row["shape"], site, schedule, ms["dash"] * 1e3 / clock, run, clock))
     for row in _rows("masks"):
@@ -140,6 +142,19 @@ def points() -> list[Point]:
     for row in _rows("forward"):
         found.append(Point(row["shape"], site_of(row["shape"]), None, row["ms"]["dash"] * 1e3))
     return found
+
+
+def is_superseded(name: str, shape: str) -> bool:
+    """Whether a row is left out, but for its clock: `backward_rivals` has the shape, with the kernels of today."""
+    return name == "backward_alone" and _is_regular(shape)
+
+
+def _is_regular(shape: str) -> bool:
+    return shape.startswith("regular:")
+
+
+def _key(site: Site) -> tuple[int, Band, int | None]:
+    return site.head_dim, site.band, site.q_len
 
 
 def _beside(site: Site) -> tuple[int, Band, int]:
