@@ -4,10 +4,11 @@
     python -m benchmarks.trees trees/a trees/b [--forward] [--only regular:d64 window] [--rounds 3]
 
 Every copy runs in a process of its own, which imports it from its folder.  They build the kernels of all shapes at the
-same time, and measure one after the other: direct calls without PyTorch's dispatcher, with the planner's plan.  The
-table has rates in TFLOP/s, the median of the rounds, and in brackets the rate relative to the first copy's.  "other
-bits" stands behind a rate if the results are not those of the first copy, where zeros of both signs count as equal.
-A copy that does not answer within --patience seconds is ended and said to hang: a kernel may wait for what never comes.
+same time, and measure one after the other: direct calls without PyTorch's dispatcher, backwards with the planner's
+plan.  The table has rates in TFLOP/s, the median of the rounds, and in brackets the rate relative to the first copy's.
+"other bits" stands behind a rate if the results are not those of the first copy, where zeros of both signs count as
+equal.  A copy that does not answer within --patience seconds is ended and said to hang: a kernel may wait for what
+never comes.
 """
 
 from __future__ import annotations

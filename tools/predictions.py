@@ -49,7 +49,8 @@ class Point:
         us: measured time in microseconds.
         run: how it ran, in words.
         clock: by what it has been divided: how much longer a regular shape took beside it than in
-            backward_rivals.json.  Clocks of a GPU at its power limit change with what ran before.
+            backward_rivals.json.  Clocks of a GPU at its power limit change with what ran before, and the regular
+            shapes of backward_alone.json ran with earlier kernels, too.
     """
 
     shape: str
@@ -145,7 +146,7 @@ def points() -> list[Point]:
 
 
 def is_superseded(name: str, shape: str) -> bool:
-    """Whether a row is left out, but for its clock: `backward_rivals` has the shape, with the kernels of today."""
+    """Whether a row is a divisor alone: it was measured with earlier kernels, and `backward_rivals` has its shape."""
     return name == "backward_alone" and _is_regular(shape)
 
 
