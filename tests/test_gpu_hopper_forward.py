@@ -27,7 +27,7 @@ from dash_inductor.model import Band
 from .support.attention import Attention
 from .support.calls import BSHD
 from .support.hopper import MARKS, any_forward
-from .support.hopper_forward import Forward, check, forward, repeated, results_of_the_cta
+from .support.hopper_forward import Forward, check, forward, repeated, results_of_the_cta, whole_tiles
 from .support.poison import MASKS as UNSEEN
 from .support.poison import surrounded
 from .support.processes import once_in_this_run
@@ -319,6 +319,24 @@ def test_rows_do_not_depend_on_later_ones(dims: tuple[int, int]) -> None:
     for n in (1, 63, 64, 65, 127, 128, 129, 200, 512, 1000):
         shorter = dataclasses.replace(p, q=p.q[:, :, :n], k=p.k[:, :, :n], v=p.v[:, :, :n])
         assert same([t[:, :, :n] for t in whole], forward(shorter)), n
+
+
+HALVED = [dims for dims, settings in build.SETTINGS.items() if settings.halves]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [*HALVED, (40, 24), (136, 72)], ids=str)
+def test_hidden_halves_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) -> None:
+    """Wherever the diagonal lies among tiles: lower bounds around half a kv tile and a whole one, both anchors."""
+    bounds = [(lo, None) for lo in (-129, -128, -127, -65, -64, -63, -1, 0, 1, 63, 64, 65, 200)]
+    bounds += [(0, 99), (-40, 300), (64, 64), (-64, 0)]
+    masks = [Band(*both) for both in bounds] + [Band(0, None, "bottom_right"), Band(-70, 500, "bottom_right")]
+    lengths = [(1, 1), (64, 128), (200, 129), (129, 200), (777, 1024), (1024, 700)]
+    problems = [problem(dims, mask, *both, batch=1, group=2, dtype=dtype) for mask in masks for both in lengths]
+    found = [forward(p) for p in problems]
+    with whole_tiles():
+        for p, halves in zip(problems, found, strict=True):
+            assert same(forward(p), halves), (p.mask, p.q.shape, p.k.shape)
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 7, 64, 131, 1000])

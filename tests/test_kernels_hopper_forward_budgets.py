@@ -138,13 +138,13 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
 64/64 full bfloat16: registers 128, spilled 0/0, shared 205452, steps 429..429
-64/64 band(0,1023) float16 ragged: registers 128, spilled 0/0, shared 205468, steps 427..667
+64/64 band(0,1023) float16 ragged: registers 128, spilled 0/0, shared 205468, steps 427..666
 128/128 full bfloat16: registers 168, spilled 0/0, shared 229912, steps 474..476
 128/128 full float16 ragged: registers 168, spilled 0/0, shared 229912, steps 474..476
 128/128 causal bfloat16: registers 168, spilled 4/4, shared 229912, steps 476..642
 128/128 band(0,1023) bfloat16: registers 168, spilled 8/8, shared 229928, steps 477..702
 128/128 band(none,10) bfloat16 ragged: registers 168, spilled 4/4, shared 229912, steps 477..677
-192/128 band(0,1023) float16: registers 168, spilled 0/0, shared 213504, steps 510..736
+192/128 band(0,1023) float16: registers 168, spilled 0/0, shared 213504, steps 504..735
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
 64/64 full bfloat16 codes: registers 128, spilled 24/32, shared 205564, steps 430..583
 64/64 band(0,1023) float16 ragged codes: registers 128, spilled 96/104, shared 205564, steps 429..882
@@ -166,11 +166,11 @@ def test_others_are_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
 64/64 full float16 ragged: registers 128, spilled 0/0, shared 205452, steps 429..429
-64/64 causal bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..588
+64/64 causal bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..587
 64/64 band(none,10) bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..623
 128/128 causal float16 ragged: registers 168, spilled 4/4, shared 229912, steps 476..642
 192/128 full bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
-192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..672
+192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..676
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
 256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..506
 128/128 full float16 ragged codes: registers 168, spilled 32/56, shared 230008, steps 482..814

@@ -30,6 +30,7 @@ class Launch:
     Args:
         columns: a key of `build.SETTINGS`.
         fill: what rows that see no key and keys that no row sees hold.
+        halves: that of the settings, or False.
     """
 
     band: Band
@@ -43,6 +44,7 @@ class Launch:
     ctas: int = 3
     scale: float = 0.3
     fill: float = float("nan")
+    halves: bool = True
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
@@ -57,6 +59,13 @@ class Launch:
         """Those of row blocks."""
         return Problem(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.kv_heads * self.group)
 
+    def hides_half(self, block: int, kv: int) -> bool:
+        """Whether all queries of a row block, one by one, see nothing of the second half of a kv tile."""
+        rows, keys = block * ROWS + torch.arange(ROWS), kv * BLOCK_KV + torch.arange(ROWS, BLOCK_KV)
+        lo = self.tables.resolved.band.lo
+        assert lo is not None
+        return bool((rows[:, None] - keys < lo).all())
+
     @property
     def keep(self) -> Tensor:
         band = self.tables.resolved.band
@@ -65,7 +74,9 @@ class Launch:
     def constants(self) -> dict[str, Any]:
         band = self.tables.resolved.band
         problem = build.Specialisation("bfloat16", *self.columns, band.lo is not None, band.hi is not None, True)
-        return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
+        found = constants_of(problem)
+        halves = found["HALVES"] and self.halves
+        return found | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0, "HALVES": halves}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -180,6 +191,29 @@ def test_roles_compute_attention(launch: Launch) -> None:
     """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
     launch.run(late=True).check()
     launch.run(seed=1, resident=1).check()
+
+
+@pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
+@pytest.mark.parametrize("band", [b for b in BANDS if b[0].lo is not None], ids=str)
+def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[int, int]) -> None:
+    """Of every walk that begins at a kv tile whose second half is hidden, and with the bits of the whole tile."""
+    launch = Launch(*band, columns, group=2, batch=2)
+    ran, whole = launch.run(), replace(launch, halves=False).run()
+    ran.check()
+    assert whole.simulation.halves == 0
+    assert torch.equal(ran.out.tensor, whole.out.tensor)
+    assert torch.equal(ran.lse.tensor, whole.lse.tensor)
+    assert ran.simulation.halves == sum(
+        launch.hides_half(block, walk[0][0]) for (_, _, block), walk in ran.simulation.walks.items()
+    )
+
+
+def test_halves_are_hidden_somewhere() -> None:
+    """Under a causal mask every second row block of as many queries as keys begins with half a kv tile."""
+    launch = Launch(Band(0), 12 * ROWS, 12 * ROWS, batch=2)
+    assert launch.run().simulation.halves == 2 * 6
+    assert replace(launch, band=Band(-ROWS), kv_len=13 * ROWS).run().simulation.halves == 2 * 6
+    assert replace(launch, columns=(128, 128)).run().simulation.halves == 0
 
 
 @pytest.mark.parametrize("columns", build.SETTINGS, ids=str)
@@ -367,6 +401,20 @@ CONTROLS = {
     ),
     "mask one key further": (CAUSAL, WRONG, "rows - work.lo + 1", "rows - work.lo + 2"),
     "mask one key short": (WINDOW, WRONG, "rows - work.hi,", "rows - work.hi + 1,"),
+    "half a tile where one key more is seen": (replace(CAUSAL, band=Band(-1)), WRONG, "self.lo - 1", "self.lo - 2"),
+    "the other half": (CAUSAL, WRONG, "tile = tile.slice(0, COUNT)", "tile = tile.slice(COUNT, COUNT)"),
+    "scores of a half not waited for": (
+        CAUSAL,
+        "before it is waited for",
+        "    s = warpgroup_mma_wait(0, deps=(s,))\n    release(shared.k_empty.index(slot))\n    s = masked(work, data, s, None",
+        "    release(shared.k_empty.index(slot))\n    s = masked(work, data, s, None",
+    ),
+    "K of a half not given back": (
+        CAUSAL,
+        WAITS,
+        "    release(shared.k_empty.index(slot))\n    s = masked(work, data, s, None",
+        "    s = masked(work, data, s, None",
+    ),
     "factor of what was before": (CAUSAL, WRONG, "gl.fma(total, shrink,", "gl.fma(total, 1.0,"),
     "bytes of K without its tail": (
         TAIL,

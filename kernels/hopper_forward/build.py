@@ -54,6 +54,7 @@ class Settings:
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
         codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
+        halves: see Note [Halves] in `half`, and `Specialisation.halves`.
     """
 
     block_kv: int
@@ -65,6 +66,11 @@ class Settings:
     registers: int = 240
     producer_registers: int = 24
     codes_ahead: int = 1
+    halves: bool = False
+
+    def __post_init__(self) -> None:
+        if self.halves and self.block_kv != 2 * ROWS.value:
+            raise ArgumentError("block_kv", self.block_kv, f"{2 * ROWS.value} with halves, which have {ROWS.value} keys")
 
     @property
     def rows(self) -> int:
@@ -78,9 +84,9 @@ class Settings:
 
 
 SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0),
+    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True),
     (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),
 }
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
@@ -168,6 +174,12 @@ class Specialisation:
         return min(self.settings.codes_ahead, most)
 
     @property
+    def halves(self) -> bool:
+        """That of the settings, where walks begin at tiles that only the lower bound of a band cuts."""
+        data = self.has_codes or self.has_dense or self.placed
+        return self.settings.halves and self.has_lo and not data and not self.has_dropout
+
+    @property
     def band(self) -> Band:
         """Any band with these bounds: their values are arguments."""
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
@@ -194,6 +206,7 @@ class Kernels:
             "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
             "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
             "CODES_AHEAD": p.codes_ahead, "PLACED": ROW_BLOCK if p.placed else 0,
+            "HALVES": p.halves,
         }  # fmt: skip
         of_places = place_arguments.types(TYPES[p.dtype], TARGET)
         if not p.placed:

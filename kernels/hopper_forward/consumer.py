@@ -7,8 +7,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..hopper.operations import role_barrier, wait_until_read
 from ..hopper.places import store_tile
 from ..hopper.steps import accumulator_layout
+from .half import half_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
-from .steps import LOWEST, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
+from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .work import ROWS, fact_slots, facts
 
 
@@ -103,7 +104,14 @@ def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc,
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    if work.HALVES:
+        if work.hides_half(here[2], kv):
+            p, m, total = half_step(work, data, shared, scale_log2, here, kv, it, m, total)
+        else:
+            p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    else:
+        p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    p = as_left(p, shared.k.dtype, shared.v.shape[2])
     it += 1
     full_end = gl.minimum(full_end, kv)
     full_first = gl.minimum(full_first, full_end)
@@ -150,6 +158,7 @@ def walk_words(
             p, m, total, shrink = first_step(
                 work, data, drop, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
             )
+            p = as_left(p, shared.k.dtype, shared.v.shape[2])
             acc = scaled(acc, shrink)
             kv = kv_of(word)
             word = told(shared, it)

@@ -22,7 +22,7 @@ def hopper_forward(
     BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
     CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr, CODES_AHEAD: gl.constexpr,
-    PLACED: gl.constexpr,
+    PLACED: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -39,7 +39,7 @@ def hopper_forward(
     """
     work = Work(
         batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS,
+        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS, HALVES,
     )  # fmt: skip
     data = Data(
         counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr, HAS_CODES, HAS_DENSE,

@@ -56,19 +56,34 @@ def release(empty):
 
 @gluon.jit
 def softmax(s, m, total, scale_log2):
-    """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax].
+    """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax]."""
+    p, base, shrink = probabilities(s, m, scale_log2)
+    return p, base, sum_with(p, total, shrink), shrink
 
-    Fused multiply-adds are spelt out: every build rounds alike.
+
+@gluon.jit
+def probabilities(s, m, scale_log2):
+    """(probabilities relative to the new base, new base, factor of what was before).
+
+    Fused multiply-adds are spelt out, here and in `sum_with`: every build rounds alike.
     """
     base = gl.maximum(m, gl.max(s, 1) * scale_log2)
     shrink = exp2(m - base)
-    p = exp2(gl.fma(s, scale_log2, -gl.expand_dims(base, 1)))
-    return p, base, gl.fma(total, shrink, gl.sum(p, 1)), shrink
+    return exp2(gl.fma(s, scale_log2, -gl.expand_dims(base, 1))), base, shrink
+
+
+@gluon.jit
+def sum_with(p, total, shrink):
+    """The new sum of every row."""
+    return gl.fma(total, shrink, gl.sum(p, 1))
 
 
 @gluon.jit
 def masked(work, data, s, codes, b, rows, kv):
-    """Scores of kv tile `kv`, -inf where a row does not see the key by band and `codes`, see `listed.Data.hide`."""
+    """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `codes`.
+
+    For `codes` see `listed.Data.hide`.
+    """
     if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
         s = _in_band(work, s, rows, kv)
     if data.HAS_CODES:
@@ -78,7 +93,7 @@ def masked(work, data, s, codes, b, rows, kv):
 
 @gluon.jit
 def _in_band(work, s, rows, kv):
-    keys = gl.expand_dims(kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, s.type.layout)), 0)
+    keys = gl.expand_dims(kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout)), 0)
     end = gl.full([ROWS], 0, gl.int32, rows.type.layout) + work.kv_len
     if work.HAS_LO:
         end = gl.minimum(end, rows - work.lo + 1)
@@ -135,13 +150,21 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def begin_scores(shared, q_tile, slot, zero):
-    """Begin S = Q K^T with this tile of the Q ring, and the K tile in this slot."""
-    k = shared.k.index(slot).permute((1, 0))
+    """Begin S = Q K^T with this tile of the Q ring, and as many keys of the K tile in this slot as `zero` has columns."""
+    k = first_keys(shared.k.index(slot), zero.shape[1]).permute((1, 0))
     s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
     if shared.TAIL_D > 0:
-        k_tail = shared.k_tail.index(slot).permute((1, 0))
+        k_tail = first_keys(shared.k_tail.index(slot), zero.shape[1]).permute((1, 0))
         s = warpgroup_mma(shared.q_tail.index(q_tile), k_tail, s, is_async=True)
     return s
+
+
+@gluon.jit
+def first_keys(tile, COUNT: gl.constexpr):
+    """The first COUNT rows of a K tile."""
+    if tile.shape[0] > COUNT:
+        tile = tile.slice(0, COUNT)
+    return tile
 
 
 @gluon.jit
@@ -153,7 +176,7 @@ def skip(shared, it):
 
 @gluon.jit
 def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total):
-    """(P, m, total, shrink) of the first kv tile of a walk; its V is left to the next step.
+    """(P, m, total, shrink) of the first kv tile of a walk, P not rounded yet; its V is left to the next step.
 
     here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
     needs a mask; shrink: the factor of what was before, for those who had a walk before.
@@ -174,8 +197,7 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     elif work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
         if masks:
             s = masked(work, data, s, codes, b, rows, kv)
-    p, m, total, shrink = softmax(s, m, total, scale_log2)
-    return as_left(p, shared.k.dtype, shared.v.shape[2]), m, total, shrink
+    return softmax(s, m, total, scale_log2)
 
 
 @gluon.jit

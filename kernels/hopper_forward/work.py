@@ -21,7 +21,8 @@ class Work:
     on the others of its tile.
 
     The list goes through the heads section by section; within a section by q tile, the longest walk first as far as the
-    mask has one bound, and by head.  FROM_THE_END: the last q tiles come first, see `schedule.table_walk`.
+    mask has one bound, and by head.  FROM_THE_END: the last q tiles come first, see `schedule.table_walk`.  HALVES: see
+    Note [Halves] in `half`.
     """
 
     batch_heads: gl.tensor
@@ -41,11 +42,12 @@ class Work:
     EVEN_KV: gl.constexpr
     BLOCK_KV: gl.constexpr
     CONSUMERS: gl.constexpr
+    HALVES: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS,
+        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS, HALVES,
     ):  # fmt: skip
         self.batch_heads = batch_heads
         self.q_heads = q_heads
@@ -64,6 +66,7 @@ class Work:
         self.EVEN_KV = gl.constexpr(EVEN_KV)
         self.BLOCK_KV = gl.constexpr(BLOCK_KV)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
+        self.HALVES = gl.constexpr(HALVES)
 
     @gluon.jit
     def row_blocks(self):
@@ -122,6 +125,14 @@ class Work:
         full_first = gl.where(nothing, tile_end, full_first)
         full_end = gl.where(nothing, tile_end, full_end)
         return first, full_first, full_end, end
+
+    @gluon.jit
+    def hides_half(self, block, kv):
+        """Whether no query of a row block sees more of a kv tile than its first ROWS keys; the mask has a lower bound.
+
+        The last query of the row block is the one that sees most.
+        """
+        return kv * self.BLOCK_KV > block * ROWS - self.lo - 1
 
     @gluon.jit
     def _facts(self):

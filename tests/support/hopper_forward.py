@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,6 +139,16 @@ def results_of_the_cta() -> Iterator[None]:
         # device functions remember the functions that they call: new ones of the same source look again
         patch.setattr(entry, "consume", gluon.jit(consumer.consume.fn))
         patch.setattr(build, "hopper_forward", gluon.jit(entry.hopper_forward.fn))
+        _forget()
+        yield
+    _forget()
+
+
+@contextmanager
+def whole_tiles() -> Iterator[None]:
+    """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves] in `kernels.hopper_forward.half`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SETTINGS", {dims: replace(v, halves=False) for dims, v in build.SETTINGS.items()})
         _forget()
         yield
     _forget()

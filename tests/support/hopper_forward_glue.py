@@ -22,7 +22,7 @@ import pytest
 import torch
 from dash_inductor.kernels import reference_dropout
 from dash_inductor.kernels.hopper import clear, places
-from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, listed, producer, seen, steps, work
+from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, half, listed, producer, seen, steps, work
 from torch import Tensor
 
 from dash_inductor.model import dropout as definition
@@ -188,7 +188,14 @@ class Slice:
     length: int
 
     def load(self, _: Any) -> Value:
-        return Value(self.tile.contents()[self.first : self.first + self.length])
+        return Value(self._of(self.tile.contents()))
+
+    def permute(self, order: Any) -> Transposed:
+        assert order == (1, 0)
+        return Transposed(self.tile, self._of)
+
+    def _of(self, tensor: Tensor) -> Tensor:
+        return tensor[self.first : self.first + self.length]
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,13 @@ class Words:
 
 @dataclass
 class Transposed:
+    """A tile, or some rows of it, as the right operand of a matmul with its transpose."""
+
     tile: Tile
+    part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def by_async_proxy(self) -> Tensor:
+        return self.part(self.tile.by_async_proxy()).T
 
 
 class Ring:
@@ -304,7 +317,8 @@ class ForwardSimulation(Simulation):
         seed, late: the order of events, see `Simulation`.
         edits: replacements in the source, for controls that must fail.
 
-    After `run`, `walks` has the (kv tile, whether it was masked) of every (batch element, query head, row block).
+    After `run`, `walks` has the (kv tile, whether it was masked) of every (batch element, query head, row block), and
+    `halves` how many of the kv tiles were computed by half.
     """
 
     def __init__(
@@ -316,6 +330,7 @@ class ForwardSimulation(Simulation):
         self.late, self.random = late, random.Random(seed)
         self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
         self.begun = self.draws = 0  # CTAs, tiles
+        self.halves = 0
         self.drawers: set[int] = set()
         self.barriers: list[Barrier] = []
         self.named: dict[tuple[int, int], NamedBarrier] = {}
@@ -344,7 +359,7 @@ def constants_of(problem: build.Specialisation) -> dict[str, Any]:
     return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
 
 
-_MODULES = (clear, places, listed, work, producer, drop, seen, steps, consumer, entry)
+_MODULES = (clear, places, listed, work, producer, drop, seen, steps, half, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -369,7 +384,8 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
 
 
 def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
-    first_step, next_step, store_out = (namespace[name] for name in ("first_step", "next_step", "store_out"))
+    names = "first_step", "half_step", "next_step", "store_out"
+    first_step, half_step, next_step, store_out = (namespace[name] for name in names)
     walks: dict[Role, list[tuple[int, bool]]] = defaultdict(list)
 
     def role() -> Role:
@@ -382,6 +398,11 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         walks[role()].append((kv, bool(masks and can_mask)))
         return first_step(work, data, *rest)
 
+    def half(work: Any, data: Any, shared: Any, scale: float, here: Any, kv: int, *rest: Any) -> Any:
+        walks[role()].append((kv, True))
+        s.halves += 1
+        return half_step(work, data, shared, scale, here, kv, *rest)
+
     def later(work: Any, data: Any, *rest: Any) -> Any:
         walks[role()].append(rest[6:8])
         return next_step(work, data, *rest)
@@ -393,7 +414,7 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         s.walks[place] = walks.pop(role())
         store_out(places, shared, desc, target, b, head, row, *rest)
 
-    namespace.update(first_step=first, next_step=later, store_out=store)
+    namespace.update(first_step=first, half_step=half, next_step=later, store_out=store)
 
 
 def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
@@ -459,13 +480,13 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def matmul(left: Any, right: Any, total: Value, *, use_acc: bool = True, is_async: bool = False) -> Value:
         tiles = [x.tile if isinstance(x, Transposed) else x for x in (left, right) if not isinstance(x, Value)]
         a = left.read() if isinstance(left, Value) else left.by_async_proxy()
-        b = right.tile.by_async_proxy().T if isinstance(right, Transposed) else right.by_async_proxy()
+        b = right.by_async_proxy()
         assert is_async
         m = Matmul(tiles)
         for tile in tiles:
             tile.readers.append(m)
         current().matmuls.append(m)
-        product = a.float() @ b.float()
+        product = (a.double() @ b.double()).float()  # whatever the shapes, each element in one way
         return Value(total.tensor + product if use_acc else product, m)  # matmuls follow one another: no wait between
 
     def matmul_wait(number: int, deps: tuple[Value, ...]) -> Any:
@@ -588,6 +609,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
         load=load,
         join=lambda a, b: Value(torch.stack([a.read(), b.read()], -1)),
+        zeros_like=lambda x: Value(torch.zeros_like(x.read())),
         expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().cta,
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
