@@ -118,9 +118,7 @@ ALSO = [
     _like("gqa", 1, 8, 1, 8192, CAUSAL, regular(128, CAUSAL, 8192)),  # a rank's heads in a tensor-parallel model
     # a query sees 1024 keys, as on average in the causal mask of 2048
     *(_like("window", max(1, TOKENS // s), 16, 16, s, WINDOW, regular(128, CAUSAL, 2048)) for s in (8192, 32768)),
-    *(
-        Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, CAUSAL, regular(128, CAUSAL, s).name) for s in (4096, 8192)
-    ),
+    *(Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, CAUSAL, regular(128, CAUSAL, s).name) for s in (4096, 8192)),
     # other batch sizes and lengths, to which no constant of the predictions is fitted by the shapes above
     _like("few", 1, 8, 8, 4096, CAUSAL, regular(128, CAUSAL, 4096)),
     *(_like("gqa", b, 64, 8, s, CAUSAL, regular(128, CAUSAL, s)) for b, s in ((2, 2048), (1, 8192))),

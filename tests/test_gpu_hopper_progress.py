@@ -6,8 +6,8 @@ Every case that could hang runs in a process of its own, which is killed when it
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from dash_inductor.model import Band
 
 from .support.attention import Attention
 from .support.hopper import MARKS, Direct, any_forward
+from .support.processes import run_together
 
 pytestmark = MARKS
 
@@ -25,22 +26,12 @@ SECONDS = 120
 """Far more than any case takes (start, compile and some tenths of a second of work)."""
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.support.hopper_progress", *arguments]
-    root = Path(__file__).parent.parent
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def result(process: subprocess.Popen[str], what: str) -> dict[str, object]:
-    try:
-        output, errors = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, errors = process.communicate()
-        pytest.fail(f"{what} hangs: killed after {SECONDS} s; it had said\n{output}\n{errors[-2000:]}")
-    assert process.returncode == 0, f"{what}: exit status {process.returncode}\n{output}\n{errors[-2000:]}"
-    found: dict[str, object] = json.loads(output.splitlines()[-1])
-    return found
+def results(programs: Mapping[str, Sequence[str]]) -> list[dict[str, object]]:
+    """What programs of `hopper_progress` that run at the same time find, each given by its arguments."""
+    module = sys.executable, "-m", "tests.support.hopper_progress"
+    commands = {name: (*module, *arguments) for name, arguments in programs.items()}
+    printed = run_together(commands, seconds=SECONDS, folder=Path(__file__).parent.parent)
+    return [json.loads(text.splitlines()[-1]) for text in printed.values()]
 
 
 @pytest.mark.parametrize("free", [8, 1])
@@ -48,7 +39,7 @@ def result(process: subprocess.Popen[str], what: str) -> dict[str, object]:
 @pytest.mark.parametrize("schedule", ["ascending", "descending", "spt", "bent_fold"])
 def test_most_sms_are_held(schedule: str, mask: str, free: int) -> None:
     """The work of 1024 tickets ends on the SMs that are left, with the bits of an idle GPU."""
-    found = result(start("held", schedule, mask, str(free)), f"{schedule} of a {mask} on {free} SMs")
+    (found,) = results({f"{schedule} of a {mask} on {free} SMs": ("held", schedule, mask, str(free))})
     assert found == {"held until the end": True, "equal": True}
 
 
@@ -66,8 +57,7 @@ def test_processes_at_once(case: str, names: tuple[str, ...], tmp_path: Path) ->
     With all eight warps of a group's member releasing its semaphore instead of one thread, each of the three processes
     with grouped heads hung within 7000 runs (H100).
     """
-    processes = [start("beside", str(tmp_path), case, name, *(set(names) - {name})) for name in names]
-    first, *rest = (result(process, name) for process, name in zip(processes, names, strict=True))
+    first, *rest = results({name: ("beside", str(tmp_path), case, name, *(set(names) - {name})) for name in names})
     assert all(found == first for found in rest)
     assert first["differing"] == 0
 

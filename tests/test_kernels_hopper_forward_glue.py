@@ -285,6 +285,8 @@ ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
     s = warpgroup_mma_wait(1, deps=(s,))
 """
 RELEASED = "    release(shared.k_empty.index(slot))\n"
+WAITED = "    s = warpgroup_mma_wait(0, deps=(s,))\n"
+OF_A_HALF = "    s = masked(work, data, s, None"
 CONTROLS = {
     "phase of K": (
         CAUSAL,
@@ -406,14 +408,14 @@ CONTROLS = {
     "scores of a half not waited for": (
         CAUSAL,
         "before it is waited for",
-        "    s = warpgroup_mma_wait(0, deps=(s,))\n    release(shared.k_empty.index(slot))\n    s = masked(work, data, s, None",
-        "    release(shared.k_empty.index(slot))\n    s = masked(work, data, s, None",
+        WAITED + RELEASED + OF_A_HALF,
+        RELEASED + OF_A_HALF,
     ),
     "K of a half not given back": (
         CAUSAL,
         WAITS,
-        "    release(shared.k_empty.index(slot))\n    s = masked(work, data, s, None",
-        "    s = masked(work, data, s, None",
+        RELEASED + OF_A_HALF,
+        OF_A_HALF,
     ),
     "factor of what was before": (CAUSAL, WRONG, "gl.fma(total, shrink,", "gl.fma(total, 1.0,"),
     "bytes of K without its tail": (

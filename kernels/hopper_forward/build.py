@@ -70,7 +70,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.halves and self.block_kv != 2 * ROWS.value:
-            raise ArgumentError("block_kv", self.block_kv, f"{2 * ROWS.value} with halves, which have {ROWS.value} keys")
+            raise ArgumentError("block_kv", self.block_kv, f"{2 * ROWS.value}, of which {ROWS.value} are a half")
 
     @property
     def rows(self) -> int:
@@ -84,7 +84,9 @@ class Settings:
 
 
 SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True),
+    (64, 64): Settings(
+        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True
+    ),
     (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),

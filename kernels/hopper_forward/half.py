@@ -22,7 +22,7 @@ from .work import ROWS
 @gluon.jit
 def half_step(work, data, shared, scale_log2, here, kv, it, m, total):
     """(P, m, total) of the first kv tile of a walk, as `first_step` has them, for a row block that sees half of it."""
-    b, head, block, rows, q_tile, _seed = here
+    b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
     whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
     slot = wait_for(shared.k_full, it, shared.STAGES)

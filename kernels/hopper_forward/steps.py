@@ -150,7 +150,10 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def begin_scores(shared, q_tile, slot, zero):
-    """Begin S = Q K^T with this tile of the Q ring, and as many keys of the K tile in this slot as `zero` has columns."""
+    """Begin S = Q K^T with this tile of the Q ring, and the K tile in this slot.
+
+    zero: fp32, with a column for every key; the K tile may have more.
+    """
     k = first_keys(shared.k.index(slot), zero.shape[1]).permute((1, 0))
     s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
     if shared.TAIL_D > 0:

@@ -6,8 +6,11 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 _OURS = (
@@ -53,6 +56,42 @@ def run_python_unchecked(
         timeout=300,
         check=False,
     )
+
+
+def run_together(commands: Mapping[str, Sequence[str]], *, seconds: float, folder: Path) -> dict[str, str]:
+    """What programs print that run at the same time and may wait for one another, by name.
+
+    The first that fails ends the others, so that it is named, and not those that wait for it; so does the end of the
+    time.  The test then fails with what all of them had said.
+
+    Args:
+        commands: by name, with the program first.
+        seconds: that they may take.
+        folder: where they run.
+    """
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(tempfile.TemporaryFile("w+")) for name in commands}
+        running = {
+            name: subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=files[name], text=True)
+            for name, command in commands.items()
+        }
+        deadline = time.monotonic() + seconds
+        try:
+            statuses = [process.poll() for process in running.values()]
+            while None in statuses and not any(statuses) and time.monotonic() < deadline:
+                time.sleep(0.05)
+                statuses = [process.poll() for process in running.values()]
+        finally:
+            for process in running.values():
+                process.kill()
+        printed = {name: process.communicate()[0] for name, process in running.items()}
+        ends = []
+        for (name, file), status in zip(files.items(), statuses, strict=True):
+            file.seek(0)
+            end = f"was ended, after {seconds:g} s at the latest" if status is None else f"exit status {status}"
+            ends.append(f"{name}: {end}\n{printed[name]}\n{file.read()[-2000:]}")
+        assert not any(status != 0 for status in statuses), "\n".join(ends)
+        return printed
 
 
 def once_in_this_run(name: str, work: Callable[[], object]) -> None:
