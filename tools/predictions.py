@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from dash_inductor.model import Band, Call, Mask, Plan, Site
+from benchmarks.shapes import SHAPES
+from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.planning import plan, prediction
 from dash_inductor.planning.calibration import CALIBRATIONS, Backward, Forward
 
@@ -36,7 +37,7 @@ BACKWARDS = {
     "backward_rivals_also": "by turns",
     "backward_alone": "alone",
 }
-"""Results of backwards, and how they ran: by turns with those of other libraries, or one after the other."""
+"""Results of backwards, and how they ran: by turns with those of other libraries, or with the regular shape alone."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ class Point:
         us: measured time in microseconds.
         run: how it ran, in words.
         clock: by what it has been divided: how much longer a regular shape took beside it than in
-            backward_rivals.json.  Clocks of a GPU at its power limit change with what ran before, and the regular
-            shapes of backward_alone.json ran with earlier kernels, too.
+            backward_rivals.json.  Clocks of a GPU at its power limit change with what ran before.
     """
 
     shape: str
@@ -121,19 +121,12 @@ def _rows(name: str) -> list[dict[str, Any]]:
 def points() -> list[Point]:
     """All measurements at head dims that are calibrated."""
     found = []
-    regular: dict[tuple[int, Band, int | None], float] = {}
-    alone = {
-        _key(site_of(row["shape"])): row["ms"]["dash"] for row in _rows("backward_alone") if _is_regular(row["shape"])
-    }
+    regular = {row["shape"]: row["ms"]["dash"] for row in _rows("backward_rivals")}
     for name, run in BACKWARDS.items():
         for row in _rows(name):
             site, schedule, ms = site_of(row["shape"]), row["plan"].split("/")[1], row["ms"]
-            if is_superseded(name, row["shape"]):
-                continue
-            if name == "backward_rivals":
-                regular[_key(site)] = ms["dash"]
-            beside = ms.get("regular", alone[_beside(site)] if name == "backward_alone" else None)
-            clock = beside / regular[_beside(site)] if beside else 1.0
+            beside = SHAPES[row["shape"]].regular
+            clock = ms["regular"] / regular[beside] if beside else 1.0
             if (site.head_dim, site.value_dim) in CALIBRATIONS[prediction.GPU].backward:
                 found.append(Point(row["shape"], site, schedule, ms["dash"] * 1e3 / clock, run, clock))
     for row in _rows("masks"):
@@ -143,25 +136,6 @@ def points() -> list[Point]:
     for row in _rows("forward"):
         found.append(Point(row["shape"], site_of(row["shape"]), None, row["ms"]["dash"] * 1e3))
     return found
-
-
-def is_superseded(name: str, shape: str) -> bool:
-    """Whether a row is a divisor alone: it was measured with earlier kernels, and `backward_rivals` has its shape."""
-    return name == "backward_alone" and _is_regular(shape)
-
-
-def _is_regular(shape: str) -> bool:
-    return shape.startswith("regular:")
-
-
-def _key(site: Site) -> tuple[int, Band, int | None]:
-    return site.head_dim, site.band, site.q_len
-
-
-def _beside(site: Site) -> tuple[int, Band, int]:
-    """Mask and length of the regular shape that ran beside another one, as in `benchmarks.shapes`."""
-    assert site.q_len is not None
-    return 128, Band(0), 2048 if site.band.hi is not None else min(site.q_len, 16384)
 
 
 def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Callable[[Point, Any], float]) -> Any:
