@@ -119,7 +119,7 @@ ALSO = [
     # a query sees 1024 keys, as on average in the causal mask of 2048
     *(_like("window", max(1, TOKENS // s), 16, 16, s, WINDOW, regular(128, CAUSAL, 2048)) for s in (8192, 32768)),
     *(Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, CAUSAL, regular(128, CAUSAL, s).name) for s in (4096, 8192)),
-    # other batch sizes and lengths, to which no constant of the predictions is fitted by the shapes above
+    # other batch sizes, lengths and head dims, with which predictions are compared as well
     _like("few", 1, 8, 8, 4096, CAUSAL, regular(128, CAUSAL, 4096)),
     *(_like("gqa", b, 64, 8, s, CAUSAL, regular(128, CAUSAL, s)) for b, s in ((2, 2048), (1, 8192))),
     *(Shape("window", 4, 16, 16, 4096, d, d, WINDOW, regular(d, CAUSAL, 2048).name) for d in (128, 64)),

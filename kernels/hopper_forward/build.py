@@ -177,7 +177,7 @@ class Specialisation:
 
     @property
     def halves(self) -> bool:
-        """That of the settings, where walks begin at tiles that only the lower bound of a band cuts."""
+        """That of the settings, for bands with a lower bound.  Beside data and dropout it has not been measured."""
         data = self.has_codes or self.has_dense or self.placed
         return self.settings.halves and self.has_lo and not data and not self.has_dropout
 
