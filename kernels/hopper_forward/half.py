@@ -25,13 +25,14 @@ def half_step(work, data, shared, scale_log2, here, kv, it, m, total):
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
     whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, layout)
     slot = wait_for(shared.k_full, it, shared.STAGES)
-    s = begin_scores(shared, q_tile, slot, gl.zeros([ROWS, ROWS], gl.float32, layout))
+    s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
     s = masked(work, data, s, None, b, by_row(rows, layout), kv)
     p, m, shrink = probabilities(s, by_row(m, layout), scale_log2)
-    p = gl.join(p, gl.zeros_like(p)).permute([0, 2, 1]).reshape([ROWS, 2 * ROWS])
+    p = gl.join(p, zero).permute([0, 2, 1]).reshape([ROWS, 2 * ROWS])
     p = gl.convert_layout(p, whole, assert_trivial=True)
     return p, by_row(m, whole), sum_with(p, total, by_row(shrink, whole))
 

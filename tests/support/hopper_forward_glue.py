@@ -609,7 +609,6 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         arange=lambda first, end, _: Value(torch.arange(first, end)), convert_layout=same, atomic_add=draw, store=store,
         load=load,
         join=lambda a, b: Value(torch.stack([a.read(), b.read()], -1)),
-        zeros_like=lambda x: Value(torch.zeros_like(x.read())),
         expand_dims=lambda x, axis: Value(x.read().unsqueeze(axis)), program_id=lambda _: current().cta,
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
