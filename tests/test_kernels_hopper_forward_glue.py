@@ -14,10 +14,12 @@ from dash_inductor.kernels.hopper_forward import launch as launch_side
 from dash_inductor.kernels.reference import visible
 from torch import Tensor
 
+from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import functions
 
+from .support.hopper_forward import whole_tiles
 from .support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer, constants_of
 
 ROWS, BLOCK_KV = 8, 16
@@ -206,6 +208,21 @@ def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[
     assert ran.simulation.halves == sum(
         launch.hides_half(block, walk[0][0]) for (_, _, block), walk in ran.simulation.walks.items()
     )
+
+
+def test_what_is_built_with_halves() -> None:
+    """Closed forms with a lower bound; and nothing where `whole_tiles` is to show what halves change."""
+    closed = build.Specialisation("bfloat16", 64, 64, True, True, True)
+    others = [
+        replace(closed, has_lo=False), replace(closed, head_dim=128, value_dim=128), replace(closed, has_codes=True),
+        replace(closed, has_dense=True), replace(closed, has_dropout=True), replace(closed, placed=True),
+    ]  # fmt: skip
+    assert constants_of(closed)["HALVES"]
+    assert not any(constants_of(other)["HALVES"] for other in others)
+    with whole_tiles():
+        assert not constants_of(closed)["HALVES"]
+    with pytest.raises(ArgumentError, match="block_kv=64"):
+        build.Settings(64, 2, halves=True)
 
 
 def test_halves_are_hidden_somewhere() -> None:

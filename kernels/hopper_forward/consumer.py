@@ -104,11 +104,8 @@ def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc,
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    if work.HALVES:
-        if work.hides_half(here[2], kv):
-            p, m, total = half_step(work, data, shared, scale_log2, here, kv, it, m, total)
-        else:
-            p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    if work.HALVES and work.hides_half(here[2], kv):
+        p, m, total = half_step(work, data, shared, scale_log2, here, kv, it, m, total)
     else:
         p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])

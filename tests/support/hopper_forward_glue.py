@@ -486,7 +486,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         for tile in tiles:
             tile.readers.append(m)
         current().matmuls.append(m)
-        product = (a.double() @ b.double()).float()  # whatever the shapes, each element in one way
+        product = (a.double() @ b.double()).float()  # an element does not depend on the other columns
         return Value(total.tensor + product if use_acc else product, m)  # matmuls follow one another: no wait between
 
     def matmul_wait(number: int, deps: tuple[Value, ...]) -> Any:

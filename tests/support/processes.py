@@ -90,7 +90,7 @@ def run_together(commands: Mapping[str, Sequence[str]], *, seconds: float, folde
             file.seek(0)
             end = f"was ended, after {seconds:g} s at the latest" if status is None else f"exit status {status}"
             ends.append(f"{name}: {end}\n{printed[name]}\n{file.read()[-2000:]}")
-        assert not any(status != 0 for status in statuses), "\n".join(ends)
+        assert all(status == 0 for status in statuses), "\n".join(ends)
         return printed
 
 
