@@ -27,11 +27,11 @@ TILES = 6
 COSTS = Costs(compute=1.0, reduce=0.35)
 STYLE = """
 :root{--paper:#fff;--edge:#d5dbe1;--ink:#1f2933;--soft:#66727f;--cell:#eef2f5;--step:#a9d6cf;--ours:#12897b;--add:#0b5c55;
---wait:#e8a33d;--other:#9aa7b3;--third:#c7cfd6}
+--wait:#e8a33d;--other:#9aa7b3;--third:#c7cfd6;--fourth:#e8a33d}
 @media (prefers-color-scheme:dark){:root{--paper:#1e2129;--edge:#3a4150;--ink:#e3e8ee;--soft:#9aa6b5;--cell:#2a2f3a;
---step:#2c6e67;--ours:#3fb8a8;--add:#7fe0d2;--wait:#d8922b;--other:#75818f;--third:#4d5666}}
+--step:#2c6e67;--ours:#3fb8a8;--add:#7fe0d2;--wait:#d8922b;--other:#75818f;--third:#4d5666;--fourth:#d8922b}}
 text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-size:13px;fill:var(--ink)}
-.soft{fill:var(--soft)}.small{font-size:11px}.big{font-size:15px;font-weight:600}.bold{font-weight:600}
+.soft{fill:var(--soft)}.small{font-size:11px}.tiny{font-size:9px}.big{font-size:15px;font-weight:600}.bold{font-weight:600}
 .mid{text-anchor:middle}.end{text-anchor:end}
 """
 
@@ -176,14 +176,15 @@ def steps() -> str:
 
 def backward() -> str:
     """The rates of the backward kernels at head dimension 128."""
-    rows = {row["shape"]: row for row in _results("backward")["rows"]}
+    rows = {row["shape"]: row for row in _results("backward_h100")["rows"]}
     lengths = (1024, 2048, 4096, 8192, 16384)
     contenders = {
         "FA2 det": ("other", "FlashAttention-2, deterministic"),
         "cuDNN nondet": ("third", "cuDNN, not deterministic"),
+        "FA3 nondet": ("fourth", "FlashAttention-3, not deterministic"),
         "dash": ("ours", "dash_inductor"),
     }
-    parts, base, unit, most = [text(28, 36, "Backward, TFLOP/s, head dimension 128", "big")], 330.0, 0.36, 600
+    parts, base, unit, most = [text(28, 36, "Backward, TFLOP/s, head dimension 128", "big")], 330.0, 0.34, 600
     for panel, mask in enumerate(("full", "causal")):
         x = 60 + panel * 470
         parts += [text(x, 74, f"{mask} mask", "bold")]
@@ -197,20 +198,20 @@ def backward() -> str:
             for j, (name, (fill, title)) in enumerate(contenders.items()):
                 parts += [
                     rect(
-                        x + 10 + i * 86 + j * 25,
+                        x + 6 + i * 86 + j * 20,
                         base - row[name] * unit,
-                        23,
+                        18,
                         row[name] * unit,
                         fill,
                         f"{title}: {row[name]:.0f}",
                     )
                 ]
                 parts += [
-                    text(x + 21.5 + i * 86 + j * 25, base - row[name] * unit - 4, f"{row[name]:.0f}", "mid small soft")
+                    text(x + 15 + i * 86 + j * 20, base - row[name] * unit - 4, f"{row[name]:.0f}", "mid tiny soft")
                 ]
-            parts += [text(x + 47 + i * 86, base + 18, length, "mid small")]
+            parts += [text(x + 45 + i * 86, base + 18, length, "mid small")]
     for i, (fill, title) in enumerate(contenders.values()):
-        parts += [rect(60 + 250 * i, 366, 14, 14, fill), text(80 + 250 * i, 378, title, "soft")]
+        parts += [rect(60 + 240 * i, 366, 14, 14, fill), text(80 + 240 * i, 378, title, "soft")]
     parts += [
         text(
             60,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def _rates(row: dict[str, Any], contender: str) -> str:
 
 
 RIVALS = {
+    "FA2 det": "FA2, deterministic",
     "FA3 nondet": "FA3",
     "FA3 det": "FA3, deterministic",
     "DASH fork det": "DASH fork, deterministic",
@@ -103,22 +105,29 @@ RIVALS = {
 """Columns of the backward's results, and their titles."""
 
 
-def rivals() -> str:
-    """The table of backwards beside kernels that PyTorch does not bring."""
+def rivals(*names: str) -> str:
+    """The table of backwards beside other kernels, from the results files of these names."""
+    measured = [row for name in names for row in read(name)["rows"]]
+    columns = {key: title for key, title in RIVALS.items() if any(row.get(key) for row in measured)}
     rows = []
-    for row in [*read("backward_rivals")["rows"], *read("backward_rivals_also")["rows"]]:
+    for row in measured:
         _, dims, mask, heads, length = row["shape"].split(":")
-        rates = [f"{row[name]:.0f}" if row.get(name) else "" for name in RIVALS]
+        rates = [f"{row[key]:.0f}" if row.get(key) else "" for key in columns]
         ratio = f"{row['dash'] / row['FA3 nondet']:.2f}" if row.get("FA3 nondet") else ""
         what = (
             f"{dims[1:]} {mask.replace('band(0,1023)', 'window 1024')}, {heads[1:].replace('h', ' x ')}, {length[1:]}"
         )
         rows.append([what, *rates[:-1], f"**{rates[-1]}**", ratio])
-    head = ["head dimension, mask, batch x heads, length", *RIVALS.values(), "relative to FA3"]
+    head = ["head dimension, mask, batch x heads, length", *columns.values(), "relative to FA3"]
     return table(head, rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"steps": steps, "masks": masks, "rivals": rivals}
+TABLES: dict[str, Callable[[], str]] = {
+    "steps": steps,
+    "masks": masks,
+    "rivals": partial(rivals, "backward_rivals", "backward_rivals_also"),
+    "rivals of an H100": partial(rivals, "backward_h100", "backward_h100_also"),
+}
 
 
 def filled(readme: str) -> str:
