@@ -22,16 +22,19 @@ from dash_inductor.kernels.hopper_forward import build, launch
 from . import common, turns
 from .common import NotRun
 from .contenders import BSHD, _window
-from .shapes import CAUSAL, FULL, TOKENS, WINDOW, Shape, regular
+from .shapes import CAUSAL, FULL, HIDDEN, TOKENS, WINDOW, Shape, regular
 from .turns import Contenders, Results, Run
 
 aten = torch.ops.aten
 LENGTHS, QUICK_LENGTHS = (1024, 2048, 4096, 8192, 16384), (1024, 2048, 4096, 16384)
+SHORT = (128, 256, 512)
 
 
 def shapes(lengths: Sequence[int]) -> list[Shape]:
-    """The regular table, then windows, grouped heads and larger head dims."""
+    """The regular table, then short sequences, windows, grouped heads and larger head dims."""
     found = [regular(d, mask, s) for d in (128, 64) for mask in (FULL, CAUSAL) for s in lengths]
+    short = [(HIDDEN // d, s, d, d, mask) for d in (128, 64) for mask in (FULL, CAUSAL) for s in SHORT]
+    found += [Shape("short", TOKENS // s, heads, heads, s, *rest) for heads, s, *rest in short]
     longer = [s for s in lengths if s >= 2048]
     found += [Shape("window", TOKENS // s, 2048 // d, 2048 // d, s, d, d, WINDOW) for d in (128, 64) for s in longer]
     found += [Shape("gqa", TOKENS // s, 64, 8, s, 128, 128, CAUSAL) for s in longer]

@@ -30,6 +30,16 @@ Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
 """Triton's compiled kernels for a site on a CUDA device, compiled now."""
 
 
+def _usual_q_lens(site: Site, usual: int) -> tuple[int, ...]:
+    return (usual,)
+
+
+def _hopper_q_lens(site: Site, usual: int) -> tuple[int, ...]:
+    from .hopper_forward import build
+
+    return build.nominal_q_lens(site, usual)
+
+
 @dataclass(frozen=True)
 class Execution:
     """What a family's kernels need to run.
@@ -38,6 +48,7 @@ class Execution:
         backward, forward: run them outside of Inductor; the backward is given the site's name, the forward its tiles.
         compiled, compiled_forward: the kernels of the backward, and of the forward.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
+        q_lens: (site, a usual number of queries) -> those for which the site needs different forward kernels.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
@@ -45,6 +56,7 @@ class Execution:
     compiled: Compiled
     compiled_forward: Compiled
     templates: bool = False
+    q_lens: Callable[[Site, int], tuple[int, ...]] = _usual_q_lens
 
 
 def _reference(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
@@ -137,7 +149,9 @@ EXECUTIONS: Mapping[str, Execution] = {
     families.PORTABLE.name: Execution(
         _reference, _reference_forward, _compiled_templates, _compiled_forward_template, templates=True
     ),
-    families.HOPPER.name: Execution(_hopper, _hopper_forward, _compiled_hopper, _compiled_hopper_forward),
+    families.HOPPER.name: Execution(
+        _hopper, _hopper_forward, _compiled_hopper, _compiled_hopper_forward, q_lens=_hopper_q_lens
+    ),
 }
 """By the family's name, which is `Plan.kernel` and, unless the graph's own forward is kept, `Plan.forward`."""
 

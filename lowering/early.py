@@ -38,16 +38,17 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
         return
     if registry.has_templates(plan.kernel):
         check_settings(plan)
-    kernels = [(plan.kernel, plan.dkdv, registry.EXECUTIONS[plan.kernel].compiled)]
+    attempts = [(registry.EXECUTIONS[plan.kernel].compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
     if plan.forward_tiles is not None:
-        kernels.append((plan.forward, plan.forward_tiles, registry.EXECUTIONS[plan.forward].compiled_forward))
-    for name, tiles, compiled in kernels:
-        for length in _lengths(site, name, tiles):
-            # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
-            nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=length, kv_len=length)
-            error = _attempt(compiled, nominal, plan, device, config.profile)
-            if error is not None:
-                raise error
+        forward = registry.EXECUTIONS[plan.forward]
+        for kv_len in _lengths(site, plan.forward, plan.forward_tiles):
+            attempts += [(forward.compiled_forward, q_len, kv_len) for q_len in forward.q_lens(site, kv_len)]
+    for compiled, q_len, kv_len in attempts:
+        # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
+        nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=q_len, kv_len=kv_len)
+        error = _attempt(compiled, nominal, plan, device, config.profile)
+        if error is not None:
+            raise error
 
 
 def check_settings(plan: Plan) -> None:

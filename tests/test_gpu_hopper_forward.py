@@ -27,7 +27,15 @@ from dash_inductor.model import Band
 from .support.attention import Attention
 from .support.calls import BSHD
 from .support.hopper import MARKS, any_forward
-from .support.hopper_forward import Forward, check, forward, repeated, results_of_the_cta, whole_tiles
+from .support.hopper_forward import (
+    Forward,
+    check,
+    forward,
+    no_short_settings,
+    repeated,
+    results_of_the_cta,
+    whole_tiles,
+)
 from .support.poison import MASKS as UNSEEN
 from .support.poison import surrounded
 from .support.processes import once_in_this_run
@@ -337,6 +345,34 @@ def test_hidden_halves_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) 
     with whole_tiles():
         for p, halves in zip(problems, found, strict=True):
             assert same(forward(p), halves), (p.mask, p.q.shape, p.k.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (40, 24)], ids=str)
+def test_short_settings_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) -> None:
+    """Few queries in tiles of two row blocks, and in those of three that longer sequences have."""
+    masks = [Band(), Band(0), Band(-40, 300), Band(None, -5)]
+    masks += [Band(0, None, "bottom_right"), Band(-70, 90, "bottom_right")]
+    lengths = [(1, 1), (1, 1000), (63, 64), (64, 200), (65, 128), (128, 128), (128, 777)]
+    lengths += [(193, 193), (200, 129), (256, 300)]
+    problems = [problem(dims, mask, *both, batch=3, group=2, dtype=dtype) for mask in masks for both in lengths]
+    assert all(build.is_short((64, 64), p.q.shape[2]) for p in problems)
+    found = [forward(p) for p in problems]
+    with no_short_settings():
+        for p, short in zip(problems, found, strict=True):
+            assert same(forward(p), short), (p.mask, p.q.shape, p.k.shape)
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+def test_sections_change_no_bit(dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head is computed once, wherever the list of tiles has it."""
+    p = problem(dims, Band(0), 300, 300, batch=5, kv_heads=3, group=2)
+    expected = forward(p)
+    for sections in ((1, 0), (1, 30), (7, 14), (7, 28), (30, 0), (30, 30)):
+        launch._state.cache_clear()
+        monkeypatch.setattr(launch, "_sections", lambda *_, of=sections: of)
+        assert same(forward(p), expected), sections
+    launch._state.cache_clear()
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 7, 64, 131, 1000])

@@ -30,6 +30,7 @@ SOON = [
     Case((128, 128), LOOK_AHEAD, even_kv=False),
     Case((192, 128), WINDOW, HALF),
     Case((256, 256), WINDOW, even_kv=False),
+    Case((64, 64), WINDOW, even_kv=False, short=True),
     Case((64, 64), FULL, codes=True),
     Case((64, 64), WINDOW, HALF, even_kv=False, codes=True),
     Case((128, 128), FULL, codes=True),
@@ -46,6 +47,8 @@ LATER = [
     Case((64, 64), FULL, HALF, even_kv=False),
     Case((64, 64), CAUSAL),
     Case((64, 64), LOOK_AHEAD),
+    Case((64, 64), FULL, HALF, short=True),
+    Case((64, 64), CAUSAL, short=True),
     Case((128, 128), CAUSAL, HALF, even_kv=False),
     Case((192, 128), FULL),
     Case((192, 128), CAUSAL, even_kv=False),
@@ -141,21 +144,22 @@ def test_pinned() -> None:
 64/64 band(0,1023) float16 ragged: registers 128, spilled 0/0, shared 205468, steps 427..666
 128/128 full bfloat16: registers 168, spilled 0/0, shared 229912, steps 474..476
 128/128 full float16 ragged: registers 168, spilled 0/0, shared 229912, steps 474..476
-128/128 causal bfloat16: registers 168, spilled 4/4, shared 229912, steps 476..642
+128/128 causal bfloat16: registers 168, spilled 4/4, shared 229928, steps 476..642
 128/128 band(0,1023) bfloat16: registers 168, spilled 8/8, shared 229928, steps 477..702
-128/128 band(none,10) bfloat16 ragged: registers 168, spilled 4/4, shared 229912, steps 477..677
+128/128 band(none,10) bfloat16 ragged: registers 168, spilled 4/4, shared 229928, steps 477..677
 192/128 band(0,1023) float16: registers 168, spilled 0/0, shared 213504, steps 504..735
-256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197072, steps 424..541
+256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197088, steps 424..541
+64/64 band(0,1023) bfloat16 ragged short: registers 168, spilled 0/0, shared 180840, steps 450..676
 64/64 full bfloat16 codes: registers 128, spilled 24/32, shared 205564, steps 430..583
-64/64 band(0,1023) float16 ragged codes: registers 128, spilled 96/104, shared 205564, steps 429..882
+64/64 band(0,1023) float16 ragged codes: registers 128, spilled 96/104, shared 205580, steps 429..882
 128/128 full bfloat16 codes: registers 168, spilled 24/40, shared 230008, steps 488..644
-128/128 band(0,1023) float16 ragged codes: registers 168, spilled 28/56, shared 230008, steps 482..939
+128/128 band(0,1023) float16 ragged codes: registers 168, spilled 24/40, shared 230024, steps 482..938
 192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 32/60, shared 213600, steps 518..1011
 256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 56/92, shared 197168, steps 418..683
 64/64 band(0,1023) bfloat16 dense: registers 128, spilled 0/0, shared 205564, steps 431..524
-128/128 full bfloat16 dense: registers 168, spilled 28/52, shared 229992, steps 484..575
+128/128 full bfloat16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575
 192/128 causal float16 dense: registers 168, spilled 8/16, shared 213584, steps 516..611
-256/256 full bfloat16 dense: registers 168, spilled 32/60, shared 197152, steps 423..486""",
+256/256 full bfloat16 dense: registers 168, spilled 28/56, shared 197152, steps 423..486""",
     )
 
 
@@ -166,18 +170,20 @@ def test_others_are_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
 64/64 full float16 ragged: registers 128, spilled 0/0, shared 205452, steps 429..429
-64/64 causal bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..587
-64/64 band(none,10) bfloat16: registers 128, spilled 0/0, shared 205452, steps 425..623
-128/128 causal float16 ragged: registers 168, spilled 4/4, shared 229912, steps 476..642
-192/128 full bfloat16: registers 168, spilled 0/0, shared 213488, steps 505..506
+64/64 causal bfloat16: registers 128, spilled 0/0, shared 205468, steps 425..586
+64/64 band(none,10) bfloat16: registers 128, spilled 0/0, shared 205468, steps 425..623
+64/64 full float16 short: registers 168, spilled 0/0, shared 180824, steps 431..431
+64/64 causal bfloat16 short: registers 168, spilled 0/0, shared 180840, steps 425..587
+128/128 causal float16 ragged: registers 168, spilled 4/4, shared 229928, steps 476..642
+192/128 full bfloat16: registers 168, spilled 0/0, shared 213504, steps 505..506
 192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..676
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
 256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..506
 128/128 full float16 ragged codes: registers 168, spilled 32/56, shared 230008, steps 482..814
 128/128 causal bfloat16 codes: registers 168, spilled 32/48, shared 230008, steps 486..806
-192/128 causal float16 codes: registers 168, spilled 24/40, shared 213584, steps 518..840
-256/256 full float16 codes: registers 168, spilled 24/44, shared 197168, steps 419..518
-64/64 full float16 dense: registers 128, spilled 0/0, shared 205548, steps 431..524
+192/128 causal float16 codes: registers 168, spilled 24/40, shared 213600, steps 518..840
+256/256 full float16 codes: registers 168, spilled 28/48, shared 197168, steps 419..518
+64/64 full float16 dense: registers 128, spilled 0/0, shared 205564, steps 431..524
 128/128 band(0,1023) float16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575""",
     )
 

@@ -198,10 +198,12 @@ class Launch:
         descriptors = [Descriptor(t[:, :, first:end]) for t, first, end in seen]
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(*q.shape[:3]))
+        heads = self.batch * self.heads
+        section = how.pop("section", min(2 * self.group, heads))
         arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
-            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": self.batch * self.heads,
+            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": heads,
             "q_heads": self.heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
-            "hi": hi, "section": how.pop("section", min(2 * self.group, self.batch * self.heads)),
+            "hi": hi, "section": section, "last_section": heads // section * section,
             "scale_log2": 0.3 * launch_side.LOG2E,
         }  # fmt: skip
         constants = self.constants(listed)

@@ -19,7 +19,7 @@ from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import functions
 
-from .support.hopper_forward import whole_tiles
+from .support.hopper_forward import no_short_settings, whole_tiles
 from .support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer, constants_of
 
 ROWS, BLOCK_KV = 8, 16
@@ -33,6 +33,7 @@ class Launch:
         columns: a key of `build.SETTINGS`.
         fill: what rows that see no key and keys that no row sees hold.
         halves: that of the settings, or False.
+        short: with the settings of `build.SHORT`.
     """
 
     band: Band
@@ -47,14 +48,18 @@ class Launch:
     scale: float = 0.3
     fill: float = float("nan")
     halves: bool = True
+    short: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
-        return f"{self.columns} {self.dims} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}"
+        of = f"{'short ' * self.short}{self.columns} {self.dims}"
+        return f"{of} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}"
 
     @property
-    def settings(self) -> build.Settings:
-        return build.SETTINGS[self.columns]
+    def problem(self) -> build.Specialisation:
+        band = self.tables.resolved.band
+        bounds = band.lo is not None, band.hi is not None
+        return build.Specialisation("bfloat16", *self.columns, *bounds, True, short=self.short)
 
     @property
     def tables(self) -> Problem:
@@ -74,9 +79,7 @@ class Launch:
         return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
 
     def constants(self) -> dict[str, Any]:
-        band = self.tables.resolved.band
-        problem = build.Specialisation("bfloat16", *self.columns, band.lo is not None, band.hi is not None, True)
-        found = constants_of(problem)
+        found = constants_of(self.problem)
         halves = found["HALVES"] and self.halves
         return found | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0, "HALVES": halves}
 
@@ -101,10 +104,12 @@ class Launch:
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(*q.shape[:3]))
         heads = q.shape[1]
+        all_heads = self.batch * heads
+        section = how.pop("section", min(2 * self.group, all_heads))
         arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
-            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": self.batch * heads,
+            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": all_heads,
             "q_heads": heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
-            "hi": hi, "section": how.pop("section", min(2 * self.group, self.batch * heads)),
+            "hi": hi, "section": section, "last_section": how.pop("last_section", all_heads // section * section),
             "scale_log2": self.scale * launch_side.LOG2E,
         }  # fmt: skip
         simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)
@@ -141,7 +146,7 @@ class Ran:
         launch, walks = self.launch, dict(self.simulation.walks)
         f, tail = functions("two_pass", launch.tables), launch.tables.tail()
         blocks = -(-launch.q_len // ROWS)
-        consumers = launch.settings.consumers
+        consumers = launch.problem.settings.consumers
         heads = range(launch.kv_heads * launch.group)
         for b, head, block in itertools.product(range(launch.batch), heads, range(blocks)):
             first, full_first, full_end, end = f.dash_kv_range(block, *tail)
@@ -150,10 +155,10 @@ class Ran:
                 assert walk == [(kv, not full_first <= kv < full_end) for kv in reversed(range(first, end))]
             else:
                 assert [masked for _, masked in walk] == [True]
-        # what is left are row blocks that a tile has beyond the first or last query, one step each
+        # what is left are row blocks that a pair has beyond the first or last query, one step each
         assert all(not 0 <= block < blocks and len(walk) == 1 for (_, _, block), walk in walks.items())
         tiles = -(-blocks // consumers) * launch.batch * len(heads)
-        assert len(walks) == tiles * consumers - blocks * launch.batch * len(heads)
+        assert len(walks) == (tiles * consumers - blocks * launch.batch * len(heads) if consumers == 2 else 0)
         assert self.simulation.draws == tiles
 
 
@@ -193,6 +198,27 @@ def test_roles_compute_attention(launch: Launch) -> None:
     """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
     launch.run(late=True).check()
     launch.run(seed=1, resident=1).check()
+
+
+@pytest.mark.parametrize("q_len", [1, ROWS, 2 * ROWS - 3, 2 * ROWS, 3 * ROWS + 1, 5 * ROWS])
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(-5, 20), Band(0, None, "bottom_right")], ids=str)
+def test_short_settings_change_no_bit(band: Band, q_len: int) -> None:
+    """Tiles of two row blocks instead of three, whether or not all of them exist."""
+    launch = Launch(band, q_len, 3 * BLOCK_KV - 5, kv_heads=2, batch=2)
+    whole, short = launch.run(), replace(launch, short=True).run(seed=2)
+    whole.check()
+    short.check()
+    assert torch.equal(whole.out.tensor, short.out.tensor)
+    assert torch.equal(whole.lse.tensor, short.lse.tensor)
+
+
+def test_which_sequences_are_short() -> None:
+    """Those of which tiles of two row blocks of 64 queries are not more than tiles of three."""
+    lengths = [*range(1, 129), *range(193, 257)]
+    assert [n for n in range(1, 20_000) if build.is_short((64, 64), n)] == lengths
+    assert not any(build.is_short(dims, 128) for dims in build.SETTINGS if dims != (64, 64))
+    with no_short_settings():
+        assert not build.is_short((64, 64), 128)
 
 
 @pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
@@ -247,9 +273,11 @@ def test_bits_are_those_of_the_row_block() -> None:
     whole = launch.run(tensors)
     whole.check()
     for other in ({"ctas": 1}, {"ctas": 7}, {"columns": (128, 128)}):
-        ran = replace(launch, **other).run(tensors, seed=3, section=1)
-        assert torch.equal(ran.out.tensor, whole.out.tensor), other
-        assert torch.equal(ran.lse.tensor, whole.lse.tensor), other
+        for section, last in ((1, 0), (1, 6), (2, 4), (3, 3)):
+            ran = replace(launch, **other).run(tensors, seed=3, section=section, last_section=last)
+            ran.check()
+            assert torch.equal(ran.out.tensor, whole.out.tensor), other
+            assert torch.equal(ran.lse.tensor, whole.lse.tensor), other
     for b, head in itertools.product(range(3), range(2)):
         q, k, v = (t[b : b + 1, head : head + 1] for t in tensors)
         alone = replace(launch, kv_heads=1, batch=1).run((q, k, v))
@@ -359,8 +387,8 @@ CONTROLS = {
     "Q left before out was read": (
         IN_Q,
         "overwritten while a copy to it is under way",
-        "    if not shared.OUT_IN_Q:\n            release(shared.q_empty.index(q_slot))",
-        "    if True:\n            release(shared.q_empty.index(q_slot))",
+        "if not shared.OUT_IN_Q:\n                release(shared.q_empty.index(q_slot))",
+        "if True:\n                release(shared.q_empty.index(q_slot))",
     ),
     "out overwritten before it was read": (
         CAUSAL,
@@ -383,11 +411,11 @@ CONTROLS = {
     "skipped tiles at the end": (
         replace(WINDOW, columns=(64, 64)),
         f"{WAITS}|{EARLY}|left in the middle",
-        "            for _ in range(bounds[0] - first):\n                skip",
-        "            for _ in range(0):\n                skip",
+        "for _ in range(bounds[0] - first):\n                    skip",
+        "for _ in range(0):\n                    skip",
     ),
     "a row block before the first": (
-        replace(CAUSAL, q_len=100, kv_len=100),
+        replace(CAUSAL, columns=(128, 128), q_len=100, kv_len=100),
         "begins at a negative row",
         "    if row >= 0:\n",
         "    if True:\n",

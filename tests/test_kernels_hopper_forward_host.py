@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dash_inductor import compat
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Call, Dropout, Mask, Operand
+from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
 from dash_inductor.schedule import Problem
 
 from .support import forward_tables, hopper_forward
@@ -118,7 +118,7 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
     assert main[5][:2] == [lse.data_ptr(), counter]
     resolved = Problem(band, 100, 90, 64, 128).resolved.band
     assert main[5][2:9] == [8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0]
-    assert main[5][10] == pytest.approx(0.1 * 1.4426950408889634)
+    assert main[5][11] == pytest.approx(0.1 * 1.4426950408889634)
     keep = torch.tensor([[band.visible(i, j, 100, 90) for j in range(90)] for i in range(100)])
     rows, keys = (keep.any(axis).nonzero().flatten().tolist() or [0] for axis in (1, 0))
     operands = zip((q, k, v), (rows, keys, keys), main[2][:3], main[4][:3], strict=True)
@@ -338,10 +338,33 @@ def test_data_from_the_operators_extras() -> None:
 @pytest.mark.parametrize("band", [Band(), Band(0), Band(None, 3), Band(-2, 2)], ids=str)
 def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: bool) -> None:
     """Which bounds there are is a fact of the mask, not of the lengths; smaller head dims share a build."""
-    run(*tensors(1, kv_len, (40, 64)), band)
+    for q_len in (1, 300):
+        run(*tensors(q_len, kv_len, (40, 64)), band)
+    bounds = band.lo is not None, band.hi is not None
     assert launches.problems == [
-        build.Specialisation("bfloat16", 64, 64, band.lo is not None, band.hi is not None, even)
+        build.Specialisation("bfloat16", 64, 64, *bounds, even, short=short) for short in (True, False)
     ]
+
+
+def test_which_calls_have_short_settings(launches: Launches) -> None:
+    """Those of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
+    dropout = Dropout(0.3, Operand(0))
+    seed = ForwardDropout.of(dropout, [torch.tensor([5])])
+    short = []
+    for q_len, dims in ((100, (64, 64)), (200, (40, 24)), (150, (64, 64)), (100, (72, 40))):
+        q, k, v = tensors(q_len, 90, dims)
+        run(q, k, v, Band(0))
+        run(q, k, v, Band(0), data=some_data(q_len, 90, dims, Band(0), None))
+        run(q, k, v, Band(0), dropout=seed)
+        short.append([problem.short for problem in launches.problems[-3:]])
+        for call in (Call(Mask(Band(0)), 0.1, (BSHD,) * 3), Call(Mask(Band(0)), 0.1, (BSHD,) * 3, dropout)):
+            site = Site("cuda", "bfloat16", 2, 4, 2, q_len, 90, *dims, call)
+            assert build.Specialisation.of_site(site).short == short[-1][2 if call.dropout else 0]
+            known = tuple(build.is_short(build.dims_of(*dims), n) for n in build.nominal_q_lens(site, 1024))
+            assert known == (build.is_short(build.dims_of(*dims), q_len),)
+    assert short == [[True, False, False]] * 2 + [[False] * 3] * 2
+    with pytest.raises(ArgumentError, match="short=True"):
+        build.Specialisation("bfloat16", 128, 128, True, False, True, short=True)
 
 
 @pytest.mark.parametrize(
@@ -421,15 +444,25 @@ def test_sections() -> None:
     """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
 
     def section(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
-        return launch._section(Problem(band, kv_len, kv_len, 128, 128, 1, heads), 256, group, dense)
+        problem = Problem(band, kv_len, kv_len, 128, 128, 1, heads)
+        found, last = launch._sections(problem, 1 << 15, group, dense)
+        assert last % found == 0 <= last <= heads
+        if band.is_full and not dense:
+            assert last == heads
+        else:  # enough tiles for every CTA, but less than a section more than that
+            tiles = (heads - last) * problem.n_q
+            assert tiles >= min(launch.LAST_TILES, heads * problem.n_q)
+            assert tiles < launch.LAST_TILES + (2 * found + 1) * problem.n_q
+        return found
 
     assert section(Band(), 4096, 1) == 1
     assert section(Band(), 4096, 8) == 8
-    assert section(Band(0), 4096, 1) == section(Band(), 4096, 1, dense=True) == 16
-    assert section(Band(0), 4096, 4) == 64
+    assert section(Band(0), 4096, 1) == section(Band(), 4096, 1, dense=True) == 8
+    assert section(Band(0), 4096, 4) == 32
     assert section(Band(0), 1 << 20, 4) == 4
     assert section(Band(0, 127), 1 << 20, 1) == 64
     assert section(Band(0), 4096, 1, heads=3) == 3
+    assert section(Band(0), 128, 1, heads=5000) == 256
 
 
 def test_the_control_differs_in_the_results_alone() -> None:

@@ -90,11 +90,12 @@ class Launch:
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
         pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
+        section = how.pop("section", min(2 * self.group, self.heads))
         arguments = {name: pointers.get(name) for name in build.DATA_ARGUMENTS} | {
             "tables": 1, "q_desc": Descriptor(q), "k_desc": Descriptor(k), "v_desc": Descriptor(v), "out_desc": out,
             "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": self.heads, "q_heads": self.heads,
             "group": self.group, "q_len": length, "kv_len": length, "lo": lo, "hi": hi,
-            "section": how.pop("section", min(2 * self.group, self.heads)),
+            "section": section, "last_section": self.heads // section * section,
             "scale_log2": SCALE * launch_side.LOG2E, "place_ptr": Pointer(Input(place)),
             "count_ptr": Pointer(Input(count)), "out_ptr": Pointer(out), "out_h": out.tensor.stride(1),
             "out_row": out.tensor.stride(2), "out_dim": v.shape[3],

@@ -72,23 +72,27 @@ def planned(site: Site) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "even"), [((512, 512), [True]), ((512, 500), [False]), ((None, None), [True, False])], ids=str
+    ("lengths", "even"),
+    [((512, 512), [True]), ((512, 500), [False]), ((100, 500), [False]), ((None, None), [True, False])],
+    ids=str,
 )
 def test_the_hopper_kernels_that_the_operator_will_launch(attempts: list[Any], lengths: Any, even: list[bool]) -> None:
-    """The backward's, then the forward's; where the length is dynamic, those for even and for uneven lengths."""
+    """The backward's, then the forward's; of dynamic lengths, those for even and uneven, short and other ones."""
     site = dataclasses.replace(HOPPER, q_len=lengths[0], kv_len=lengths[1])
     compile_kernels(site, planned(site), CUDA)
     known = [dataclasses.replace(site, kv_len=n) for n in (512, 500) if (n == 512) in even]
     backward = [build.Specialisation.of_site(s, planned(s)) for s in known]
-    forward = [forward_build.Specialisation.of_site(s) for s in known]
-    assert [problem.even_kv for problem in backward] == [problem.even_kv for problem in forward] == even
+    of_queries = [lengths[0]] if lengths[0] else [100, 512]
+    forward = [forward_build.Specialisation.of_site(dataclasses.replace(s, q_len=n)) for s in known for n in of_queries]
+    assert [problem.even_kv for problem in backward] == [p.even_kv for p in forward[:: len(of_queries)]] == even
+    assert {problem.short for problem in forward} == {n < 128 for n in of_queries}
     assert attempts == [kernels for kernels in backward for _ in range(3)] + [f for f in forward for _ in range(2)]
 
 
 def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
     for site in (HOPPER, PORTABLE):
         attempts.clear()
-        for batch, q_len in ((4, 512), (2, 512), (None, None)):
+        for batch, q_len in ((4, 512), (2, 512), (None, 700)):
             other = dataclasses.replace(site, batch=batch, q_heads=16, kv_heads=4, q_len=q_len)
             compile_kernels(other, planned(site), CUDA)
         assert len(attempts) == (5 if site is HOPPER else 3)

@@ -6,7 +6,7 @@ of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -55,6 +55,7 @@ class Settings:
         producer_registers: per thread of the producer.
         codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
         halves: see Note [Halves] in `half`, and `Specialisation.halves`.
+        section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
     """
 
     block_kv: int
@@ -67,6 +68,7 @@ class Settings:
     producer_registers: int = 24
     codes_ahead: int = 1
     halves: bool = False
+    section_mib: int = 16
 
     def __post_init__(self) -> None:
         if self.halves and self.block_kv != 2 * ROWS.value:
@@ -85,14 +87,22 @@ class Settings:
 
 SETTINGS: dict[tuple[int, int], Settings] = {
     (64, 64): Settings(
-        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True
+        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True,
+        section_mib=32,
     ),
     (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),
-}
+}  # fmt: skip
 """By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
 the rates of these and of other settings."""
+
+SHORT: dict[tuple[int, int], Settings] = {
+    (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
+}
+"""Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
+
+They give the same bits: a row block is computed alike, whatever tile it is in."""
 
 
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -106,6 +116,11 @@ def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
         allowed = f"multiples of 8 up to one of {[*SETTINGS]}"
         raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
     return dims
+
+
+def is_short(dims: tuple[int, int], q_len: int) -> bool:
+    """Whether heads of `q_len` queries have settings in `SHORT`, where the problem is `Specialisation.plain`."""
+    return dims in SHORT and -(-q_len // SHORT[dims].rows) == -(-q_len // SETTINGS[dims].rows)
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
@@ -126,6 +141,7 @@ class Specialisation:
         has_codes, has_dense: what of `data.ForwardData` says who sees whom, beside a band; one at most.
         has_dropout: probabilities are dropped, see `data.ForwardDropout`.
         placed: the mask is one of rows, see `hopper.places`.
+        short: with the settings of `SHORT`.
     """
 
     dtype: DType
@@ -138,13 +154,16 @@ class Specialisation:
     has_dense: bool = False
     has_dropout: bool = False
     placed: bool = False
+    short: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
             raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
         if self.has_codes and self.has_dense:
             raise ArgumentError("has_codes, has_dense", (True, True), "one of them: bits say what codes say")
-        dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
+        dims = dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
+        if self.short and not (self.plain and dims in SHORT):
+            raise ArgumentError("short", True, f"False but for plain bands at head dims up to one of {[*SHORT]}")
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
@@ -161,11 +180,12 @@ class Specialisation:
         has_dense, has_dropout = site.mask.dense is not None, site.call.dropout is not None
         has_codes = not has_dense and (site.mask.keys is not None or site.mask.segments is not None)
         placed = site.mask.placed is not None
-        return Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout, placed)
+        found = Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout, placed)
+        return replace(found, short=found.plain and site.q_len is not None and is_short(dims, site.q_len))
 
     @property
     def settings(self) -> Settings:
-        return SETTINGS[dims_of(self.head_dim, self.value_dim)]
+        return (SHORT if self.short else SETTINGS)[dims_of(self.head_dim, self.value_dim)]
 
     @property
     def codes_ahead(self) -> int:
@@ -176,15 +196,34 @@ class Specialisation:
         return min(self.settings.codes_ahead, most)
 
     @property
+    def plain(self) -> bool:
+        """The mask is a band, and nothing is dropped.  For others neither halves nor short settings were measured."""
+        return not (self.has_codes or self.has_dense or self.placed or self.has_dropout)
+
+    @property
     def halves(self) -> bool:
-        """That of the settings, for bands with a lower bound.  Beside data and dropout it has not been measured."""
-        data = self.has_codes or self.has_dense or self.placed
-        return self.settings.halves and self.has_lo and not data and not self.has_dropout
+        """That of the settings, for bands with a lower bound."""
+        return self.settings.halves and self.has_lo and self.plain
 
     @property
     def band(self) -> Band:
         """Any band with these bounds: their values are arguments."""
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+
+
+def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
+    """Numbers of queries that stand for those of a site: one for each of the settings that these may have.
+
+    Args:
+        usual: one that is not short.
+    """
+    dims = dims_of(site.head_dim, site.value_dim)
+    if dims not in SHORT:
+        return (usual,)
+    short = SHORT[dims].rows
+    if site.q_len is None:
+        return short, usual
+    return (short if is_short(dims, site.q_len) else usual,)
 
 
 class Kernels:

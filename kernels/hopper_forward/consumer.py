@@ -25,7 +25,8 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
-    The kv tiles of the CTA's tile that this row block does not walk are given back unread.
+    The kv tiles of the CTA's tile that this row block does not walk are given back unread; those are all of them for a
+    row block that does not exist.
     """
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
     BLOCK_DV: gl.constexpr = shared.v.shape[2]
@@ -43,45 +44,51 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_l
         block = announced(work, shared, tiles, 2) + ME
         first = announced(work, shared, tiles, 3)
         q_tile = q_slot * work.CONSUMERS + ME
+        exists = True
         if not data.GIVEN:
             bounds = walk_of(work, shared, tiles, ME)
             for _ in range(count - bounds[3]):
                 skip(shared, it)
                 it += 1
-        rows = block * ROWS + gl.arange(0, ROWS, row_layout)
-        m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
-        total = gl.zeros([ROWS], gl.float32, row_layout)
-        acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
-        here = (b, head, block, rows, q_tile, seed)
-        if data.GIVEN:
-            acc, m, total = walk_words(
-                work, data, drop, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME
-            )
-            it += count
+            if work.CONSUMERS == 3:
+                exists = bounds[0] < bounds[3]
+        if exists:
+            rows = block * ROWS + gl.arange(0, ROWS, row_layout)
+            m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
+            total = gl.zeros([ROWS], gl.float32, row_layout)
+            acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
+            here = (b, head, block, rows, q_tile, seed)
+            if data.GIVEN:
+                acc, m, total = walk_words(
+                    work, data, drop, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME
+                )
+                it += count
+            else:
+                p, acc, m, total, it = walk_band(
+                    work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total
+                )
+            if not shared.OUT_IN_Q:
+                release(shared.q_empty.index(q_slot))
+            if not data.GIVEN:
+                slot, acc = last_product(work, drop, shared, here, bounds[0], it - 1, p, acc)
+            store_logsumexp(work, lse_ptr, b, head, rows, m, total)
+            share = gl.where(total == 0, 0.0, 1.0 / total)
+            if drop.GIVEN:
+                share = share * drop.rescale
+            if not data.GIVEN:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                release(shared.v_empty.index(slot))
+                for _ in range(bounds[0] - first):
+                    skip(shared, it)
+                    it += 1
+            share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
+            acc = acc * share
+            if work.HAS_LO or work.HAS_HI or data.GIVEN:
+                # a row without keys has zero times values that others see, which may be NaN
+                acc = gl.where(share == 0.0, 0.0, acc)
+            store_out(places, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         else:
-            p, acc, m, total, it = walk_band(
-                work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total
-            )
-        if not shared.OUT_IN_Q:
             release(shared.q_empty.index(q_slot))
-        if not data.GIVEN:
-            slot, acc = last_product(work, drop, shared, here, bounds[0], it - 1, p, acc)
-        store_logsumexp(work, lse_ptr, b, head, rows, m, total)
-        share = gl.where(total == 0, 0.0, 1.0 / total)
-        if drop.GIVEN:
-            share = share * drop.rescale
-        if not data.GIVEN:
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            release(shared.v_empty.index(slot))
-            for _ in range(bounds[0] - first):
-                skip(shared, it)
-                it += 1
-        share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
-        acc = acc * share
-        if work.HAS_LO or work.HAS_HI or data.GIVEN:
-            # a row without keys has zero times values that others see, which may be NaN
-            acc = gl.where(share == 0.0, 0.0, acc)
-        store_out(places, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         tiles += 1
         q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
         count = announced(work, shared, tiles, 4)

@@ -15,7 +15,7 @@ from .work import Work, allocate_shared
 @gluon.jit
 def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
-    scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr,
+    last_section, scale_log2, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr,
     seed_ptr, threshold, rescale, place_ptr, count_ptr, out_ptr, out_h, out_row, out_dim,
     KV_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, HAS_LO: gl.constexpr,
     HAS_HI: gl.constexpr, FROM_THE_END: gl.constexpr, EVEN_KV: gl.constexpr, BLOCK_KV: gl.constexpr,
@@ -38,7 +38,7 @@ def hopper_forward(
     tensors have tokens; see `places`, also for the last arguments, which are given then only.
     """
     work = Work(
-        batch_heads, q_heads, group, q_len, kv_len, lo, hi, section,
+        batch_heads, q_heads, group, q_len, kv_len, lo, hi, section, last_section,
         KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS, HALVES,
     )  # fmt: skip
     data = Data(

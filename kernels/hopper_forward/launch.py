@@ -24,7 +24,7 @@ from ..hopper import place_arguments
 from ..hopper.launch import LOG2E, PACKED, check_tokens
 from ..hopper.tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
 from ..strides import dense_strides
-from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
+from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, is_short, kernels
 from .data import ForwardData, ForwardDropout
 from .work import ROWS
 
@@ -32,8 +32,8 @@ _Strides = tuple[int, ...]
 _Facts = tuple[Any, ...]
 """The arguments of `_State._pack`."""
 
-L2_BYTES = 32 << 20
-"""K and V of a section of heads: less than the L2 cache of any Hopper GPU, and not a property of the one at hand."""
+LAST_TILES = 512
+"""Tiles of the last section of heads: some for every CTA, on any Hopper GPU."""
 
 _COUNTER = (1,), (1,), torch.int32
 
@@ -192,7 +192,8 @@ class _State:
             check_tokens(q_shape, k_shape)
             q_len = kv_len = rows
         dims = dims_of(head_dim, value_dim)
-        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
+        short = data is None and drops is None and is_short(dims, q_len)
+        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True, short=short)
         settings = of.settings
         of = replace(of, even_kv=kv_len % settings.block_kv == 0)
         self.tables, self.placed = 0, rows is not None
@@ -226,8 +227,9 @@ class _State:
         if tiles >= 1 << 30:
             raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
         group = q_heads // kv_heads
-        section = _section(work, head_dim + value_dim, group, data is not None and data.seen_bits is not None)
-        self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, section, scale * LOG2E)
+        keys_in_l2 = (settings.section_mib << 20) // (2 * (head_dim + value_dim))
+        sections = _sections(work, keys_in_l2, group, data is not None and data.seen_bits is not None)
+        self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, *sections, scale * LOG2E)
         built = kernels(of, self.device.index)
         available = torch.cuda.get_device_properties(self.device).multi_processor_count
         grid = min(tiles, available if ctas is None else ctas)
@@ -345,22 +347,25 @@ def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
     return drops.threshold, drops.rescale
 
 
-def _section(work: Problem, columns: int, group: int, has_dense: bool = False) -> int:
-    """Query heads whose tiles stand together in the list; changes speed alone.
+def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
+    """(query heads of a section, whose tiles stand together in the list; the first head of the last section).
 
-    With a full mask all tiles are alike: those of one kv head follow one another, and share its K and V.  With a bound,
-    long tiles come first, of as many heads as fit the L2 cache with the keys that are in use at a time.
+    They change speed alone.  With a full mask all tiles are alike: those of one kv head follow one another, and share
+    its K and V.  With a bound, long tiles come first, of as many heads as fit the L2 cache with the keys that are in
+    use at a time; the last section has LAST_TILES at least, so that all CTAs end with its short ones.
 
     Args:
-        columns: of k and v together.
+        keys_in_l2: of how many keys K and V fit.
         group: query heads per kv head.
         has_dense: there is a dense mask, which is taken for a causal one.
     """
     band = work.resolved.band
     heads = work.batch * work.heads
     if band.is_full and not has_dense:
-        return min(group, heads)
+        return min(group, heads), heads
     in_use = work.kv_len
     if band.lo is not None and band.hi is not None:
         in_use = min(in_use, band.hi - band.lo + work.block_q)
-    return min(max(1, L2_BYTES // (2 * columns * in_use)) * group, heads)
+    section = min(max(1, keys_in_l2 // in_use) * group, heads)
+    last = max(section, -(-LAST_TILES // work.n_q))
+    return section, max(0, heads - last) // section * section

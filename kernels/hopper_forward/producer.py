@@ -50,7 +50,7 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     shared.facts.index(place + 4).store(word + count)
     if not data.GIVEN:
         for i in gl.static_range(work.CONSUMERS):
-            walk = work.walk(first_block + i, count)
+            walk = work.walk(first_block + i, first, count)
             for j in gl.static_range(4):
                 shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
     role_barrier()

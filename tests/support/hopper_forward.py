@@ -148,7 +148,19 @@ def results_of_the_cta() -> Iterator[None]:
 def whole_tiles() -> Iterator[None]:
     """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves] in `kernels.hopper_forward.half`)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "SETTINGS", {dims: replace(v, halves=False) for dims, v in build.SETTINGS.items()})
+        for name in ("SETTINGS", "SHORT"):
+            settings = getattr(build, name)
+            patch.setattr(build, name, {dims: replace(v, halves=False) for dims, v in settings.items()})
+        _forget()
+        yield
+    _forget()
+
+
+@contextmanager
+def no_short_settings() -> Iterator[None]:
+    """Short sequences have the settings of all others inside."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SHORT", {})
         _forget()
         yield
     _forget()

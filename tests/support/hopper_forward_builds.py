@@ -17,7 +17,7 @@ from . import sass
 
 @dataclass(frozen=True)
 class Case:
-    """Head dims of q and k and of v, mask, dtype, no ragged kv tile, and what of the mask is data, dropout, rows."""
+    """Head dims of q and k and of v, mask, dtype, no ragged kv tile; what of the mask is data, dropout, rows; few rows."""
 
     dims: tuple[int, int]
     mask: Band
@@ -27,6 +27,7 @@ class Case:
     dense: bool = False
     dropout: bool = False
     placed: bool = False
+    short: bool = False
 
     @property
     def data(self) -> bool:
@@ -34,14 +35,15 @@ class Case:
 
     def __str__(self) -> str:
         others = {"ragged": not self.even_kv, "codes": self.codes, "dense": self.dense, "dropout": self.dropout}
-        others["placed"] = self.placed
+        others |= {"placed": self.placed, "short": self.short}
         words = f"{self.dims[0]}/{self.dims[1]}", str(self.mask), self.dtype, *(name for name in others if others[name])
         return " ".join(words)
 
     def problem(self) -> build.Specialisation:
         lo, hi = self.mask.lo is not None, self.mask.hi is not None
         data = self.codes, self.dense
-        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, *data, self.dropout, self.placed)
+        others = *data, self.dropout, self.placed, self.short
+        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, *others)
 
 
 @dataclass(frozen=True)
