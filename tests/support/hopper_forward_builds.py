@@ -17,7 +17,7 @@ from . import sass
 
 @dataclass(frozen=True)
 class Case:
-    """Head dims of q and k and of v, mask, dtype, no ragged kv tile; what of the mask is data, dropout, rows; few rows."""
+    """Head dims of q and k and of v, mask, dtype, no ragged kv tile; what else there is of data, dropout, rows."""
 
     dims: tuple[int, int]
     mask: Band
