@@ -122,9 +122,24 @@ def rivals(*names: str) -> str:
     return table(head, rows)
 
 
+def forwards() -> str:
+    """The table of forwards: the regular shapes, and short ones."""
+    rows = []
+    for row in [*read("forward_short")["rows"], *read("forward")["rows"]]:
+        group, dims, mask, _, length = row["shape"].split(":")
+        if group in ("short", "regular"):
+            rates = [f"{row[name]:.0f}" for name in ("FA2", "cuDNN", "dash")]
+            rows.append((f"{dims[1:]} {mask}", int(length[1:]), [*rates[:-1], f"**{rates[-1]}**"]))
+    kinds = ["128 full", "128 causal", "64 full", "64 causal"]
+    rows.sort(key=lambda row: (kinds.index(row[0]), row[1]))
+    head = ["head dimension, mask", "length", "FA2", "cuDNN", "dash_inductor"]
+    return table(head, [[kind, str(length), *rates] for kind, length, rates in rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
     "masks": masks,
+    "forwards": forwards,
     "rivals": partial(rivals, "backward_rivals", "backward_rivals_also"),
     "rivals of an H100": partial(rivals, "backward_h100", "backward_h100_also"),
 }
