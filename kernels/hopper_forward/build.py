@@ -102,7 +102,7 @@ SHORT: dict[tuple[int, int], Settings] = {
 }
 """Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 
-They give the same bits: a row block is computed alike, whatever tile it is in."""
+They give the same bits: a row block is computed alike, whatever tile it is in.  Plans name the tiles of `SETTINGS`."""
 
 
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
