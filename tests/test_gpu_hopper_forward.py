@@ -245,6 +245,7 @@ SHAPES = [
     ((128, 128), Band(0, 255), 8, 1023, 1023),
     ((192, 128), Band(0), 1, 1024, 1024),
     ((256, 256), Band(0), 2, 700, 1000),
+    ((64, 64), Band(0), 2, 200, 300),
 ]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 

@@ -217,6 +217,7 @@ def test_which_sequences_are_short() -> None:
     lengths = [*range(1, 129), *range(193, 257)]
     assert [n for n in range(1, 20_000) if build.is_short((64, 64), n)] == lengths
     assert not any(build.is_short(dims, 128) for dims in build.SETTINGS if dims != (64, 64))
+    assert all(v.block_kv == build.SETTINGS[dims].block_kv for dims, v in build.SHORT.items())
     with no_short_settings():
         assert not build.is_short((64, 64), 128)
 

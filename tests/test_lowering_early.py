@@ -92,13 +92,15 @@ def test_the_hopper_kernels_that_the_operator_will_launch(attempts: list[Any], l
 def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
     for site in (HOPPER, PORTABLE):
         attempts.clear()
-        for batch, q_len in ((4, 512), (2, 512), (None, 700)):
+        for batch, q_len in ((4, 512), (2, 512), (2, 700), (None, None)):
+            assert len(attempts) in (0, 5 if site is HOPPER else 3)
             other = dataclasses.replace(site, batch=batch, q_heads=16, kv_heads=4, q_len=q_len)
             compile_kernels(other, planned(site), CUDA)
-        assert len(attempts) == (5 if site is HOPPER else 3)
+        # any number of queries may be a small one, for which the Hopper forward has two kernels of its own
+        assert len(attempts) == (7 if site is HOPPER else 3)
         full = dataclasses.replace(site, call=call_of(Band(), 0.125))
         compile_kernels(full, planned(full), CUDA)
-        assert len(attempts) == 2 * (5 if site is HOPPER else 3)
+        assert len(attempts) == (7 + 5 if site is HOPPER else 2 * 3)
 
 
 def test_the_portable_forward_is_compiled_beside_every_backward(attempts: list[Any]) -> None:

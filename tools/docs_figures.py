@@ -210,8 +210,10 @@ def backward() -> str:
                     text(x + 15 + i * 86 + j * 20, base - row[name] * unit - 4, f"{row[name]:.0f}", "mid tiny soft")
                 ]
             parts += [text(x + 45 + i * 86, base + 18, length, "mid small")]
-    for i, (fill, title) in enumerate(contenders.values()):
-        parts += [rect(60 + 240 * i, 366, 14, 14, fill), text(80 + 240 * i, 378, title, "soft")]
+    x = 60.0
+    for fill, title in contenders.values():
+        parts += [rect(x, 366, 14, 14, fill), text(x + 20, 378, title, "soft")]
+        x += 50 + 6.7 * len(title)
     parts += [
         text(
             60,

@@ -102,7 +102,8 @@ SHORT: dict[tuple[int, int], Settings] = {
 }
 """Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 
-They give the same bits: a row block is computed alike, whatever tile it is in.  Plans name the tiles of `SETTINGS`."""
+They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
+the tiles of `SETTINGS`."""
 
 
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -119,12 +120,12 @@ def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 
 def is_short(dims: tuple[int, int], q_len: int) -> bool:
-    """Whether heads of `q_len` queries have settings in `SHORT`, where the problem is `Specialisation.plain`."""
+    """Whether heads of `q_len` queries have settings in `SHORT`, see `Specialisation.for_queries`."""
     return dims in SHORT and -(-q_len // SHORT[dims].rows) == -(-q_len // SETTINGS[dims].rows)
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
-    """Raise ArgumentError unless `tiles`, those of a plan, are those that run at these dims (a key of `SETTINGS`)."""
+    """Raise ArgumentError unless `tiles`, those of a plan, are those of `SETTINGS` at these dims, a key of it."""
     used = SETTINGS[dims].tiles
     if tiles != used:
         raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
@@ -181,7 +182,12 @@ class Specialisation:
         has_codes = not has_dense and (site.mask.keys is not None or site.mask.segments is not None)
         placed = site.mask.placed is not None
         found = Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout, placed)
-        return replace(found, short=found.plain and site.q_len is not None and is_short(dims, site.q_len))
+        return found if site.q_len is None else found.for_queries(site.q_len)
+
+    def for_queries(self, q_len: int) -> Specialisation:
+        """The same with the settings for heads of `q_len` queries."""
+        dims = dims_of(self.head_dim, self.value_dim)
+        return replace(self, short=self.plain and is_short(dims, q_len))
 
     @property
     def settings(self) -> Settings:
@@ -218,12 +224,12 @@ def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
         usual: one that is not short.
     """
     dims = dims_of(site.head_dim, site.value_dim)
-    if dims not in SHORT:
+    few = SHORT[dims].rows if dims in SHORT else usual
+    if not Specialisation.of_site(replace(site, q_len=few, kv_len=usual)).short:
         return (usual,)
-    short = SHORT[dims].rows
     if site.q_len is None:
-        return short, usual
-    return (short if is_short(dims, site.q_len) else usual,)
+        return few, usual
+    return (few if is_short(dims, site.q_len) else usual,)
 
 
 class Kernels:

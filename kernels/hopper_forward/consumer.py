@@ -10,7 +10,7 @@ from ..hopper.steps import accumulator_layout
 from .half import half_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
-from .work import ROWS, fact_slots, facts
+from .work import ROWS, fact_slots, facts, leaves_out
 
 
 @gluon.jit
@@ -25,8 +25,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
-    The kv tiles of the CTA's tile that this row block does not walk are given back unread; those are all of them for a
-    row block that does not exist.
+    The kv tiles of the CTA's tile that this row block does not walk are given back unread.
     """
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
     BLOCK_DV: gl.constexpr = shared.v.shape[2]
@@ -50,7 +49,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_l
             for _ in range(count - bounds[3]):
                 skip(shared, it)
                 it += 1
-            if work.CONSUMERS == 3:
+            if leaves_out(work.CONSUMERS):
                 exists = bounds[0] < bounds[3]
         if exists:
             rows = block * ROWS + gl.arange(0, ROWS, row_layout)

@@ -24,7 +24,7 @@ from ..hopper import place_arguments
 from ..hopper.launch import LOG2E, PACKED, check_tokens
 from ..hopper.tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
 from ..strides import dense_strides
-from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, is_short, kernels
+from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
 from .data import ForwardData, ForwardDropout
 from .work import ROWS
 
@@ -192,19 +192,19 @@ class _State:
             check_tokens(q_shape, k_shape)
             q_len = kv_len = rows
         dims = dims_of(head_dim, value_dim)
-        short = data is None and drops is None and is_short(dims, q_len)
-        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True, short=short)
-        settings = of.settings
-        of = replace(of, even_kv=kv_len % settings.block_kv == 0)
+        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
+        of = replace(of, even_kv=kv_len % of.settings.block_kv == 0)
         self.tables, self.placed = 0, rows is not None
         if data is not None:
-            self.tables = _check_data(data, (batch, q_heads, q_len, kv_len), settings, q_device)
+            self.tables = _check_data(data, (batch, q_heads, q_len, kv_len), of.settings, q_device)
             of = replace(of, has_codes=data.q_codes is not None, has_dense=data.seen_bits is not None)
             of = replace(of, placed=rows is not None)
         self.drops: tuple[int, float] | None = None
         if drops is not None:
             of = replace(of, has_dropout=True)
             self.drops = _check_drops(drops, q_device)
+        of = of.for_queries(q_len)
+        settings = of.settings
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds

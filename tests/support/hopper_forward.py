@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -138,32 +138,32 @@ def results_of_the_cta() -> Iterator[None]:
         patch.setattr(consumer, "store_logsumexp", store_with_place)
         # device functions remember the functions that they call: new ones of the same source look again
         patch.setattr(entry, "consume", gluon.jit(consumer.consume.fn))
-        patch.setattr(build, "hopper_forward", gluon.jit(entry.hopper_forward.fn))
-        _forget()
-        yield
-    _forget()
+        with _built_with(hopper_forward=gluon.jit(entry.hopper_forward.fn)):
+            yield
 
 
-@contextmanager
-def whole_tiles() -> Iterator[None]:
+def whole_tiles() -> AbstractContextManager[None]:
     """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves] in `kernels.hopper_forward.half`)."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("SETTINGS", "SHORT"):
-            settings = getattr(build, name)
-            patch.setattr(build, name, {dims: replace(v, halves=False) for dims, v in settings.items()})
-        _forget()
-        yield
-    _forget()
+    plain = ({dims: replace(v, halves=False) for dims, v in of.items()} for of in (build.SETTINGS, build.SHORT))
+    return _built_with(**dict(zip(("SETTINGS", "SHORT"), plain, strict=True)))
+
+
+def no_short_settings() -> AbstractContextManager[None]:
+    """Short sequences have the settings of all others inside."""
+    return _built_with(SHORT={})
 
 
 @contextmanager
-def no_short_settings() -> Iterator[None]:
-    """Short sequences have the settings of all others inside."""
+def _built_with(**names: Any) -> Iterator[None]:
+    """Kernels are built with these names of `build` inside, and none of them is kept, whatever happens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "SHORT", {})
+        for name, value in names.items():
+            patch.setattr(build, name, value)
         _forget()
-        yield
-    _forget()
+        try:
+            yield
+        finally:
+            _forget()
 
 
 def _forget() -> None:
