@@ -81,7 +81,7 @@ def _refuse_to_compile() -> None:
 
 
 def _offer_operators() -> None:
-    """Make `torch.ops.dash` define its operators when the first of them is asked for.
+    """Make `torch.ops.dash_inductor` define its operators when the first of them is asked for.
 
     Saved graphs, Inductor's repro files and precompiled code name them in processes that have not compiled anything.
     """
@@ -100,7 +100,7 @@ def _offer_operators() -> None:
                     return vars(self)[name]
             return super().__getattr__(name)
 
-    torch_ops.ops.dash = Operators("dash")
+    torch_ops.ops.dash_inductor = Operators("dash_inductor")
 
 
 def _after_import(name: str, step: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@
 
 One call from saved tensors to bf16 gradients, pre- and post-processing included.  Columns: PyTorch's deterministic FA2
 (`use_deterministic_algorithms`), cuDNN (not deterministic), compiled FlexAttention (Triton), the compiled
-`dash::attention_backward` with the planner's plan, and where they are there FlashAttention-3 and the fork of it by the
+`attention_backward` with the planner's plan, and where they are there FlashAttention-3 and the fork of it by the
 authors of DASH (libraries that DASH_BENCHMARK_FA3 and DASH_BENCHMARK_DASH_FORK name, see docs/benchmarks.md) and
 FlashAttention-4 (the package flash-attn-4, through autograd).  Rates are in TFLOP/s over visible pairs, half of all
 pairs if causal (for one head dim 2.5 * 4 * B * H * S * S * D, half if causal), each with half the distance between the

@@ -43,7 +43,7 @@ TABLES = (
     "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors", "write_walks",
     "write_rows",
 )  # fmt: skip
-"""The kernels of `dash::mask_tables`."""
+"""The kernels of `dash_inductor::mask_tables`."""
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,10 @@ def _sources() -> dict[str, Path]:
 
 
 def has_our_ops(gm: torch.nn.Module | None) -> bool:
-    """Whether a graph, or one nested in it, calls an operator of the `dash` namespace."""
+    """Whether a graph, or one nested in it, calls an operator of the `dash_inductor` namespace."""
     modules = () if gm is None else gm.modules()
     return any(
-        str(node.target).startswith("dash.")  # dash.attention_backward.default
+        str(node.target).startswith("dash_inductor.")  # dash_inductor.attention_backward.default
         for module in modules
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes

@@ -40,7 +40,7 @@ from .model.call import Call
 from .model.mask import ROW_BLOCK
 from .model.plan import Plan
 
-_lib = torch.library.Library("dash", "DEF")
+_lib = torch.library.Library("dash_inductor", "DEF")
 _lib.define(
     "attention_forward(Tensor query, Tensor key, Tensor value, Tensor[] extras, str call, str plan, str site) "
     "-> (Tensor out, Tensor logsumexp)",
@@ -60,10 +60,10 @@ _lib.define(
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
-attention_forward = torch.ops.dash.attention_forward.default
-attention_backward = torch.ops.dash.attention_backward.default
-attention_backward_with_bias = torch.ops.dash.attention_backward_with_bias.default
-dropout_seed = torch.ops.dash.dropout_seed.default
+attention_forward = torch.ops.dash_inductor.attention_forward.default
+attention_backward = torch.ops.dash_inductor.attention_backward.default
+attention_backward_with_bias = torch.ops.dash_inductor.attention_backward_with_bias.default
+dropout_seed = torch.ops.dash_inductor.dropout_seed.default
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
@@ -259,17 +259,19 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "dropout_seed": _fake_seed,
 }
 for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"dash::{_name}", _fake, lib=_lib)
-    torch.library.register_autograd(f"dash::{_name}", _not_differentiable, lib=_lib)
+    torch.library.register_fake(f"dash_inductor::{_name}", _fake, lib=_lib)
+    torch.library.register_autograd(f"dash_inductor::{_name}", _not_differentiable, lib=_lib)
 
 
-@register_flop_formula(torch.ops.dash.attention_forward)
+@register_flop_formula(torch.ops.dash_inductor.attention_forward)
 def _forward_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None) -> int:
     """As PyTorch counts its own attention, masks ignored; the partitioner weighs recomputation by it."""
     return int(sdpa_flop_count(query, _as_many_heads(query, key), _as_many_heads(query, value)))
 
 
-@register_flop_formula([torch.ops.dash.attention_backward, torch.ops.dash.attention_backward_with_bias])
+@register_flop_formula(
+    [torch.ops.dash_inductor.attention_backward, torch.ops.dash_inductor.attention_backward_with_bias]
+)
 def _backward_flops(
     grad_out: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None
 ) -> int:

@@ -1,4 +1,4 @@
-"""The operator that turns the data of a mask into the tables of the Hopper kernels: `dash::mask_tables`.
+"""The operator that turns the data of a mask into the tables of the Hopper kernels: `dash_inductor::mask_tables`.
 
     mask_tables(extras, q_len, kv_len, batch, q_heads, kv_heads, mask, plan) -> Tensor[]
 
@@ -21,13 +21,13 @@ from .kernels.mask_data import MaskData
 from .model.mask import ROW_BLOCK, Mask
 from .model.plan import Plan
 
-_lib = torch.library.Library("dash", "FRAGMENT")
+_lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define(
     "mask_tables(Tensor[] extras, SymInt q_len, SymInt kv_len, SymInt batch, int q_heads, int kv_heads, str mask, "
     "str plan) -> Tensor[]"
 )
 
-mask_tables = torch.ops.dash.mask_tables.default
+mask_tables = torch.ops.dash_inductor.mask_tables.default
 
 
 def _data(
@@ -86,6 +86,6 @@ def _on_cuda(
     return list(built.build(data, Plan.parse(plan)))
 
 
-torch.library.register_fake("dash::mask_tables", _fake, lib=_lib)
+torch.library.register_fake("dash_inductor::mask_tables", _fake, lib=_lib)
 _lib.impl("mask_tables", _on_cpu, "CPU")
 _lib.impl("mask_tables", _on_cuda, "CUDA")

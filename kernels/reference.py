@@ -1,6 +1,6 @@
 """Reference executor: a plan in plain ATen, tile by tile, by the tables of its schedule.
 
-Slow and obvious on purpose.  It is the CPU path, the eager kernel of `dash::attention_backward`, and the tests' oracle.
+Slow and obvious on purpose.  It is the CPU path, the eager kernel of `attention_backward`, and the tests' oracle.
 Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input's dtype before they enter a matmul, and
 reads neither rows that see no key nor keys that no row sees.  Of tile pairs in which nobody sees anybody it adds
 nothing.

@@ -1,4 +1,4 @@
-"""Inductor lowerings of the `dash` operators.  `register()` is idempotent and imports Inductor."""
+"""Inductor lowerings of the `dash_inductor` operators.  `register()` is idempotent and imports Inductor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of `dash::attention_forward`: a Triton template where the plan's forward has one, else the operator."""
+"""Lowering of `attention_forward`: a Triton template where the plan's forward has one, else the operator."""
 
 from __future__ import annotations
 

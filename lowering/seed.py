@@ -1,4 +1,4 @@
-"""Lowering of `dash::dropout_seed`: Inductor's own draw of a seed, which CUDA graphs and its wrappers know."""
+"""Lowering of `dash_inductor::dropout_seed`: Inductor's own draw of a seed, which CUDA graphs and its wrappers know."""
 
 from __future__ import annotations
 

@@ -53,13 +53,13 @@ def test_operators_are_defined_when_they_are_asked_for(env: dict[str, str]) -> N
         {"import dash_inductor" if "TORCH_DEVICE_BACKEND_AUTOLOAD" in env else ""}
         import torch
         assert "dash_inductor.ops" not in sys.modules and "torch._inductor" not in sys.modules
-        assert not hasattr(torch.ops.dash, "no_such_operator")
-        operator = torch.ops.dash.attention_backward.default
-        assert str(operator) == "dash.attention_backward.default"
+        assert not hasattr(torch.ops.dash_inductor, "no_such_operator")
+        operator = torch.ops.dash_inductor.attention_backward.default
+        assert str(operator) == "dash_inductor.attention_backward.default"
         assert operator is sys.modules["dash_inductor.ops"].attention_backward
         q = torch.randn(1, 2, 16, 8)
         plan = "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1"
-        out, lse = torch.ops.dash.attention_forward(q, q, q, [], "causal/scale=0.5/orders=0123", plan, "")
+        out, lse = torch.ops.dash_inductor.attention_forward(q, q, q, [], "causal/scale=0.5/orders=0123", plan, "")
         expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.5)
         torch.testing.assert_close(out, expected)
         """,
@@ -67,14 +67,14 @@ def test_operators_are_defined_when_they_are_asked_for(env: dict[str, str]) -> N
     )
 
 
-@pytest.mark.parametrize("first", ["torch.ops.dash.attention_backward", "import torch._inductor.compile_fx"])
+@pytest.mark.parametrize("first", ["torch.ops.dash_inductor.attention_backward", "import torch._inductor.compile_fx"])
 def test_inductor_lowers_the_operators_of_a_saved_graph(first: str) -> None:
     """Whichever comes first, the operators or Inductor."""
     run_python(
         f"""
         import torch
         {first}
-        operator = torch.ops.dash.attention_backward.default
+        operator = torch.ops.dash_inductor.attention_backward.default
         import torch._inductor.compile_fx
         assert operator in torch._inductor.lowering.lowerings
         """
@@ -97,7 +97,7 @@ def test_inductors_repro_files_run_in_a_fresh_process(folder: Path, tmp_path: Pa
     forward = tmp_path / "forward.py"
     forward.write_text(traced_repros(tmp_path / "trace")[0])
     for name, file in (("forward", forward), ("backward", backward)):
-        assert f"torch.ops.dash.attention_{name}.default(" in file.read_text()
+        assert f"torch.ops.dash_inductor.attention_{name}.default(" in file.read_text()
     run_python(f"import runpy; [runpy.run_path(p, run_name='__main__') for p in {[str(forward), str(backward)]!r}]")
 
 

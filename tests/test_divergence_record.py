@@ -107,10 +107,10 @@ def test_gradients_of_attention_have_the_values_of_the_graph(tmp_path: Path) -> 
     tensors = [torch.randn(2, 3), torch.randn(4).expand(5, 4)]
     with dash_inductor.record(tmp_path) as recorder:
         scratch = torch.zeros(2, dtype=torch.int64)
-        assert torch.ops.dash.observe(tensors, ["a dQ", "a dK"], scratch) is None
-        torch.ops.dash.observe(tensors[:1], ["a dQ"], scratch)
+        assert torch.ops.dash_inductor.observe(tensors, ["a dQ", "a dK"], scratch) is None
+        torch.ops.dash_inductor.observe(tensors[:1], ["a dQ"], scratch)
         recorder.step()
-    torch.ops.dash.observe(tensors, ["a dQ", "a dK"], scratch)  # nobody records
+    torch.ops.dash_inductor.observe(tensors, ["a dQ", "a dK"], scratch)  # nobody records
     assert read(tmp_path) == [
         (1, {
             "gradient of attention a dQ": fingerprint(tensors[0]),

@@ -90,7 +90,7 @@ def test_a_captured_operator_appends_at_every_replay(tmp_path: Path) -> None:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            torch.ops.dash.observe([tensor, tensor.t()], ["x", "y"], scratch)
+            torch.ops.dash_inductor.observe([tensor, tensor.t()], ["x", "y"], scratch)
         for step in range(3):
             tensor.fill_(step)
             graph.replay()

@@ -106,7 +106,7 @@ def test_single_queries(batch: int, heads: int, kv_heads: int, kv_len: int) -> N
     backward, call = compiled_backward(p.mask, p.scale, chosen), str(forward_call(p.mask, p.scale))
 
     def step(p: Attention = p) -> list[Tensor]:
-        out, lse = torch.ops.dash.attention_forward(p.q, p.k, p.v, [], call, str(chosen), "test")
+        out, lse = torch.ops.dash_inductor.attention_forward(p.q, p.k, p.v, [], call, str(chosen), "test")
         return [out, lse, *backward(p.do, p.q, p.k, p.v, out, lse)]
 
     first = step()

@@ -243,7 +243,7 @@ def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype
     call = str(forward_call(mask, p.scale))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        results: tuple[Tensor, Tensor] = torch.ops.dash.attention_forward(q, k, v, [], call, str(plan), "test")
+        results: tuple[Tensor, Tensor] = torch.ops.dash_inductor.attention_forward(q, k, v, [], call, str(plan), "test")
         return results
 
     run = torch.compile(attend, dynamic=False)

@@ -124,12 +124,12 @@ def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     schedule = "spt" if name == "packed" else "bent_fold"
     assert all(plan.startswith(f"hopper/{schedule}/") for _, plan, *_ in case["sites"])
     targets = [target for target, _ in case["nodes"]]
-    assert targets.count("dash.mask_tables.default") == 1
-    assert targets.count("dash.attention_forward.default") == 2
-    assert targets.count("dash.attention_backward.default") == 2
+    assert targets.count("dash_inductor.mask_tables.default") == 1
+    assert targets.count("dash_inductor.attention_forward.default") == 2
+    assert targets.count("dash_inductor.attention_backward.default") == 2
     (code,) = case["codes"]
-    assert code.count("torch.ops.dash.mask_tables.default(") == 1
-    assert code.count("torch.ops.dash.attention_forward.direct(") == 2
+    assert code.count("torch.ops.dash_inductor.mask_tables.default(") == 1
+    assert code.count("torch.ops.dash_inductor.attention_forward.direct(") == 2
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])

@@ -29,7 +29,7 @@ def test_the_forward_draws_a_seed_and_saves_it(dtype: str, kernel: str, launch: 
     plan, code = compiled(DROPPED.replace("bfloat16", dtype))
     assert plan.startswith(kernel)
     body = without_comments(code).split("def call(", 1)[1]
-    assert ("torch.ops.dash" in body) == (dtype == "bfloat16")
+    assert ("torch.ops.dash_inductor" in body) == (dtype == "bfloat16")
     (seed,) = re.findall(r"aten\.randint\.low_out\(-9223372036854775808, 9223372036854775807, \[1\], out=(\w+)\)", body)
     (arguments,) = re.findall(launch, body)
     (results,) = re.findall(r"return \((reinterpret_tensor.*)\)", body)

@@ -36,7 +36,7 @@ def test_one_template() -> None:
     plan, code = compiled(PROGRAM)
     assert plan.startswith("portable/two_pass/")
     assert "/forward=portable" in plan
-    assert "torch.ops.dash" not in without_comments(code)
+    assert "torch.ops.dash_inductor" not in without_comments(code)
     (template,) = re.findall(r"@triton_heuristics\.template\((.*?)\n\)", code, re.DOTALL)
     assert "'enable_fp_fusion': True" in template
     assert "num_stages=2,\nnum_warps=4," in template
@@ -50,7 +50,7 @@ def test_other_forwards_are_called() -> None:
     """A forward without a template is a call of the operator, with the lowering and without it."""
     plan, code = compiled(BASE)
     assert "/forward=hopper/fwd=192x128w12s4" in plan
-    assert "torch.ops.dash.attention_forward" in without_comments(code)
+    assert "torch.ops.dash_inductor.attention_forward" in without_comments(code)
     line = "forward.register = lambda: None"
     _, fallback = compiled(
         BASE.replace(

@@ -86,7 +86,7 @@ def test_operator_reads_interleaved_heads_in_place() -> None:
     (node,) = (
         node
         for node in ast.walk(ast.parse(codes[1]))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.ops.dash.attention_backward.direct"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.ops.dash_inductor.attention_backward.direct"
     )
     grad_out, *saved = (ast.unparse(argument) for argument in node.args[:6])
     assert ast.unparse(node.args[-2]) == repr(plan)
@@ -96,7 +96,7 @@ def test_operator_reads_interleaved_heads_in_place() -> None:
     assert set(saved) <= set(inputs.split(", "))
     strides = asserted_strides(codes[1])
     assert [strides[name] for name in saved[:4]] == ["(1572864, 64, 1536, 1)"] * 3 + ["(524288, 64, 512, 1)"]
-    before = body.split("torch.ops.dash.attention_backward", 1)[0]
+    before = body.split("torch.ops.dash_inductor.attention_backward", 1)[0]
     assert not re.search(r"\.run\(|empty_strided|clone|contiguous|copy_\(", before), before
 
 

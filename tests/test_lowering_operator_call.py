@@ -51,7 +51,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[str, Comp
 def test_code_in_python_calls_the_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     code, run = code_of(monkeypatch)
     for name in ("forward", "backward"):
-        assert code.count(f"torch.ops.dash.attention_{name}.direct(") == 1
+        assert code.count(f"torch.ops.dash_inductor.attention_{name}.direct(") == 1
         assert f"attention_{name}.default(" not in code
     assert all(map(torch.equal, run(), attend(*tensors())))
 
@@ -78,8 +78,8 @@ class Seen(TorchDispatchMode):
 def test_a_mode_sees_the_operators() -> None:
     given = tensors()
     with Seen() as seen:
-        out, lse = torch.ops.dash.attention_forward.direct(*given[:3], [], *OF_FORWARD)
-        torch.ops.dash.attention_backward.direct(given[3], *given[:3], out, lse, [], *OF_BACKWARD)
+        out, lse = torch.ops.dash_inductor.attention_forward.direct(*given[:3], [], *OF_FORWARD)
+        torch.ops.dash_inductor.attention_backward.direct(given[3], *given[:3], out, lse, [], *OF_BACKWARD)
     assert [name for name in seen.names if name.startswith("dash")] == [FORWARD, BACKWARD]
 
 

@@ -52,14 +52,14 @@ def test_layers_share_rows_and_tables(name: str, compiled: dict[str, Any]) -> No
     assert [(status, mask, forward) for status, _, mask, forward in case["sites"]] == [("replaced", mask, "hopper")] * 2
     targets = [target for target, _ in case["nodes"]]
     assert not [target for target in targets if "varlen" in target]
-    assert (targets.count("aten.bucketize.Tensor"), targets.count("dash.mask_tables.default")) == (2, 1)
+    assert (targets.count("aten.bucketize.Tensor"), targets.count("dash_inductor.mask_tables.default")) == (2, 1)
     (code,) = case["codes"]
-    assert code.count("torch.ops.dash.mask_tables.default(") == 1
-    assert code.count("torch.ops.dash.attention_forward.direct(") == 2
+    assert code.count("torch.ops.dash_inductor.mask_tables.default(") == 1
+    assert code.count("torch.ops.dash_inductor.attention_forward.direct(") == 2
     body = code.split("def call(", 1)[1]
     assert "bucketize" not in body  # of ATen, which would be a kernel of its own
     assert "cumsum" not in body
-    before, behind = body.split("torch.ops.dash.mask_tables", 1)
+    before, behind = body.split("torch.ops.dash_inductor.mask_tables", 1)
     # A sum over documents, two kernels around it, one for the numbers of rows, and one for row blocks.
     assert len(re.findall(r"\.run\(", before)) + len(re.findall(r"\.run\(", _until_forward(behind))) == 5
     assert ".item()" not in body

@@ -45,7 +45,7 @@ def test_templates_and_no_plane() -> None:
     output = run_python(PROGRAM, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
     (code,) = json.loads(output.splitlines()[-1])[0]
     code = without_comments(code)
-    assert "torch.ops.dash" not in code
+    assert "torch.ops.dash_inductor" not in code
     assert code.count("= attend_tile(") == 1
     assert "HAS_SEGMENTS : tl.constexpr = True" in code
     sizes = re.findall(r"empty_strided_cuda\(\((.*?)\), \(", code)

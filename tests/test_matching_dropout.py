@@ -53,7 +53,7 @@ from .support.graphs import (
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("deterministic")
 
-SEED = "dash::dropout_seed"
+SEED = "dash_inductor::dropout_seed"
 P = 0.25
 QKV = (2, 3, 40, 16), (2, 3, 40, 16), (2, 3, 40, 16)
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -378,7 +378,7 @@ def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPa
     module = trace(two, inputs if mask == "dense" else padded_inputs)
     rewrite_on(module.graph)
     assert [(r.status, r.plan.kernel, r.forward) for r in sites() if r.plan] == [("replaced", "hopper", "hopper")] * 2
-    (tables,), seeds = nodes(module.graph, "dash::mask_tables"), nodes(module.graph, SEED)
+    (tables,), seeds = nodes(module.graph, "dash_inductor::mask_tables"), nodes(module.graph, SEED)
     (shown,) = tables.args[0]
     for name, made in zip((FORWARD, BACKWARD), TABLES[mask], strict=True):
         operators = nodes(module.graph, name)

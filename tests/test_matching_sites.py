@@ -68,7 +68,7 @@ def test_cuda_operators_are_replaced(maker, options, mask, scale, layout_name) -
     before = outputs(module.graph)
     graph, record = rewritten(module)
     assert op_counts(graph)[FORWARD] == op_counts(graph)[BACKWARD] == 1
-    assert not [op for op in op_counts(graph) if "attention" in op and not op.startswith("dash::")]
+    assert not [op for op in op_counts(graph) if "attention" in op and not op.startswith("dash_inductor::")]
     assert planes(graph, 101) == []
     assert outputs(graph) == before
     forward, backward = call(graph, FORWARD), call(graph, BACKWARD)

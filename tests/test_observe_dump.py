@@ -76,17 +76,17 @@ def test_files_of_a_graph(folder: Path) -> None:
     }  # fmt: skip
     before, after = ((graph / f"joint_{when}.py").read_text() for when in ("before", "after"))
     assert "_scaled_dot_product_flash_attention_for_cpu_backward" in before
-    assert "torch.ops.dash" not in before
-    assert "torch.ops.dash.attention_backward" in after
+    assert "torch.ops.dash_inductor" not in before
+    assert "torch.ops.dash_inductor.attention_backward" in after
     compile(before, "joint_before.py", "exec")  # it is Python
-    assert "torch.ops.dash.attention_backward" in (graph / "joint.diff").read_text()
+    assert "torch.ops.dash_inductor.attention_backward" in (graph / "joint.diff").read_text()
     (record,) = dash_inductor.sites()
     (site,) = json.loads((graph / "sites.json").read_text())["graphs"][0]["sites"]
     assert site["name"] == record.name
     assert site["decision"]["plan"] == str(record.plan)
     drawings = [(graph / f"site_1_{when}.svg").read_text() for when in ("before", "after")]
     assert [">flash_attention_for_cpu_backward</text>" in text for text in drawings] == [True, False]
-    assert [">dash::attention_backward</text>" in text for text in drawings] == [False, True]
+    assert [">dash_inductor::attention_backward</text>" in text for text in drawings] == [False, True]
     page = (graph / "index.html").read_text()
     assert all(f'href="{name}"' in page for name in names - {"index.html"})
     for above, below in ((folder, graph.parent), (graph.parent, graph)):
@@ -138,12 +138,12 @@ def test_the_operators_of_a_site_are_found(folder: Path) -> None:
     (graph,) = graph_folders(folder)
     text = (graph / "site_1_after.svg").read_text()
     centres = re.findall(r'class="ours centre".*?text-anchor="middle">([\w:]+)<', text)
-    assert centres == ["dash::attention_forward", "dash::attention_backward"]
+    assert centres == ["dash_inductor::attention_forward", "dash_inductor::attention_backward"]
     dash_inductor.clear_sites()
     with_bias, record = rewritten(joint_graph(efficient, bias=lambda: causal_bias(128), bias_grad=True))
     items = Snapshot.of(with_bias)
     labels = [items.items[name].label for name in items.of_site(record.name)]
-    assert labels == ["dash::attention_forward", "dash::attention_backward_with_bias"]
+    assert labels == ["dash_inductor::attention_forward", "dash_inductor::attention_backward_with_bias"]
 
 
 def test_strict_leaves_a_dump_of_what_it_refused(folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_generated_code_and_no_cache(folder: Path) -> None:
     assert hits == [0, 2, 0]
     (graph,) = graph_folders(folder)
     for kind, operator in (("forward", "attention_forward"), ("backward", "attention_backward")):
-        assert f"torch.ops.dash.{operator}" in (graph / f"{kind}.py").read_text()
+        assert f"torch.ops.dash_inductor.{operator}" in (graph / f"{kind}.py").read_text()
         assert f'href="{kind}.py"' in (graph / "index.html").read_text()
     drawings = [(graph / f"site_1_{when}.svg").read_text() for when in ("before", "after")]
     assert all(">attention_mask</text>" in text for text in drawings)  # as the model calls it

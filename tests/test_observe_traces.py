@@ -94,8 +94,8 @@ def test_the_structured_trace_has_graphs_and_sites_under_their_compile(artifacts
     ((sites_id, sites),) = artifacts["dash_sites"]
     assert compile_id == after_id == sites_id == "0/0"
     assert "_scaled_dot_product_flash_attention_for_cpu_backward" in before
-    assert "dash.attention_backward" not in before
-    assert after.count("torch.ops.dash.attention_backward.default(") == 2
+    assert "dash_inductor.attention_backward" not in before
+    assert after.count("torch.ops.dash_inductor.attention_backward.default(") == 2
     assert GraphRecord.from_json(sites) == dash_inductor.graphs()[0]
 
 
@@ -119,7 +119,7 @@ def test_one_line_a_site_and_the_steps_below(caplog: pytest.LogCaptureFixture) -
 
 
 def test_nodes_lead_to_the_model() -> None:
-    ours = {node.name: node for node in joint_graph() if op_name(node).startswith("dash::attention")}
+    ours = {node.name: node for node in joint_graph() if op_name(node).startswith("dash_inductor::attention")}
     forwards, backwards = ([f"dash_{kind}_layers_{i}" for i in range(2)] for kind in ("forward", "backward"))
     assert [*ours] == forwards + backwards[::-1]
     records = {site.module: site for site in dash_inductor.sites()}
@@ -138,7 +138,9 @@ def test_a_profile_names_the_site(profiled: bool) -> None:
     q = torch.ones(1, 2, 16, 8)
     plan = "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1"
     with torch.profiler.profile() if profiled else contextlib.nullcontext() as profile:
-        torch.ops.dash.attention_forward(q, q, q, [], "causal/scale=0.5/orders=0123", plan, "attend in layers.0")
+        torch.ops.dash_inductor.attention_forward(
+            q, q, q, [], "causal/scale=0.5/orders=0123", plan, "attend in layers.0"
+        )
     names = {event.name for event in profile.events()} if profile else set()
     assert ("dash_inductor attend in layers.0" in names) == profiled
 

@@ -1,8 +1,8 @@
 """Gradients of attention in compiled graphs: an operator that hashes them, in graphs that are compiled while recording.
 
-    dash::observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()
+    dash_inductor::observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()
 
-Behind every `dash::attention_backward` it reads the results of the kernel, which are in memory in any case.  So it
+Behind every `attention_backward` it reads the results of the kernel, which are in memory in any case.  So it
 changes nothing but the time that the graph takes.  It says that it mutates `scratch`, int64 [2], because nobody would
 run an operator without a result; `scratch` holds the lanes on their way to the journal.
 
@@ -29,12 +29,12 @@ from .rows import CAPACITY, to_host
 from .sizes import LANES
 from .steps import FromGraphs
 
-_lib = torch.library.Library("dash", "FRAGMENT")
+_lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define(
     "observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()",
     tags=(torch.Tag.flexible_layout,),
 )
-observe = torch.ops.dash.observe.default
+observe = torch.ops.dash_inductor.observe.default
 
 _GRADIENTS = ("dQ", "dK", "dV", "dbias")
 _journals: dict[torch.device, Journal] = {}
@@ -141,6 +141,6 @@ def _observe(tensors: list[Tensor], names: list[str], scratch: Tensor) -> None:
         active.recorder.observe_in_step(phases.ATTENTION_GRADIENT, list(zip(names, tensors, strict=True)))
 
 
-torch.library.register_fake("dash::observe", lambda tensors, names, scratch: None, lib=_lib)
+torch.library.register_fake("dash_inductor::observe", lambda tensors, names, scratch: None, lib=_lib)
 for _device in ("CPU", "CUDA"):
     _lib.impl("observe", _observe, _device)

@@ -1,6 +1,6 @@
 """What kernels that walk by tables need of a mask that is data, as nodes of a graph: its tables.
 
-The tables are a node of their own (`dash::mask_tables`), which all layers with the same mask share.
+The tables are a node of their own (`dash_inductor::mask_tables`), which all layers with the same mask share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .sites import Match
 aten = torch.ops.aten
 
 Q_CODES, KV_CODES, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CONTRIBUTIONS, SEEN_BITS = range(9)
-"""The results of `dash::mask_tables`."""
+"""The results of `dash_inductor::mask_tables`."""
 
 
 def needs_tables(match: Match) -> bool:

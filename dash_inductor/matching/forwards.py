@@ -1,4 +1,4 @@
-"""The forward of a site: whether `dash::attention_forward` may take its place."""
+"""The forward of a site: whether `dash_inductor::attention_forward` may take its place."""
 
 from __future__ import annotations
 

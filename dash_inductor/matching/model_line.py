@@ -9,6 +9,9 @@ from torch.fx import Node
 
 _OF_PYTORCH = re.compile(r"/torch/(nn/attention|nested/_internal)/\w+\.py$")
 
+_ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
+"""Dynamo's name of the root module: L['self'], G['model'], or L['args'][0] where a wrapper passes it on."""
+
 
 def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
     """``file:line`` and the path of the module, from the first of these nodes that knows the line; "" is unknown.
@@ -36,5 +39,4 @@ def _module_path(node: Node) -> str:
     if not stack:
         return ""
     path, kind = list(stack.values())[-1]
-    path = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)  # Dynamo's name of the root module: L['self']
-    return path or getattr(kind, "__name__", str(kind))
+    return _ROOT.sub("", path) or getattr(kind, "__name__", str(kind))

@@ -1,4 +1,4 @@
-"""Puts `dash::attention_forward` and `dash::attention_backward` in the place of a forward and its backwards."""
+"""Puts `attention_forward` and `attention_backward` in the place of a forward and its backwards."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Attention:
 
 
 def compiled_backward(mask: Band, scale: float, plan: Plan, *, dynamic: bool = False) -> Callable[..., Gradients]:
-    """`dash::attention_backward` through Inductor: (do, q, k, v, out, lse) -> (dq, dk, dv) with BSHD strides."""
+    """`attention_backward` through Inductor: (do, q, k, v, out, lse) -> (dq, dk, dv) with BSHD strides."""
     lowering.register()
     call = str(backward_call(mask, scale))
 

@@ -112,7 +112,7 @@ def _kind(node: Node) -> Kind:
     if node.op in ("placeholder", "get_attr"):
         return "input"
     name = op_name(node)
-    if name.startswith("dash::"):
+    if name.startswith("dash_inductor::"):
         return "ours"
     return "attention" if "attention" in name or "attn" in name else "other"
 
