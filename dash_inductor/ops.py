@@ -3,7 +3,7 @@
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
     attention_backward_with_bias(grad_out, ..., site, summed) -> (dq, dk, dv, dbias)
-    dropout_seed(like, site) -> seed
+    dropout_seed(seeds, index, site) -> seed
 
 The third one stands in the place of the second where a graph asks for the gradient of a bias.  That is [batch, q heads,
 q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.
@@ -11,14 +11,14 @@ q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
 [batch, q heads, 2 * q_len], see `numbers_per_row`.  Where the mask is one of rows (`model.Placed`), the log-sum-exp has
-rows, -inf in those without a token, and the others, of batch size 1, have tokens.
+rows, -inf in those without a token, and the others are those of packed operators, [tokens, heads, head dim].
 
 `extras` holds the tensors that the call names by their place.
 Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
 Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
-module, so that every graph dump, all generated code and profiles show what was decided, and where.  seed: int64 [1] on
-the device of `like`, any number, drawn from that device's default generator; forward and backwards of a site with
-dropout read one of their own.
+module, so that every graph dump, all generated code and profiles show what was decided, and where.  seeds: int64
+[count], drawn from the default generator of their device for a whole graph; seed: int64 [1], the one of a site with
+dropout, which its forward and its backwards read.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
@@ -51,7 +51,7 @@ _lib.define(
     "Tensor[] extras, str call, str plan, str site) -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
-_lib.define("dropout_seed(Tensor like, str site) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_lib.define("dropout_seed(Tensor seeds, int index, str site) -> Tensor")
 
 _lib.define(
     "attention_backward_with_bias(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
@@ -64,6 +64,9 @@ attention_forward = torch.ops.dash_inductor.attention_forward.default
 attention_backward = torch.ops.dash_inductor.attention_backward.default
 attention_backward_with_bias = torch.ops.dash_inductor.attention_backward_with_bias.default
 dropout_seed = torch.ops.dash_inductor.dropout_seed.default
+
+BACKWARDS = (attention_backward, attention_backward_with_bias)
+"""The operators that give gradients."""
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
@@ -87,11 +90,13 @@ def _fake_forward(
 ) -> tuple[Tensor, Tensor]:
     parsed = _parsed(call, extras, results=1)
     (order,) = parsed.orders
+    query, value = heads_first((query, value), parsed)
     out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
     batch, heads, q_len, _ = query.shape
     placed = parsed.mask.placed
     rows = q_len if placed is None else extras[placed.place.index].shape[0] * ROW_BLOCK
-    return out, query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
+    logsumexp = query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
+    return _as_given(out, parsed), logsumexp
 
 
 def _fake_backward(
@@ -106,12 +111,13 @@ def _fake_backward(
     plan: str,
     site: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = _parsed(call, extras, results=3).orders
-    return (
-        empty_ordered(query.shape, dq, query),
-        empty_ordered(key.shape, dk, key),
-        empty_ordered(value.shape, dv, value),
+    parsed = _parsed(call, extras, results=3)
+    tensors = heads_first((query, key, value), parsed)
+    dq, dk, dv = (
+        _as_given(empty_ordered(tensor.shape, order, tensor), parsed)
+        for tensor, order in zip(tensors, parsed.orders, strict=True)
     )
+    return dq, dk, dv
 
 
 def _fake_backward_with_bias(
@@ -175,8 +181,9 @@ def _forward(
     from .kernels.registry import forward
 
     parsed = _parsed(call, extras, results=1)
+    query, key, value = heads_first((query, key, value), parsed)
     out, logsumexp = forward(query, key, value, extras, parsed, Plan.parse(plan))
-    return _with_order(out, parsed.orders[0]), logsumexp
+    return _as_given(_with_order(out, parsed.orders[0]), parsed), logsumexp
 
 
 def _backward(
@@ -194,10 +201,15 @@ def _backward(
     from .kernels.registry import backward
 
     parsed = _parsed(call, extras, results=3)
+    grad_out, query, key, value, out = heads_first((grad_out, query, key, value, out), parsed)
     tensors = grad_out, query, key, value, out, logsumexp
     dq, dk, dv = backward(tensors, extras, parsed, Plan.parse(plan), site)
     dq_order, dk_order, dv_order = parsed.orders
-    return _with_order(dq, dq_order), _with_order(dk, dk_order), _with_order(dv, dv_order)
+    return (
+        _as_given(_with_order(dq, dq_order), parsed),
+        _as_given(_with_order(dk, dk_order), parsed),
+        _as_given(_with_order(dv, dv_order), parsed),
+    )
 
 
 def _backward_with_bias(
@@ -223,13 +235,22 @@ def _backward_with_bias(
     return *_backward(*tensors, extras, call, plan, site), gradient
 
 
-def _fake_seed(like: Tensor, site: str) -> Tensor:
-    return like.new_empty(1, dtype=torch.int64)
+def _fake_seed(seeds: Tensor, index: int, site: str) -> Tensor:
+    return seeds.new_empty(1)
 
 
-def _seed(like: Tensor, site: str) -> Tensor:
-    limits = torch.iinfo(torch.int64)
-    return torch.randint(limits.min, limits.max, (1,), dtype=torch.int64, device=like.device)
+def _seed(seeds: Tensor, index: int, site: str) -> Tensor:
+    return seeds[index : index + 1].clone()
+
+
+def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
+    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; those of a packed one have batch 1."""
+    return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
+
+
+def _as_given(result: Tensor, call: Call) -> Tensor:
+    """The inverse of `heads_first`, of a result."""
+    return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
 
 
 def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:

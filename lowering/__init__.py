@@ -22,8 +22,11 @@ def register() -> None:
     seed.register()
 
 
-def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
-    """Compile what will run at a site before its graph is rewritten.  Raises whatever keeps a kernel from it."""
+def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
+    """Compile what will run at a site, with a backward or without one, before its graph is rewritten.
+
+    Raises whatever keeps a kernel from it.
+    """
     from . import early
 
-    early.compile_kernels(site, plan, device)
+    early.compile_kernels(site, plan, device, has_backward)

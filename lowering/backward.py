@@ -25,7 +25,7 @@ from ..planning import costs
 from ..schedule import schedules
 from . import early
 from .operator_call import operator_call
-from .template import empty, kind, q_grid, realized, strides, template
+from .template import as_given, empty, heads_first, kind, q_grid, realized, strides, template
 from .vectors import Vectors, lengths
 
 ENOUGH_PROGRAMS = 88
@@ -60,9 +60,10 @@ def attention_backward(
         return operator_call(ops.attention_backward, *args)
     log.debug("lowering %s: call=%s plan=%s", site, call, plan)
     described = Call.parse(call)
+    query, key, value, grad_out, out = heads_first((query, key, value, grad_out, out), described)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, described, *tensors, extras=extras)
-    return kernels.two_pass() if parsed.dq else kernels.one_pass()
+    return as_given(kernels.two_pass() if parsed.dq else kernels.one_pass(), described)
 
 
 def attention_backward_with_bias(

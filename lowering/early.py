@@ -24,8 +24,11 @@ from ..observe import profile
 from ..planning import families
 
 
-def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
+def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
     """Compile what will run at `site`; nothing for plans without compiled kernels.
+
+    Args:
+        has_backward: whether the site has one; else its forward runs alone.
 
     Raises:
         ArgumentError: a setting of Inductor under which the plan's kernels must not be used.
@@ -36,9 +39,12 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device) -> None:
         profile.warn(f"sites of the {plan.kernel} kernel are not profiled: the {families.HOPPER.name} kernel alone is")
     if site.device == "cpu" or compat.interpreting():
         return
-    if registry.has_templates(plan.kernel):
-        check_settings(plan)
-    attempts = [(registry.EXECUTIONS[plan.kernel].compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
+    attempts = []
+    if has_backward:
+        if registry.has_templates(plan.kernel):
+            check_settings(plan)
+        compiled = registry.EXECUTIONS[plan.kernel].compiled
+        attempts += [(compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
     if plan.forward_tiles is not None:
         forward = registry.EXECUTIONS[plan.forward]
         for kv_len in _lengths(site, plan.forward, plan.forward_tiles):

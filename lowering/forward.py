@@ -15,7 +15,7 @@ from ..kernels import registry, templates
 from ..model.call import Call
 from ..model.plan import Plan
 from .operator_call import operator_call
-from .template import empty, kind, q_grid, realized, strides, template
+from .template import as_given, empty, heads_first, kind, q_grid, realized, strides, template
 from .vectors import Vectors, lengths
 
 log = logging.getLogger("dash_inductor")
@@ -45,6 +45,7 @@ def attention_forward(
         return operator_call(ops.attention_forward, query, key, value, extras, call, plan, site)
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
     band = described.mask.band
+    query, key, value = heads_first((query, key, value), described)
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None
@@ -83,4 +84,4 @@ def attention_forward(
         tiles=tiles,
         constants=constants | templates.forward_constants(described.scale, dims[1]),
     )
-    return out, logsumexp
+    return *as_given((out,), described), logsumexp

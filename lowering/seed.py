@@ -1,8 +1,8 @@
-"""Lowering of `dash_inductor::dropout_seed`: Inductor's own draw of a seed, which CUDA graphs and its wrappers know."""
+"""Lowering of `dropout_seed`: an element of what Inductor has drawn, which CUDA graphs and its wrappers know."""
 
 from __future__ import annotations
 
-from torch._inductor import inductor_prims
+import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.virtualized import V
@@ -10,12 +10,14 @@ from torch._inductor.virtualized import V
 from .. import ops
 from ..errors import DashError
 
+aten = torch.ops.aten
+
 
 def register() -> None:
     register_lowering(ops.dropout_seed, type_promotion_kind=None)(dropout_seed)
 
 
-def dropout_seed(like: TensorBox, site: str) -> TensorBox:
+def dropout_seed(seeds: TensorBox, index: int, site: str) -> TensorBox:
     """A seed of one site; shapes as in `ops`.
 
     Raises:
@@ -24,5 +26,5 @@ def dropout_seed(like: TensorBox, site: str) -> TensorBox:
     """
     if V.graph.is_backward:
         raise DashError(f"the seed of dropout of {site} would be drawn again in the backward, where it is another one")
-    seed: TensorBox = lowerings[inductor_prims.seeds](1, like.get_device())
+    seed: TensorBox = lowerings[aten.clone](lowerings[aten.slice](seeds, 0, index, index + 1))
     return seed

@@ -13,13 +13,15 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.ir import BaseView, FixedLayout, TensorBox
-from torch._inductor.lowering import empty_strided
+from torch._inductor.lowering import empty_strided, lowerings
 from torch._inductor.select_algorithm import SymbolicGridFn
 
 from .. import compat, toolchain
 from ..kernels.strides import dense_strides
 from ..model.call import Call
 from ..model.plan import Tiles
+
+aten = torch.ops.aten
 
 
 @functools.cache
@@ -76,6 +78,20 @@ def kind(call: Call) -> str:
     mask = call.mask
     bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
     return "_".join([*(bounds or ["full"]), *sorted(call.data), *(["placed"] if mask.placed is not None else [])])
+
+
+def heads_first(tensors: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
+    """As `ops.heads_first`."""
+    if call.mask.placed is None:
+        return tensors
+    return [lowerings[aten.permute](lowerings[aten.unsqueeze](x, 0), [0, 2, 1, 3]) for x in tensors]
+
+
+def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
+    """The inverse of `heads_first`, of results."""
+    if call.mask.placed is None:
+        return results
+    return [lowerings[aten.squeeze](lowerings[aten.permute](x, [0, 2, 1, 3]), 0) for x in results]
 
 
 def realized(x: TensorBox) -> TensorBox:

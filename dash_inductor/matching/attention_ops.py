@@ -1,4 +1,4 @@
-"""The attention operators of PyTorch, by name: which backwards are replaced, and which are known but kept."""
+"""The attention operators of PyTorch, by name: which are replaced, and which are known but kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..model.reasons import Reason
+from .views import viewed
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One backward operator that can be replaced, and its forward.
+    """One attention operator that can be replaced: its backward, and its forward.
 
     Attributes:
         backward, forward: qualified names.
@@ -38,6 +39,19 @@ class Backend:
     def arguments(self, node: Node) -> dict[str, Any]:
         """`bind` of its forward or its backward, by the names that the operators share; no dropout without a word."""
         return {"dropout_p": 0.0} | {self.renamed.get(name, name): value for name, value in bind(node).items()}
+
+    def forward_of(self, node: Node) -> Node | None:
+        """The forward that made a backward's `out` and `logsumexp`, None if it is elsewhere; a forward itself."""
+        if op_name(node) == self.forward:
+            return node
+        args = self.arguments(node)
+        out, logsumexp = (origin(args[name]) for name in ("out", "logsumexp"))
+        for result, index in ((out, 0), (logsumexp, 1)):
+            if result.target is not operator.getitem or result.args[1] != index:
+                return None
+        forward = out.args[0]
+        assert isinstance(forward, Node)
+        return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
 
     def heads_first(self, value: Tensor) -> Tensor:
         """Query, key, value, output or a gradient of one, as [batch, heads, length, head dim]."""
@@ -62,15 +76,20 @@ FLASH_PACKED = Backend(
     renamed={"cum_seq_q": "cu_seq_q", "cum_seq_k": "cu_seq_k"},
 )  # fmt: skip
 
-BACKENDS = {backend.backward: backend for backend in (FLASH, EFFICIENT, CUDNN, FLASH_CPU, VARLEN, FLASH_PACKED)}
+BACKENDS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU, VARLEN, FLASH_PACKED)
+_BY_NAME = {name: backend for backend in BACKENDS for name in (backend.backward, backend.forward)}
 
-KEPT = {
-    _SDPA + "fused_attention_overrideable_backward": Reason.UNSUPPORTED_OP,
-    "aten::_efficient_attention_backward": Reason.VARLEN,
-    "aten::_cudnn_attention_backward": Reason.VARLEN,
-    "flex_attention_backward": Reason.FLEX_ATTENTION,
-}
+_KEPT = (  # backward, forward
+    (_SDPA + "fused_attention_overrideable_backward", _SDPA + "fused_attention_overrideable", Reason.UNSUPPORTED_OP),
+    ("aten::_efficient_attention_backward", "aten::_efficient_attention_forward", Reason.VARLEN),
+    ("aten::_cudnn_attention_backward", "aten::_cudnn_attention_forward", Reason.VARLEN),
+    ("flex_attention_backward", "flex_attention", Reason.FLEX_ATTENTION),
+)
+KEPT = {name: reason for backward, forward, reason in _KEPT for name in (backward, forward)}
+"""Why operators, backwards and forwards, are kept that are known."""
 
+_BACKWARDS = frozenset((*(backend.backward for backend in BACKENDS), *(backward for backward, _, _ in _KEPT)))
+_FORWARDS = frozenset((*(backend.forward for backend in BACKENDS), *(forward for _, forward, _ in _KEPT)))
 
 _ALIASES = ("aten::alias", "aten::detach")
 
@@ -86,25 +105,27 @@ def op_name(node: Node) -> str:
     return ""
 
 
+def backend_of(node: Node) -> Backend | None:
+    """Which operator a node calls, its backward or its forward; None if it is none that can be replaced."""
+    return _BY_NAME.get(op_name(node))
+
+
 def is_attention_backward(node: Node) -> bool:
     """Whether the node is an attention backward that ends as a record."""
-    name = op_name(node)
-    return name in BACKENDS or name in KEPT
+    return op_name(node) in _BACKWARDS
 
 
-def find_forward(backend: Backend, args: Mapping[str, Any]) -> Node | None:
-    """The forward node that made a backward's `out` and `logsumexp`; None if it is not in this graph.
+def is_lone_forward(node: Node) -> bool:
+    """Whether the node is an attention forward whose results no attention backward of its graph reads."""
+    return op_name(node) in _FORWARDS and not any(map(_leads_to_backward, node.users))
 
-    Args:
-        args: the backward's, as `Backend.arguments`.
-    """
-    out, logsumexp = (origin(args[name]) for name in ("out", "logsumexp"))
-    for node, index in ((out, 0), (logsumexp, 1)):
-        if node.target is not operator.getitem or node.args[1] != index:
-            return None
-    forward = out.args[0]
-    assert isinstance(forward, Node)
-    return forward if forward is logsumexp.args[0] and op_name(forward) == backend.forward else None
+
+def _leads_to_backward(node: Node) -> bool:
+    """Whether a result of a forward, or a view of one, is read by an attention backward."""
+    if is_attention_backward(node):
+        return True
+    shows = node.target is operator.getitem or viewed(node) is not None
+    return shows and any(map(_leads_to_backward, node.users))
 
 
 def origin(node: Node) -> Node:

@@ -54,12 +54,12 @@ class DataMask:
             """One for all layers, so that their tables are the same."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
-        lengths = size(query, 2), size(key, 2)
-        if site.mask.placed is not None:  # in rows, which ids have
-            rows = extras[0]
-            lengths = size(rows, 1), size(rows, 1)
-        facts = (*lengths, size(query, 0), site.q_heads, site.kv_heads)
-        arguments = (extras[: len(site.mask.operands)], *facts, str(site.mask), str(match.plan))
+        if site.mask.placed is None:
+            facts = size(query, 2), size(key, 2), size(query, 0)
+        else:  # in rows, which ids have
+            facts = size(extras[0], 1), size(extras[0], 1), 1
+        heads = site.q_heads, site.kv_heads
+        arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
         has_codes = site.mask.keys is not None or site.mask.segments is not None
         has_dense = site.mask.dense is not None

@@ -8,12 +8,12 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-from torch.utils.checkpoint import CheckpointPolicy
 
-from ..ops import dropout_seed
 from . import layout, predicates
 from .emit import Emitter
 from .mask_nodes import shape_of
+from .saved import is_joint, saved, shows_input
+from .seeds import Seeds
 from .sites import Match
 from .token_data import Axis
 from .token_vectors import PLANE
@@ -21,7 +21,7 @@ from .token_vectors import PLANE
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
+def extras(emitter: Emitter, match: Match, seeds: Seeds, before: Node) -> list[Node]:
     """What the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; the bias; the seed.
 
     Layers with the same mask share what they can, but never a seed.  A site with a bias has no mask that is data.
@@ -32,30 +32,18 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         tokens = emitter.size(match.args["query"], 0, before=before, like=before)
         found += terms.documents.placed(emitter, tokens, before)
     if terms.segments is not None:
-        found.append(graph.expanded(terms.segments.q.compute(graph), "q"))
+        found.append(graph.vector(terms.segments.q.compute(graph), "q"))
         if not terms.segments.is_one_vector:
-            found.append(graph.expanded(terms.segments.kv.compute(graph), "kv"))
+            found.append(graph.vector(terms.segments.kv.compute(graph), "kv"))
     if terms.keys is not None:
-        found.append(graph.expanded(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
+        found.append(graph.vector(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
     if terms.dense is not None:
-        found.append(predicates.compute(terms.dense, PLANE, graph))
+        found.append(graph.of_graph(predicates.compute(terms.dense, PLANE, graph)))
     if match.bias is not None:
         found.append(graph.of_four_dimensions(match.bias.tensor))
     if match.site.dropout is not None:
-        found.append(_seed(emitter, match, before))
+        found.append(seeds.next(emitter, match, before))
     return found
-
-
-def _seed(emitter: Emitter, match: Match, before: Node) -> Node:
-    """Drawn once for forward, recomputed forward and backward, and saved between them.
-
-    Two nodes must never look equal to PyTorch, which would merge them: the name of the site tells them apart.  And none
-    may be recomputed, however much else is, because a second draw is another seed.
-    """
-    query = match.operands.query
-    node = emitter.call(dropout_seed, (query, match.node.name), before=before, like=before)
-    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return node
 
 
 @dataclass(frozen=True)
@@ -101,8 +89,11 @@ class _Graph:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
 
-    def expanded(self, vector: Node, axis: Axis) -> Node:
+    def vector(self, vector: Node, axis: Axis) -> Node:
         """[batch, tokens] of a vector."""
+        vector = self.of_graph(vector)
+        if is_joint(self.emitter.graph):
+            saved(vector)
         sizes: list[Any] = []
         for d, (tensor, dim) in enumerate(((self.match.operands.query, 0), self._length(axis))):
             same = layout.same(vector.meta["val"].shape[d], tensor.meta["val"].shape[dim])
@@ -110,6 +101,12 @@ class _Graph:
         if sizes == [-1, -1]:
             return vector
         return self.emitter.call(aten.expand.default, (vector, sizes), before=self.before, like=vector)
+
+    def of_graph(self, data: Node) -> Node:
+        """What a mask reads, where the program cannot write to it before the backward has read it (see `saved`)."""
+        if not is_joint(self.emitter.graph) or not shows_input(data):
+            return data
+        return self.call(aten.clone.default, data)
 
     def _length(self, axis: Axis) -> tuple[Node, int]:
         return (self.match.operands.query if axis == "q" else self.match.operands.key), 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from .attention_ops import BACKENDS, find_forward, op_name
+from .attention_ops import backend_of
 
 
 class Places:
@@ -21,10 +21,10 @@ class Places:
     def of(self, node: Node) -> int:
         return self._places[node]
 
-    def of_backward(self, node: Node) -> int:
-        """The place of the forward of an attention backward; the node's own where no forward is known."""
-        backend = BACKENDS.get(op_name(node))
-        forward = None if backend is None else find_forward(backend, backend.arguments(node))
+    def of_forward(self, node: Node) -> int:
+        """The place of the forward of an attention; the node's own where no forward is known."""
+        backend = backend_of(node)
+        forward = None if backend is None else backend.forward_of(node)
         if forward is not None:
             return self._places[forward]
         return self._first.get(node.meta.get("seq_nr"), self._places[node])

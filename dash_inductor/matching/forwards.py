@@ -9,11 +9,9 @@ from typing import Any
 from torch.fx import Node
 
 from ..config import config
-from ..model.call import Order
-from . import layout
-from .attention_ops import Backend, is_alias, origin
+from .attention_ops import origin
 from .packed import band
-from .sites import Match
+from .sites import Match, only_output_used, out_order
 
 
 def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
@@ -39,10 +37,8 @@ def cause_to_keep(forward: Node | None, matches: Sequence[Match]) -> str:
         return "forward and backward have different masks"
     if backend.packed and any(_documents(bound) != _documents(match.args) for match in matches):
         return "forward and backward have different documents or windows"
-    backwards = {match.node for match in matches}
-    for user in forward.users:
-        if user.target is not operator.getitem or (user.args[1] != 0 and not _only_used_by(user, backwards)):
-            return "log-sum-exp or random state has other users"
+    if not only_output_used(forward, {match.node for match in matches}):
+        return "log-sum-exp or random state has other users"
     if out_order(backend, forward) is None:
         return "its output is not dense"
     return ""
@@ -61,21 +57,9 @@ def _documents(args: dict[str, Any]) -> tuple[object, ...]:
     return origin(args["cu_seq_q"]), origin(args["cu_seq_k"]), band(args)
 
 
-def out_order(backend: Backend, forward: Node) -> Order | None:
-    """The dimensions of the forward's output, [batch, heads, length, head dim], from the largest stride to the
-    smallest; None if it is not dense.
-    """
-    out = backend.heads_first(forward.meta["val"][0])
-    return layout.dense_order(out.shape, out.stride())
-
-
 def _call(match: Match) -> tuple[object, ...]:
     bias = None if match.bias is None else match.bias.tensor
     return (str(match.site.call), str(match.plan), match.operands.repeats, match.terms, bias)
-
-
-def _only_used_by(node: Node, allowed: set[Node]) -> bool:
-    return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
 
 
 def _same(a: Node | None, b: Node | None) -> bool:

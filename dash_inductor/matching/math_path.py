@@ -24,23 +24,25 @@ _PRODUCTS = ("aten::bmm", "aten::matmul", "aten::baddbmm")
 
 @dataclass(frozen=True)
 class MathCall:
-    """One call of `scaled_dot_product_attention` whose backward is in the graph.
+    """One call of `scaled_dot_product_attention`.
 
     Attributes:
         softmax: the nodes of its softmax.
         device: where it runs.
         detail: what can be seen of the call; the cause is among it.
+        has_backward: whether its backward is in the graph, too.
         tensors: its query, key and value, heads repeated as PyTorch repeated them; None where they cannot be read.
     """
 
     softmax: tuple[Node, ...]
     device: torch.device
     detail: str
+    has_backward: bool
     tensors: Tensors | None
 
 
 def math_calls(graph: Graph) -> Iterator[MathCall]:
-    """Every call of the math implementation that has a backward in this graph; none in inference graphs."""
+    """Every call of the math implementation in this graph."""
     softmax: dict[object, list[Node]] = {}
     forward: dict[object, list[Node]] = {}
     with_backward: set[object] = set()
@@ -55,10 +57,15 @@ def math_calls(graph: Graph) -> Iterator[MathCall]:
     for number, nodes in softmax.items():
         call = _call(nodes[0], "source_fn_stack")
         value = nodes[0].meta.get("val")
-        if isinstance(value, Tensor) and (number in with_backward or (call is not None and call in with_backward)):
+        if isinstance(value, Tensor):
             same = nodes if call is None else forward[call]
+            has_backward = number in with_backward or (call is not None and call in with_backward)
             yield MathCall(
-                tuple(nodes), value.device, "; ".join(_facts(value, same)), _tensors(nodes[-1].meta["val"], same)
+                tuple(nodes),
+                value.device,
+                "; ".join(_facts(value, same)),
+                has_backward,
+                _tensors(nodes[-1].meta["val"], same),
             )
 
 

@@ -29,7 +29,7 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 
 
 def site_text(node: Node) -> str:
-    """An attention backward as the new operators name it: its name and, where that is known, its module's path."""
+    """An attention as the new operators name it: its node's name and, where that is known, its module's path."""
     module = model_line([node, *node.users])[1]
     return f"{node.name} in {module}" if module else str(node.name)
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..model.call import Order
 from . import layout
-from .attention_ops import Backend
+from .attention_ops import Backend, is_attention_backward
 from .repeat_kv import Reduction, Repeat, find_reduction, find_repeat, is_padded_repeat
 
 
@@ -30,7 +30,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Operands:
-    """Query, key and value of one site.
+    """Query, key and value of one site.  A forward that is alone has gradients that nobody asks for.
 
     Attributes:
         query, key, value: the graph's own operands of the backward.
@@ -58,7 +58,7 @@ def output(node: Node, index: int) -> Node | None:
 
 
 def find_operands(node: Node, backend: Backend, args: dict[str, Any]) -> Operands:
-    """Operands of a backward node; repeated keys and values are looked through where their gradients allow it.
+    """Operands of a site; repeated keys and values are looked through where their gradients allow it.
 
     Those of a packed operator are its own, of three dimensions, and so are its repeats.
     """
@@ -91,6 +91,8 @@ def find_operands(node: Node, backend: Backend, args: dict[str, Any]) -> Operand
 
 
 def _plain_gradient(node: Node, backend: Backend, index: int) -> Gradient:
+    if not is_attention_backward(node):  # a forward alone has none
+        return Gradient((0, 1, 2, 3))
     used = output(node, index)
     value = node.meta["val"][index] if used is None else used.meta["val"]
     if not isinstance(value, torch.Tensor):  # this gradient is not wanted
@@ -100,7 +102,7 @@ def _plain_gradient(node: Node, backend: Backend, index: int) -> Gradient:
 
 
 def _summed_gradient(node: Node, index: int, repeat: Repeat) -> Gradient | None:
-    used = output(node, index)
+    used = output(node, index) if is_attention_backward(node) else None
     if used is None:
         return Gradient((0, 1, 2, 3))
     reduction = find_reduction(used, repeat)

@@ -17,9 +17,9 @@ from torch.fx import Node
 from ..model.mask import MAX_LENGTH, Band
 from . import layout
 from .attention_ops import op_name, origin
-from .emit import Emitter
 
-aten = torch.ops.aten
+_READ = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
+"""The tensors of a packed forward that are read."""
 
 _DEPTH = 20
 """Operators behind one another that are compared to tell whether two nodes have the same value."""
@@ -29,7 +29,8 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
     """What is not replaced of a packed call; "" if it is one that `Documents` and `band` describe.
 
     Args:
-        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Backend.arguments`.
+        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Backend.arguments`;
+            of the forward both where that is alone.
     """
     starts, key_starts = args["cu_seq_q"], args["cu_seq_k"]
     if not (isinstance(starts, Node) and isinstance(key_starts, Node)):
@@ -49,7 +50,7 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
         return f"{given}; int32 or int64 [documents + 1] on {query.device} is read"
     if args["dropout_p"] != 0.0:
         return f"it has dropout_p={args['dropout_p']}; with 0.0 it is replaced"
-    own = [name for name, value in forward.items() if name not in args and _is_tensor(value)]
+    own = [name for name, value in forward.items() if name not in _READ and _is_tensor(value)]
     if own:
         return f"its forward has {' and '.join(own)}; without that it is replaced"
     if None in map(_number, _window(args)):
@@ -109,15 +110,3 @@ def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
         return type(x) is type(y) and bool(x == y)
 
     return same(a.args, b.args) and all(same(a.kwargs[name], b.kwargs[name]) for name in a.kwargs)
-
-
-def heads_first(emitter: Emitter, node: Node, before: Node) -> Node:
-    """[1, heads, tokens, head dim] of [tokens, heads, head dim], in front of `before`."""
-    node = emitter.call(aten.unsqueeze.default, (node, 0), before=before, like=before)
-    return emitter.call(aten.permute.default, (node, [0, 2, 1, 3]), before=before, like=before)
-
-
-def tokens_first(emitter: Emitter, node: Node, before: Node, like: Node) -> Node:
-    """The inverse of `heads_first`, with the metadata of `like`."""
-    node = emitter.call(aten.permute.default, (node, [0, 2, 1, 3]), before=before, like=like)
-    return emitter.call(aten.squeeze.dim, (node, 0), before=before, like=like)

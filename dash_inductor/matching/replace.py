@@ -14,37 +14,39 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops import attention_backward, attention_backward_with_bias, attention_forward
-from . import packed
-from .attention_ops import find_forward
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
 from .emit import Emitter, erase_dead
 from .extras import extras
-from .forwards import out_order
 from .model_line import model_line, site_text
 from .operands import Gradient, output
 from .repeat_kv import Repeat
-from .sites import Match
+from .seeds import Seeds
+from .sites import Match, out_order
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> None:
-    """Replace the backwards of `matches`, and `forward` too unless it is None.
+def replace(graph: Graph, forward: Node | None, matches: Sequence[Match], seeds: Seeds) -> None:
+    """Replace the backwards of `matches`, and `forward` too unless it is None; or a forward that is alone.
 
     Either everything is replaced or, if anything raises, the graph is as it was.
+
+    Args:
+        seeds: those of the graph; a site with dropout takes one.
     """
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
         inputs = results = None
         if forward is not None:
-            inputs = _inputs(emitter, matches[0], before=forward)
+            inputs = _inputs(emitter, matches[0], seeds, before=forward)
             results = _new_forward(emitter, forward, matches[0], inputs, swaps)
         for match in matches:
-            own = inputs or _inputs(emitter, match, before=match.node)
-            _new_backward(emitter, match, own, results, swaps)
+            if match.has_backward:
+                own = inputs or _inputs(emitter, match, seeds, before=match.node)
+                _new_backward(emitter, match, own, results, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
     except BaseException:
@@ -67,8 +69,8 @@ def _erase_replaced(graph: Graph, forward: Node | None, matches: Sequence[Match]
 
 def _new_forward(
     emitter: Emitter, forward: Node, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
-) -> tuple[Node, Node]:
-    """The new forward; returns its output, as the operator gives it, and its log-sum-exp."""
+) -> tuple[Node | None, Node | None]:
+    """The new forward; returns its output and its log-sum-exp, None where nothing reads them."""
     order = out_order(match.backend, forward)
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
@@ -80,11 +82,9 @@ def _new_forward(
     for user in forward.users:
         if user.args[1] == 0:
             out = emitter.call(operator.getitem, (node, 0), before=forward, like=user)
-            swaps.append((user, _as_before(emitter, match, out, forward, user)))
+            swaps.append((user, out))
         elif user.args[1] == 1:
             logsumexp = emitter.call(operator.getitem, (node, 1), before=forward, like=user)
-    assert out is not None  # `find_forward` saw the backward read both
-    assert logsumexp is not None
     return out, logsumexp
 
 
@@ -92,7 +92,7 @@ def _new_backward(
     emitter: Emitter,
     match: Match,
     inputs: _Inputs,
-    results: tuple[Node, Node] | None,
+    results: tuple[Node | None, Node | None] | None,
     swaps: list[tuple[Node, Node]],
 ) -> None:
     """The new backward; `results` are those of the new forward, None if the old forward stays."""
@@ -110,8 +110,6 @@ def _new_backward(
     grad_out, out, extras = args[match.backend.grad_out], args["out"], inputs.extras
     assert isinstance(grad_out, Node)
     assert isinstance(out, Node)
-    if match.backend.packed:
-        grad_out, out = (packed.heads_first(emitter, tensor, old) for tensor in (grad_out, out))
     if inputs.data is not None:
         extras = extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
@@ -138,7 +136,6 @@ def _new_backward(
         used = output(old, index)
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
-            result = _as_before(emitter, match, result, old, used)
             swaps.append(_consumer(emitter, used, result, gradient, repeat, before=old))
 
 
@@ -152,14 +149,9 @@ def _lead_to_model(backward: Node, match: Match) -> None:
 
     PyTorch notes the node of Dynamo's graph that another one is made from in the forward alone.
     """
-    forward = find_forward(match.backend, match.args)
+    forward = match.backend.forward_of(match.node)
     if forward is not None and "from_node" in forward.meta:
         backward.meta.setdefault("from_node", forward.meta["from_node"])
-
-
-def _as_before(emitter: Emitter, match: Match, result: Node, before: Node, like: Node) -> Node:
-    """A result of a new operator in the dimensions of the old one's."""
-    return packed.tokens_first(emitter, result, before, like) if match.backend.packed else result
 
 
 def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -> Node:
@@ -203,19 +195,13 @@ class _Inputs:
     data: DataMask | None
 
 
-def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
+def _inputs(emitter: Emitter, match: Match, seeds: Seeds, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
     operands = match.operands
-    if match.backend.packed:
-        query, key, value = (
-            packed.heads_first(emitter, node, before) for node in (operands.query, operands.key, operands.value)
-        )
-        operands = dataclasses.replace(operands, query=query, key=key, value=value)
-        match = dataclasses.replace(match, operands=operands)
     key, value = operands.key, operands.value
     if operands.repeats is not None:
         key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
-    query, of_mask = operands.query, extras(emitter, match, before)
+    query, of_mask = operands.query, extras(emitter, match, seeds, before)
     if not needs_tables(match):
         return _Inputs((query, key, value), of_mask, None)
     data = DataMask.build(emitter, match, of_mask, before)

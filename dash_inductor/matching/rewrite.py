@@ -1,4 +1,4 @@
-"""The pass over a graph: an attention backward becomes a dash operator or is kept for one reason; all are recorded."""
+"""The pass over a graph: an attention becomes operators of ours or is kept for one reason; all are recorded."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from ..config import config
 from ..model.plan import Plan
 from ..model.reasons import Reason
 from ..model.site import Site
-from ..observe.records import SiteRecord
+from ..observe.records import FORWARD_ONLY, FULL, SiteRecord
 from ..observe.report import publish, trace_graph
 from ..planning.planner import keeping
 from ..planning.prediction import predicted_us
 from . import masks
-from .attention_ops import find_forward, is_attention_backward, op_name
+from .attention_ops import is_attention_backward, is_lone_forward, op_name
 from .forward_order import Places
 from .forwards import cause_to_keep
 from .kept_error import kept_error
 from .math_path import OP, MathCall, math_calls
 from .model_line import model_line
 from .replace import replace
+from .saved import is_joint, recompute_views
+from .seeds import Seeds
 from .sites import Facts, Match, NotReadable, analyse
 
 log = logging.getLogger("dash_inductor")
 
-CompileKernels = Callable[[Site, Plan, torch.device], None]
+CompileKernels = Callable[[Site, Plan, torch.device, bool], None]
+"""Of a site, its plan, its device, and whether it has a backward."""
+
+_ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
+"""Reasons that are settings of the program."""
 
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
 
@@ -40,19 +46,20 @@ _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass
 def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
     """Replace what can be replaced, in place, and publish a record per site (see `observe`), in the forward's order.
 
-    Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without an
-    attention backward.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
+    Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without
+    attention.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
 
     Args:
-        compile_kernels: called with every site that can be replaced, its plan and its device before the graph is
-            changed; the site is kept where it raises.
+        compile_kernels: called with every site that can be replaced before the graph is changed; the site is kept
+            where it raises.
 
     Returns:
         Whether the graph was changed.
 
     Raises:
-        SiteKeptError: `config.strict` is set and a site was kept.  A site on the CPU with ``config.cpu="off"`` does not
-            count: PyTorch's CPU kernels are deterministic, and leaving them alone was asked for.
+        SiteKeptError: `config.strict` is set and a site was kept.  What the program asked for does not count: a site on
+            the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without a
+            backward with ``config.forward="keep"``.
     """
     readings, calls = _read(graph)
     if readings or calls:
@@ -60,10 +67,12 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
     if compile_kernels is not None:
         for reading in readings:
             reading.compile(compile_kernels)
+    seeds = Seeds(graph)
     for group in _by_forward(readings):
-        _replace_group(graph, group)
+        _replace_group(graph, group, seeds)
     changed = any(reading.reason is None for reading in readings)
     if changed:
+        recompute_views(graph)
         trace_graph("dash_graph_after", graph)
     _refuse(_publish(graph, readings, calls))
     return changed
@@ -76,7 +85,7 @@ def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
         cause: the settings, for the records.
 
     Returns:
-        Whether there was such an attention backward; those that would have been kept anyway have their own reason.
+        Whether there was such an attention; those that would have been kept anyway have their own reason.
 
     Raises:
         SiteKeptError: as `rewrite_graph`.
@@ -102,9 +111,9 @@ def _read(graph: Graph) -> tuple[list[_Reading], list[tuple[int, MathCall]]]:
         return [], []
     places = Places(graph)
     readings = [
-        _Reading(node, places.of_backward(node))
+        _Reading(node, places.of_forward(node))
         for node in graph.nodes
-        if is_attention_backward(node) and _RECORDED not in node.meta
+        if (is_attention_backward(node) or is_lone_forward(node)) and _RECORDED not in node.meta
     ]
     try:
         for reading in readings:
@@ -127,24 +136,18 @@ def _publish(graph: Graph, readings: list[_Reading], calls: list[tuple[int, Math
     placed = [(reading.place, reading.record()) for reading in readings]
     placed += [(place, _math_record(call)) for place, call in calls]
     records = [record for _, record in sorted(placed, key=lambda pair: pair[0])]
-    publish(records, "joint" if any(map(_is_tangent, graph.nodes)) else "inference")
+    publish(records, "joint" if is_joint(graph) else "inference")
     left_alone = {call.softmax[0].name for _, call in calls if call.device.type == "cpu" and config.cpu == "off"}
     return [
         record
         for record in records
-        if record.status == "kept" and record.reason is not Reason.CPU_OFF and record.name not in left_alone
+        if record.status == "kept" and record.reason not in _ASKED_FOR and record.name not in left_alone
     ]
 
 
 def _refuse(kept: list[SiteRecord]) -> None:
     if config.strict and kept:
-        raise kept_error(
-            "strict is set, and these attention backwards cannot be replaced:\n" + "\n".join(map(str, kept))
-        )
-
-
-def _is_tangent(node: Node) -> bool:
-    return node.op == "placeholder" and str(node.target).startswith("tangents_")
+        raise kept_error("strict is set, and these attention sites cannot be replaced:\n" + "\n".join(map(str, kept)))
 
 
 def _math_record(call: MathCall) -> SiteRecord:
@@ -162,6 +165,7 @@ def _math_record(call: MathCall) -> SiteRecord:
         line=line,
         module=module,
         tensors=call.tensors,
+        kind=FULL if call.has_backward else FORWARD_ONLY,
     )
 
 
@@ -181,11 +185,12 @@ class _Reading:
     def __post_init__(self) -> None:
         self.name, self.op, self.graph = self.node.name, op_name(self.node), self.node.graph
         self.line, self.module = model_line([self.node, *self.node.users])
+        self.has_backward = is_attention_backward(self.node)
 
     def read(self) -> None:
         try:
             self.match = analyse(self.node, self.facts)
-            self.forward = find_forward(self.match.backend, self.match.args)
+            self.forward = self.match.backend.forward_of(self.node)
             self.detail = self.match.detail
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
@@ -196,7 +201,11 @@ class _Reading:
 
     def _steps(self, match: Match) -> Iterator[str]:
         """How the site was matched, for the log."""
-        yield f"backward of {match.backend.forward}, whose forward is {self.forward or 'in no graph that is seen here'}"
+        if self.has_backward:
+            found = self.forward or "in no graph that is seen here"
+            yield f"backward of {match.backend.forward}, whose forward is {found}"
+        else:
+            yield f"{match.backend.forward} without a backward"
         operands = match.operands
         yield f"query {operands.query}, key {operands.key}, value {operands.value}"
         if operands.repeats is not None:
@@ -210,7 +219,7 @@ class _Reading:
         if self.match is None:
             return
         try:
-            compile_kernels(self.match.site, self.match.plan, self.match.device)
+            compile_kernels(self.match.site, self.match.plan, self.match.device, self.has_backward)
         except Exception as error:
             log.debug("site %s", self.name, exc_info=error)
             text = " ".join(str(error).split())  # compilers quote whole programs
@@ -251,28 +260,31 @@ class _Reading:
             inputs=facts.inputs,
             recognised=facts.recognised,
             arch=facts.arch,
-            predicted_us=predicted_us(plan, facts.site, facts.arch) if plan and facts.site else None,
+            predicted_us=predicted_us(plan, facts.site, facts.arch)
+            if plan and facts.site and self.has_backward
+            else None,
+            kind=FULL if self.has_backward else FORWARD_ONLY,
         )
 
 
 def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
-    """The sites to replace, those of one forward together."""
+    """The sites to replace, those of one forward together, in the order in which the forward runs them."""
     groups: dict[Node, list[_Reading]] = {}
-    for reading in readings:
+    for reading in sorted(readings, key=lambda reading: reading.place):
         if reading.match is not None:
             groups.setdefault(reading.forward or reading.node, []).append(reading)
     return list(groups.values())
 
 
-def _replace_group(graph: Graph, group: list[_Reading]) -> None:
+def _replace_group(graph: Graph, group: list[_Reading], seeds: Seeds) -> None:
     try:
         matches = [reading.match.refreshed() for reading in group if reading.match is not None]
-        cause = cause_to_keep(group[0].forward, matches)
+        cause = cause_to_keep(group[0].forward, matches) if group[0].has_backward else ""
         if cause:
             group = [reading for reading in group if not reading.needs_our_forward(cause)]
             kept = [match for match in matches if not match.site.call.operands]
             matches = [dataclasses.replace(match, plan=keeping(match.plan, match.backend.forward)) for match in kept]
-        replace(graph, None if cause else group[0].forward, matches)
+        replace(graph, None if cause else group[0].forward, matches, seeds)
     except Exception as error:
         for reading in group:
             reading.fail(error)

@@ -1,8 +1,9 @@
-"""From an attention backward node to a `Match`: facts for the planner and its plan, or the one reason to keep it."""
+"""From an attention in the graph to a `Match`: facts for the planner and its plan, or the one reason to keep it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from .. import toolchain
 from .._arguments import name_of
 from ..config import config
 from ..model.call import Bias as CallBias
-from ..model.call import Call
+from ..model.call import Call, Order
 from ..model.dropout import Dropout
 from ..model.mask import Band, Dense, Keys, Mask, Operand, Placed, Segments
 from ..model.plan import Kept, Plan
@@ -24,7 +25,17 @@ from ..model.site import DType, Site
 from ..observe.records import Tensors
 from ..planning import decide
 from . import arch, layout, packed
-from .attention_ops import BACKENDS, FLASH, KEPT, Backend, find_forward, op_name, origin
+from .attention_ops import (
+    BACKENDS,
+    FLASH,
+    KEPT,
+    Backend,
+    backend_of,
+    is_alias,
+    is_attention_backward,
+    op_name,
+    origin,
+)
 from .biases import Bias, find_bias
 from .documents import Documents
 from .mask_nodes import inputs_of
@@ -49,12 +60,12 @@ class NotReadable(Exception):
 
 @dataclass(frozen=True)
 class Match:
-    """An attention backward that can be replaced.
+    """An attention that can be replaced: a backward, or a forward without one in its graph.
 
     Attributes:
-        node: the backward node.
+        node: the backward; the forward where that is alone.
         backend: which operator it is.
-        args: its arguments, as `Backend.arguments` names them.
+        args: the node's arguments, as `Backend.arguments` names them.
         site, plan: what the planner was given and what it answered.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
@@ -76,6 +87,11 @@ class Match:
     def device(self) -> torch.device:
         """Where the site runs."""
         return _device(self.node)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the node is a backward."""
+        return is_attention_backward(self.node)
 
     @property
     def detail(self) -> str:
@@ -105,7 +121,7 @@ class Facts:
 
 
 def analyse(node: Node, facts: Facts) -> Match:
-    """Read one backward node.  `facts` is filled in as far as the reading gets.
+    """Read one backward, or one forward that is alone.  `facts` is filled in as far as the reading gets.
 
     Raises:
         NotReadable: the node stays as it is.
@@ -118,14 +134,17 @@ def analyse(node: Node, facts: Facts) -> Match:
         raise NotReadable(Reason.DEVICE, str(device))
     if op_name(node) in KEPT:
         raise NotReadable(KEPT[op_name(node)], _replaced_instead(op_name(node)))
-    backend = BACKENDS[op_name(node)]
+    backend = backend_of(node)
+    assert backend is not None
     args = backend.arguments(node)
     if backend.packed:
-        _check_packed(backend, args)
+        _check_packed(node, backend, args)
     query, key, value = (backend.heads_first(args[name].meta["val"]) for name in ("query", "key", "value"))
     _check_sizes(query, key, value)
     _check_dtypes(backend, args)
-    if not backend.packed:  # whose forward is always replaced
+    if not is_attention_backward(node):
+        _check_lone_forward(node, backend)
+    elif not backend.packed:  # whose forward is always replaced
         _check_logsumexp(args["logsumexp"].meta["val"], query)
     terms, bias, cause = _terms(node, backend, args, facts)
     mask = mask_of(terms)
@@ -171,7 +190,7 @@ def analyse(node: Node, facts: Facts) -> Match:
 
 def _look(node: Node, facts: Facts) -> None:
     """What can be seen without reading anything back."""
-    backend = BACKENDS.get(op_name(node))
+    backend = backend_of(node)
     if backend is None:
         facts.tensors = _tensors(node.args[:3])  # of FlexAttention, and of other operators of PyTorch
         return
@@ -272,21 +291,50 @@ def _replaced_instead(name: str) -> str:
     """An operator of `KEPT` and, where it is packed attention, those that are replaced."""
     if KEPT[name] is not Reason.VARLEN:
         return name
-    return f"{name}; {' and '.join(b.backward for b in BACKENDS.values() if b.packed)} are replaced"
+    return f"{name}; {' and '.join(b.forward for b in BACKENDS if b.packed)} are replaced"
 
 
-def _check_packed(backend: Backend, args: dict[str, Any]) -> None:
-    forward = find_forward(backend, args)
+def _check_packed(node: Node, backend: Backend, args: dict[str, Any]) -> None:
+    forward = backend.forward_of(node)
     cause = packed.cause_to_keep(args, {} if forward is None else backend.arguments(forward))
     if cause:
         raise NotReadable(Reason.VARLEN, cause)
 
 
 def _check_dtypes(backend: Backend, args: dict[str, Any]) -> None:
-    names = ("query", "key", "value", "out", backend.grad_out)
+    names = [name for name in ("query", "key", "value", "out", backend.grad_out) if name in args]
     dtypes = [args[name].meta["val"].dtype for name in names]
     if len(set(dtypes)) != 1 or dtypes[0] not in DTYPES:
         raise NotReadable(Reason.DTYPE, ", ".join(f"{n}: {d}" for n, d in zip(names, dtypes, strict=True)))
+
+
+def _check_lone_forward(forward: Node, backend: Backend) -> None:
+    if config.forward == "keep":
+        raise NotReadable(Reason.FORWARD_OFF)
+    if not only_output_used(forward):
+        raise NotReadable(Reason.FORWARD_RESULTS)
+    if out_order(backend, forward) is None:
+        raise NotReadable(Reason.LAYOUT, "its output is not dense")
+
+
+def only_output_used(forward: Node, backwards: Set[Node] = frozenset()) -> bool:
+    """Whether nothing but these backwards uses more of a forward than its output."""
+    return all(
+        user.target is operator.getitem and (user.args[1] == 0 or _only_used_by(user, backwards))
+        for user in forward.users
+    )
+
+
+def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
+    return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
+
+
+def out_order(backend: Backend, forward: Node) -> Order | None:
+    """The dimensions of the forward's output, [batch, heads, length, head dim], from the largest stride to the
+    smallest; None if it is not dense.
+    """
+    out = backend.heads_first(forward.meta["val"][0])
+    return layout.dense_order(out.shape, out.stride())
 
 
 def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Why an attention backward is kept as PyTorch had it: `Reason`, the complete list."""
+"""Why an attention is kept as PyTorch had it: `Reason`, the complete list."""
 
 from __future__ import annotations
 
@@ -167,9 +167,22 @@ class Reason(Enum):
             "forward. `detail` says why the forward is kept."
         ),
     )
+    FORWARD_OFF = (
+        "forward_off",
+        "A forward without a backward stays with forward='keep', as all forwards do.",
+        'Leave `config.forward` at `"auto"`.',
+    )
+    FORWARD_RESULTS = (
+        "forward_results",
+        "A forward without a backward in its graph gives more than its output.",
+        (
+            "Use neither the log-sum-exp nor the random state of the forward. A region that is compiled by itself "
+            "(`torch.compiler.nested_compile_region`) hands the log-sum-exp to its backward in this way."
+        ),
+    )
     LAYOUT = (
         "layout",
-        "A gradient or the log-sum-exp has a memory layout that cannot be produced or read.",
+        "A result or the log-sum-exp has a memory layout that cannot be produced or read.",
         "Please report the strides in `detail`. Calling `.contiguous()` before SDPA avoids the problem.",
     )
     SCHEDULE_UNSUPPORTED = (

@@ -1,4 +1,4 @@
-"""The records: of every compiled graph, and in it of every attention backward, what was decided and why."""
+"""The records: of every compiled graph, and in it of every attention, what was decided and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from ..model.reasons import Reason
 from ..model.site import Site
 
 __all__ = [
+    "FORWARD_ONLY",
+    "FULL",
     "GraphRecord",
+    "Kind",
     "Reason",
     "SiteRecord",
     "Tensors",
@@ -29,6 +32,11 @@ __all__ = [
     "replace_graph",
     "sites",
 ]
+
+Kind = Literal["forward and backward", "forward only"]
+"""Which parts of an attention are in its graph."""
+FULL: Kind = "forward and backward"
+FORWARD_ONLY: Kind = "forward only"
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,12 @@ class Tensors:
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """What happened to one attention backward.
+    """What happened to one attention: a backward with its forward, or a forward alone.
 
     Attributes:
-        name: the backward node's name in its joint graph; the new operators have it, with the module, as `site`.
-        op: the backward operator that was found, for example ``aten::_scaled_dot_product_flash_attention_backward``.
+        name: the name of the backward's node in its graph, or of the forward's where that is alone; the new operators
+            have it, with the module, as `site`.
+        op: the operator of that node, for example ``aten::_scaled_dot_product_flash_attention_backward``.
         status: "replaced", or "kept" as PyTorch had it.
         reason: why it is kept; None for a replaced site.
         detail: more about the reason, or about how the site was matched; may be empty.
@@ -93,6 +102,8 @@ class SiteRecord:
         recognised: in words, from what the mask was recognised and how that was verified; "" without a mask tensor.
         arch: the architecture for which the site was planned, "sm_90" or "cpu"; "" if that was not reached.
         predicted_us: the predicted time of the backward, in microseconds; None where nothing predicts it.
+        kind: "forward and backward", or "forward only" where the graph has no backward of it: under `no_grad`, in an
+            evaluation, in the first run of a reentrant checkpoint.
     """
 
     name: str
@@ -111,6 +122,7 @@ class SiteRecord:
     recognised: str = ""
     arch: str = ""
     predicted_us: float | None = None
+    kind: Kind = FULL
 
     @property
     def source(self) -> str:
@@ -152,6 +164,7 @@ class SiteRecord:
             "recognised": self.recognised,
             "arch": self.arch,
             "predicted_us": self.predicted_us,
+            "kind": self.kind,
         }
 
     @staticmethod
@@ -175,13 +188,15 @@ class SiteRecord:
         """One line, as it is logged."""
         where = f" at {self.source}" if self.source else ""
         note = f" ({self.detail})" if self.detail else ""
+        alone = f"{FORWARD_ONLY}, " if self.kind == FORWARD_ONLY else ""
         if self.reason is not None:
-            return f"{self.name}: kept, {self.reason.value}: {self.reason.explanation}{note}{where}"
-        return f"{self.name}: replaced, mask {self.mask}, plan {self.plan}, forward {self.forward}{note}{where}"
+            return f"{self.name}: {alone}kept, {self.reason.value}: {self.reason.explanation}{note}{where}"
+        return f"{self.name}: {alone}replaced, mask {self.mask}, plan {self.plan}, forward {self.forward}{note}{where}"
 
 
 _PLAIN = (  # fields that are the same in JSON
     "name", "op", "status", "detail", "forward", "mask", "line", "module", "recognised", "arch", "predicted_us",
+    "kind",
 )  # fmt: skip
 _OF_PLAN = ("numerics_key", "critical_path", "schedule_note")  # fields of a plan that are not part of its text
 
@@ -293,7 +308,7 @@ def graphs() -> tuple[GraphRecord, ...]:
 
 
 def sites() -> tuple[SiteRecord, ...]:
-    """Every attention backward of `graphs`, in the order in which each graph's forward runs them.
+    """Every attention of `graphs`, with a backward or without, in the order in which each graph's forward runs them.
 
     A graph that is from a cache brings its records along; where they are missing, `graphs` says so.
     """

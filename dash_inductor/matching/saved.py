@@ -1,0 +1,62 @@
+"""What a backward of ours reads of its forward: memory that PyTorch watches, or values that are the graph's alone.
+
+A program may write to a tensor between a forward and its backward.  In eager mode autograd notices it by the version
+of each tensor that it saved, and raises an error.  A compiled forward returns what its backward needs.  Inputs of the
+graph are watched there in the same way; a view of one is not, because Inductor hands it out as a tensor of its own
+that has the memory of the input.  So the backward would silently read what the program has written.
+
+Note [What the backward reads]
+Two rules keep that from happening.  Views that lead to what a backward of ours reads are computed again in the
+backward, from what they are views of: PyTorch then saves that, under its version.  And what a mask reads of an input
+is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its own
+buffer again.  Vectors (valid keys, numbers of documents) are small and saved in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..ops import BACKWARDS
+from .views import viewed
+
+
+def is_joint(graph: Graph) -> bool:
+    """Whether the graph is a forward with its backward, which PyTorch will take apart."""
+    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
+
+
+def saved(node: Node) -> None:
+    """Let PyTorch save a value, however much else is computed again."""
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def shows_input(node: Node) -> bool:
+    """Whether the node is an input of the graph, or a view of one."""
+    *_, base = _views(node)
+    return base.op != "call_function"
+
+
+def recompute_views(graph: Graph) -> None:
+    """Let every view that leads to what a backward of ours reads be computed again in the backward of a joint graph.
+
+    See Note [What the backward reads].
+    """
+    if not is_joint(graph):
+        return
+    for node in graph.nodes:
+        if node.target in BACKWARDS:
+            grad_out = node.args[0]
+            for read in node.all_input_nodes:
+                if read is not grad_out:
+                    for view in list(_views(read))[:-1]:
+                        view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _views(node: Node) -> Iterator[Node]:
+    """The views behind a node, itself included, and the node whose memory they all show, last."""
+    yield node
+    while (source := viewed(node)) is not None:
+        yield (node := source)

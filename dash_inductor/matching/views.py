@@ -1,0 +1,31 @@
+"""Nodes that are views: they have the memory of another node."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Node
+
+_UNMARKED = ("aten::_unsafe_view", "aten::reshape")
+"""Operators whose schema does not say that their result may have the memory of their argument."""
+
+
+def viewed(node: Node) -> Node | None:
+    """The node whose memory this one shows, directly; None if it has memory of its own, or is no call."""
+    if node.op != "call_function":
+        return None
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
+        return None
+    if node.target is operator.getitem:  # of several views, as `split` gives them
+        return source if _is_view(source.target) else None
+    return source if _is_view(node.target) else None
+
+
+def _is_view(target: object) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    schema = target._schema
+    aliases = [result.alias_info for result in schema.returns]
+    return schema.name in _UNMARKED or any(info is not None and not info.is_write for info in aliases)
