@@ -59,6 +59,7 @@ class JointGraphs:
         plane_length: what `planes` counts as a materialised mask or score matrix.
         before, after: operator counts per graph, before the first and after the last joint pass.
         partitions: operator counts of the forward, backward and inference graphs that come out of the joint ones.
+        parts: those graphs themselves.
         texts, planes: the graphs after the passes, and what is left of length x length tensors in them.
     """
 
@@ -66,6 +67,7 @@ class JointGraphs:
     before: list[Counter[str]] = field(default_factory=list)
     after: list[Counter[str]] = field(default_factory=list)
     partitions: list[Counter[str]] = field(default_factory=list)
+    parts: list[Graph] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     planes: list[str] = field(default_factory=list)
 
@@ -114,6 +116,7 @@ class JointGraphs:
 
     def _see_partition(self, graph: Graph) -> None:
         self.partitions.append(op_counts(graph))
+        self.parts.append(graph)
 
 
 @contextmanager
