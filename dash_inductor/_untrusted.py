@@ -54,6 +54,19 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return open(file, "rb", buffering=0)
 
 
+def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes; raises as `open_regular` does, and for a longer file."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = bytearray()
+        while size <= most and (part := file.read(min(1 << 20, most + 1 - len(content)))):
+            content += part
+            size = max(size, len(content))
+    if size > most:
+        raise Refused(f"a file of {size} bytes or more, where {most} are allowed")
+    return bytes(content)
+
+
 def parse_json(content: bytes, values: int) -> Any:
     """Parse strict JSON in UTF-8: without NaN, infinities, keys that repeat, and integers of more than 20 characters.
 

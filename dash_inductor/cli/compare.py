@@ -53,7 +53,9 @@ def show(result: Comparison, arguments: argparse.Namespace) -> int:
 
 
 def _json(result: Comparison) -> str:
-    return json.dumps(result.to_dict(), indent=2).replace("\x7f", "\\u007f")  # the one control character that json leaves
+    return json.dumps(result.to_dict(), indent=2).replace(
+        "\x7f", "\\u007f"
+    )  # the one control character that json leaves
 
 
 def _shown(text: str) -> str:

@@ -204,7 +204,9 @@ class _Walk:
             for name, values in _differing(a.facts, b.facts):
                 facts.setdefault(name, values)
             for label, run in (("a", a), ("b", b)):
-                reasons.update((f"{label} has no fingerprint of {name}: {why}", None) for name, why in run.unseen.items())
+                reasons.update(
+                    (f"{label} has no fingerprint of {name}: {why}", None) for name, why in run.unseen.items()
+                )
                 if result.first is None and run.torn is not None:
                     reasons[f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"] = None
                 elif result.first is None and not run.ended:

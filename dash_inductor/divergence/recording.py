@@ -6,6 +6,7 @@ hides is not guessed at.  A frame that is whole but is not what a recorder write
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -210,7 +211,7 @@ class Run:
     def missing(self) -> list[range]:
         """The ranks that have no file, as far as it is known how many there were."""
         bounds = [-1, *self.recordings, self.world_size or 0]
-        gaps = (range(before + 1, after) for before, after in zip(bounds, bounds[1:], strict=False))
+        gaps = (range(before + 1, after) for before, after in itertools.pairwise(bounds))
         return [gap for gap in gaps if gap]
 
 
@@ -236,5 +237,7 @@ def _rank_of(folder: Path, name: str) -> int:
     rank = int(digits[1]) if digits else RANKS
     if rank >= RANKS or path_of(folder, rank).name != name:
         last = path_of(folder, RANKS - 1).name
-        raise RecordingError(folder / name, "no name of the file of a rank", f"rank00000.dash to {last}, or other names")
+        raise RecordingError(
+            folder / name, "no name of the file of a rank", f"rank00000.dash to {last}, or other names"
+        )
     return rank

@@ -69,4 +69,6 @@ def shown(value: Any) -> str:
 
 
 def _wrapped(paragraph: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(printable(paragraph), WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    return textwrap.wrap(
+        printable(paragraph), WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )

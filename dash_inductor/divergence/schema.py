@@ -1,11 +1,11 @@
 """What a frame of JSON may say, checked completely: fields, types, ranges and counts.
 
-    environment  rank, world_size, every; versions, gpu, cpu, settings, environment   the first frame, and only that
-    facts        numerics_keys
-    names        names: phase, tensor and description of each
-    unseen       name, reason
-    finding      step, phase, tensor, groups, minority, differing                     see `agreement.find`
-    end                                                                               the last frame
+environment  rank, world_size, every; versions, gpu, cpu, settings, environment   the first frame, and only that
+facts        numerics_keys
+names        names: phase, tensor and description of each
+unseen       name, reason
+finding      step, phase, tensor, groups, minority, differing                     see `agreement.find`
+end                                                                               the last frame
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _agree(groups: list[list[int]], minority: list[int]) -> None:
     if len(set(ranks)) != len(ranks):
         raise Refused(f"groups={shortened(groups)}, where each rank is allowed once")
     if minority and sorted(minority) != sorted(ranks[len(groups[0]) :]):
-        raise Refused(f"minority={shortened(minority)}, where the ranks outside of the first group are allowed, or none")
+        raise Refused(
+            f"minority={shortened(minority)}, where the ranks outside of the first group are allowed, or none"
+        )
 
 
 _LABEL = _text(TEXT)
