@@ -80,9 +80,9 @@ class Recording:
                 self._take(self._object(content))
                 continue
             next_, body = self._step(content)
+            if next_ < max(step, 1):
+                raise self._frames.error(f"step {next_} behind step {step}", "steps from 1 on, in ascending order")
             if next_ != step:
-                if next_ < step or next_ == 0:
-                    raise self._frames.error(f"step {next_} behind step {step}", "steps from 1 on, in ascending order")
                 if step:
                     yield step, self._whole(step, numbers, entries)
                 step, numbers, entries = next_, [], []
