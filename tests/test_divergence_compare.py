@@ -19,6 +19,8 @@ from dash_inductor.divergence.compare import Comparison, compare
 from dash_inductor.divergence.file import Appender, Name, path_of
 from dash_inductor.errors import ArgumentError
 
+from .support.recordings import environment
+
 TENSORS = [
     (phases.INITIAL, "w"),
     (phases.INPUT, "Model"),
@@ -41,12 +43,14 @@ def record(
     spoiled: Spoiled = NOTHING,
     lost: str = "",
     end: bool = True,
+    numerics_keys: tuple[str, ...] = (),
     **facts: Any,
 ) -> Path:
     """A recording of every tensor in every step; `lost` is a phase that it lacks."""
     for rank in range(ranks):
         file = Appender(path_of(folder, rank))
-        file.json({"type": "environment", "rank": rank, "every": 1, **facts})
+        file.json(environment(rank, ranks, **facts))
+        file.json({"type": "facts", "numerics_keys": numerics_keys})
         numbers: dict[Name, int] = {}
         for step in range(1, steps + 1):
             entries = []
@@ -140,7 +144,7 @@ def test_a_run_that_was_cut_off_is_equal_up_to_there(tmp_path: Path) -> None:
 def test_runs_without_enough_in_common_are_not_comparable(tmp_path: Path) -> None:
     a = record(tmp_path / "a")
     ranks = compare(a, record(tmp_path / "b", ranks=3))
-    assert (ranks.verdict, ranks.reasons) == ("not comparable", ["a has the ranks 0 to 1, b has 0 to 2"])
+    assert (ranks.verdict, ranks.reasons) == ("not comparable", ["a is a run of 2 ranks, b of 3 ranks"])
     lost = compare(a, record(tmp_path / "c", lost=phases.INPUT))
     assert (lost.verdict, lost.reasons) == ("not comparable", ["only a has input Model"])
     empty = compare(a, record(tmp_path / "d", steps=0))
@@ -158,8 +162,12 @@ def test_other_rhythms_are_compared_where_they_meet(tmp_path: Path) -> None:
 
 
 def test_facts_that_differ_are_named(tmp_path: Path) -> None:
-    facts = {"versions": {"torch": "2.13", "cuda": None}, "numerics_keys": ["k1", "k2"], "gpu": {}}
-    other = {"versions": {"torch": "2.14", "cuda": None}, "numerics_keys": ["k2", "k3"], "gpu": {"name": "H100"}}
+    facts: dict[str, Any] = {"versions": {"torch": "2.13", "cuda": None}, "numerics_keys": ("k1", "k2"), "gpu": {}}
+    other: dict[str, Any] = {
+        "versions": {"torch": "2.14", "cuda": None},
+        "numerics_keys": ("k2", "k3"),
+        "gpu": {"name": "H100"},
+    }
     result = compare(record(tmp_path / "a", **facts), record(tmp_path / "b", **other))
     assert result.verdict == "equal"
     assert sorted(result.facts) == [
@@ -168,11 +176,11 @@ def test_facts_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_a_comparison_holds_one_step(tmp_path: Path) -> None:
-    """A recording forty times as long takes no more memory."""
+    """A recording five times as long takes no more memory; the shorter one has several blocks."""
     import tracemalloc
 
     peaks = []
-    for steps in (50, 2000):
+    for steps in (1000, 5000):
         a, b = (record(tmp_path / f"{name}{steps}", steps=steps, ranks=1) for name in "ab")
         compare(a, b)
         tracemalloc.start()

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor.divergence.file import MAGIC, Appender, Entry, Name, Recording, RecordingError, path_of, ranks_in
+from dash_inductor.divergence.file import MAGIC, Appender, Entry, Name, path_of
+from dash_inductor.divergence.recording import Recording, Run
 from dash_inductor.divergence.writer import Writer
-from dash_inductor.errors import ArgumentError
+from dash_inductor.errors import ArgumentError, RecordingError
+
+from .support.recordings import environment
 
 NAMES = [Name("gradient", "a.weight", "float32 [2]"), Name("parameter", "ä", "bfloat16 []")]
 
@@ -22,7 +25,7 @@ NAMES = [Name("gradient", "a.weight", "float32 [2]"), Name("parameter", "ä", "b
 def write(path: Path, steps: int) -> list[int]:
     """A small recording; the ends of its frames."""
     appender, ends = Appender(path), []
-    appender.json({"type": "environment", "rank": 0})
+    appender.json(environment())
     ends.append(path.stat().st_size)
     appender.json({"type": "names", "names": NAMES})
     ends.append(path.stat().st_size)
@@ -46,7 +49,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     recording, steps = read(tmp_path / "f")
     assert [step for step, _ in steps] == [1, 2, 3]
     assert steps[1][1] == [Entry(NAMES[0], bytes([2] * 16)), Entry(NAMES[1], bytes([102] * 16))]
-    assert (recording.ended, recording.torn, recording.facts) == (True, None, {"rank": 0})
+    assert (recording.ended, recording.torn, recording.facts) == (
+        True, None, {"rank": 0, "world_size": 1, "every": 1},
+    )  # fmt: skip
 
 
 def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_other_files_are_no_recordings(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="no recording of this version"):
         read(tmp_path / "f")
     with pytest.raises(ArgumentError, match=r"rank00000\.dash"):
-        ranks_in(tmp_path)
+        Run(tmp_path)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -90,7 +95,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     Appender(path).close()
     with pytest.raises(RecordingError, match="exists already"):
         Appender(path)
-    assert ranks_in(tmp_path / "new") == [3]
+    assert list(Run(tmp_path / "new").recordings) == [3]
 
 
 ENDLESS = """
@@ -99,7 +104,7 @@ from pathlib import Path
 from dash_inductor.divergence.file import Name
 from dash_inductor.divergence.writer import Writer
 
-writer = Writer(Path(sys.argv[1]), {})
+writer = Writer(Path(sys.argv[1]), {"rank": 0, "world_size": 1, "every": 1})
 names = [Name("gradient", str(n), "int8 []") for n in range(500)]
 writer.put(lambda file: file.json({"type": "names", "names": names}))
 for step in range(1, 10**9):
@@ -134,7 +139,7 @@ def test_what_goes_wrong_in_the_thread_reaches_the_program(tmp_path: Path) -> No
     def fail(file: Appender) -> None:
         raise OSError("no space left")
 
-    writer = Writer(tmp_path / "f", {})
+    writer = Writer(tmp_path / "f", environment())
     writer.put(lambda file: file.step(1, []))
     writer.put(fail)
     writer.put(lambda file: file.step(2, [])) if writer._jobs.qsize() else None
@@ -147,7 +152,7 @@ def test_what_goes_wrong_in_the_thread_reaches_the_program(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "f", {})
+    writer = Writer(tmp_path / "f", environment())
     os.dup2(os.open("/dev/full", os.O_WRONLY), writer._appender._file)
     writer.put(lambda file: file.step(1, []))
     with pytest.raises(OSError, match="No space left"):

@@ -13,13 +13,15 @@ import dash_inductor
 from dash_inductor import _cache_key
 from dash_inductor.config import config
 from dash_inductor.divergence import active
-from dash_inductor.divergence.file import Appender, Recording, RecordingError, path_of
+from dash_inductor.divergence.file import Appender, path_of
 from dash_inductor.divergence.fingerprint import digest, fingerprint
+from dash_inductor.divergence.recording import Recording
 from dash_inductor.divergence.steps import FromGraphs, StepWriter
-from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.errors import ArgumentError, DashError, RecordingError
 
 from .support.blocks import Model, inputs, plain, train
 from .support.global_hooks import global_hooks
+from .support.recordings import environment
 
 
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
@@ -190,6 +192,7 @@ def test_what_has_no_fingerprint_is_said(tmp_path: Path) -> None:
 
 def test_a_journal_that_overflows_is_said(tmp_path: Path) -> None:
     file = Appender(tmp_path / "f")
+    file.json(environment())
     numbers = [5, *(0, 1, 2), *(1, 3, 4), *(0, 5, 6)]  # five entries, of which three had room
     journal = FromGraphs([("a dQ", "float32 [2]"), ("a dK", "float32 [2]")], lambda: [numbers])
     StepWriter().write(file, 1, [], {}, [journal])
@@ -204,6 +207,7 @@ def test_a_journal_that_overflows_is_said(tmp_path: Path) -> None:
 
 def test_a_journal_to_which_nothing_was_appended_is_no_step(tmp_path: Path) -> None:
     file, writer = Appender(tmp_path / "f"), StepWriter()
+    file.json(environment())
     for step, numbers in ((1, [1, *(0, 1, 2)]), (2, [0, *(0, 1, 2)])):
         writer.write(file, step, [], {}, [FromGraphs([("a dQ", "float32 [2]")], lambda numbers=numbers: [numbers])])
     assert [step for step, _ in Recording(tmp_path / "f").steps()] == [1]

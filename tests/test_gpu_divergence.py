@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import dash_inductor
 from dash_inductor.divergence.compare import compare
-from dash_inductor.divergence.file import Recording, path_of
+from dash_inductor.divergence.file import path_of
 from dash_inductor.divergence.fingerprint import add_lanes, fingerprint
+from dash_inductor.divergence.recording import Recording
 
 from .support.blocks import BLOCKS, train
 from .support.distribution import ROOT

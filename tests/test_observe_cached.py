@@ -89,9 +89,10 @@ def test_an_entry_without_records_is_reported() -> None:
 
 
 def test_records_that_cannot_be_read_are_missing(caplog: pytest.LogCaptureFixture) -> None:
-    report.restore('{"sites": []}', "AOTAutogradCache")
-    (graph,) = dash_inductor.graphs()
-    assert graph.missing
+    texts = ('{"sites": []}', "[" * 100_000, "[]", '{"sites": [{"name": 1}]}', '{"sites": [1]}', "\ud800", "1e999")
+    for text in texts:
+        report.restore(text, "AOTAutogradCache")
+    assert [graph.missing for graph in dash_inductor.graphs()] == [True] * len(texts)
     assert "cannot be read: KeyError: 'compile_id'" in caplog.text
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -333,6 +335,66 @@ def test_files_that_are_no_recorded_runs(tmp_path: Path, text: str) -> None:
         measured.read(path)
     with pytest.raises(ArgumentError, match="measured="):
         measured.read(tmp_path / "missing.json")
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "this is a FIFO"),
+        (os.mkdir, "this is a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "this is a device"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (sparse, "a file of 1099511627776 bytes or more, where 268435456 are allowed"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "no JSON"),
+        (lambda path: path.write_text("[" * 100_000), "no JSON"),
+        (lambda path: path.write_text('{"unit": "ns", "unit": "ns", "spans": []}'), "'unit' is there twice"),
+        (lambda path: path.write_text('{"unit": "ns", "spans": [], "x": NaN}'), "NaN"),
+        (lambda path: path.write_text('{"unit": "ns", "spans": [], "x": 1e999}'), "not finite"),
+        (lambda path: path.write_text('{"spans": ' + "9" * 10_000 + "}"), "an integer of 10000 characters"),
+        (lambda path: path.write_text('{"unit": "ns", "spans": [], "meta": {"gpu": [[]]}}'), "gpu="),
+        (lambda path: path.write_text('{"unit": "ns", "spans": [], "meta": {"schedule": "%s"}}' % ("x" * 201)), "200"),
+        (lambda path: path.write_text(json.dumps({"unit": "ns", "spans": [["\x1b[2J" * 10**5]]})), r"\\x1b\[2J"),
+    ],
+)
+def test_files_that_only_look_like_recorded_runs(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+    """Nothing is waited for, nothing large is built, and a message is short and printable."""
+    make(tmp_path / "run.json")
+    with pytest.raises(ArgumentError, match=said) as caught:
+        measured.read(tmp_path / "run.json")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "change", [{"sm": 1 << 31}, {"ticket": 1 << 31}, {"head": 1 << 20}, {"end": 1 << 63}, {"kv": True}, {"q": 0.5}]
+)
+def test_numbers_of_a_recorded_run_have_a_range(tmp_path: Path, change: dict[str, Any]) -> None:
+    (name,) = change
+    with pytest.raises(ArgumentError, match=name):
+        measured.read(recorded(tmp_path, SPAN | change))
+
+
+def test_too_many_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_SPANS", 2)
+    assert measured.read(recorded(tmp_path, SPAN, SPAN)).steps
+    with pytest.raises(ArgumentError, match="3 spans"):
+        measured.read(recorded(tmp_path, SPAN, SPAN, SPAN))
+    monkeypatch.setattr(measured, "_VALUES", 60)
+    with pytest.raises(ArgumentError, match="values, where 60 are allowed"):
+        measured.read(recorded(tmp_path, SPAN, SPAN, SPAN))
+
+
+def test_the_name_of_a_gpu_is_shown_as_it_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps({"unit": "ns", "spans": [SPAN], "meta": {"gpu": "a\x1b[2J\u202eb", "schedule": "\ud800"}})
+    )
+    assert measured.read(path).note == r"a\x1b[2J\u202eb, \ud800"
 
 
 def test_a_recorded_run_beside_the_prediction(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from .. import __version__
+from .._untrusted import printable_lines
 from ..errors import DashError
 
 COMMANDS = {
@@ -33,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`, by default the program's own.
 
     Returns:
-        The exit status: that of the command; 2 for a bad argument, which is named on the standard error.
+        The exit status: that of the command; 2 for an error, which is on the standard error, for a defect of this
+        package, with its traceback, and if nobody reads the output.  1 is an answer of the command, and nothing else.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser("dash-inductor", description="Deterministic attention for torch.compile.")
@@ -48,8 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(f".{arguments.command}", __name__).run(arguments))
     except DashError as error:
-        print(f"dash-inductor {arguments.command}: {error}", file=sys.stderr)
-        return 2
+        print(printable_lines(f"dash-inductor {arguments.command}: {error}"), file=sys.stderr)
     except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would write at its end
-        return 1
+        drop_output()
+    except Exception:
+        print(printable_lines(traceback.format_exc()), file=sys.stderr)
+    return 2
+
+
+def drop_output() -> None:
+    """Forget what waits to be printed, which the interpreter would try to write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..errors import DashError
+from . import drop_output
 
 if TYPE_CHECKING:
     from ..divergence.compare import Comparison
@@ -15,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, help="a folder that dash_inductor.record has filled")
     parser.add_argument("b", type=Path, help="another one")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page about the result")
-    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable"
+    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or an error"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,10 +29,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(result: Comparison, arguments: argparse.Namespace) -> int:
-    """Print a comparison, write its page, and return its exit status."""
+    """Print a comparison, write its page, and return its exit status.
+
+    Raises:
+        DashError: the page or the output cannot be written.
+        BrokenPipeError: nobody reads the output.
+    """
     from ..divergence import page, report
 
     if arguments.html is not None:
-        arguments.html.write_text(page.html(result), encoding="utf-8")
-    print(json.dumps(result.to_dict(), indent=2) if arguments.json else report.text(result))
+        try:
+            arguments.html.write_text(page.html(result), encoding="utf-8")
+        except OSError as error:
+            raise DashError(f"the page cannot be written: {error}") from error
+    try:
+        print(_shown(_json(result) if arguments.json else report.text(result)), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        raise DashError(f"the result cannot be printed: {error}") from error
     return result.exit_code
+
+
+def _json(result: Comparison) -> str:
+    return json.dumps(result.to_dict(), indent=2).replace(
+        "\x7f", "\\u007f"
+    )  # the one control character that json leaves
+
+
+def _shown(text: str) -> str:
+    """`text` with escapes for what the standard output cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

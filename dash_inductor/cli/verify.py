@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", action="store_true", dest="module", help="run a module, as python -m does")
     parser.add_argument("script", help="the script, or the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or the script failed"
+    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or an error, also of the script"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import RecordingError
 from . import phases
-from .file import Entry, Recording, path_of, ranks_in
+from .file import Entry
+from .limits import FINDINGS
+from .recording import Recording, Run
 
 Verdict = Literal["equal", "diverged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"equal": 0, "diverged": 1, "not comparable": 2}
@@ -49,15 +54,17 @@ class Comparison:
     Attributes:
         a, b: the folders.
         verdict: "diverged" if any tensor that both have differs, or if one run has more steps than the other; "not
-            comparable" if what they have in common is equal, but does not suffice to call the runs equal.
+            comparable" if what they have in common is equal, but does not suffice to call the runs equal, as where a
+            rank has no file, or a file was cut off.
         reasons: in words, why the runs are not comparable, or what their recordings lack beside the difference.
         first: the first difference; None without one.
         conclusion: in words, what the first difference tells about where it arose.
         others: further tensors that differ in the same step, in order, at most 20; others_count: all of them.
         steps: how many steps were compared, the one that differs included; last_step: the last of them, 0 for none.
-        ranks: how many ranks there are.
+        ranks: how many ranks have a file in both.
         facts: facts about the runs that differ, as (name, in a, in b).
-        findings: what either run has found itself about ranks that must be equal, as ("a" or "b", finding).
+        findings: what either run has found itself about ranks that must be equal, as ("a" or "b", finding); the first
+            100 of each run.
     """
 
     a: str
@@ -99,19 +106,31 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
 
     Raises:
         ArgumentError: a folder has no recording.
-        RecordingError: a file is no recording of this version.
+        RecordingError: a file cannot be read, or is not what a recorder of this version writes, within what `limits`
+            allows; or the files of a folder do not belong to one run.
     """
-    folders = Path(a), Path(b)
     result = Comparison(str(a), str(b))
-    ranks, others = (ranks_in(folder) for folder in folders)
-    if ranks != others:
-        result.reasons.append(f"a has the ranks {_listed(ranks)}, b has {_listed(others)}")
-        result.verdict = "not comparable"
-        return result
-    pairs = {rank: tuple(Recording(path_of(folder, rank)) for folder in folders) for rank in ranks}
-    result.ranks = len(ranks)
-    _Walk(result, pairs).run()
+    try:
+        _compare(result, Run(Path(a)), Run(Path(b)))
+    except MemoryError as error:
+        raise RecordingError(result.a, f"it and {result.b} do not fit into memory", "more memory") from error
     return result
+
+
+def _compare(result: Comparison, *runs: Run) -> None:
+    sizes = [run.world_size for run in runs]
+    if None not in sizes and len(set(sizes)) > 1:
+        result.reasons.append(f"a is a run of {_ranks(sizes[0])}, b of {_ranks(sizes[1])}")
+        result.verdict = "not comparable"
+        return
+    for label, run in zip("ab", runs, strict=True):
+        if gaps := run.missing():
+            of = "" if run.world_size is None else f", of {_ranks(run.world_size)}"
+            result.reasons.append(f"{label} has no file of {_listed(gaps)}{of}")
+    a, b = (run.recordings for run in runs)
+    pairs = {rank: (a[rank], b[rank]) for rank in a if rank in b}
+    result.ranks = len(pairs)
+    _Walk(result, pairs, complete=not result.reasons).run()
 
 
 @dataclass
@@ -127,7 +146,8 @@ class _Step:
 @dataclass
 class _Walk:
     result: Comparison
-    pairs: dict[int, tuple[Recording, ...]]
+    pairs: dict[int, tuple[Recording, Recording]]
+    complete: bool  # every rank has a file in both runs
     unmatched: dict[str, str] = field(default_factory=dict)
     missing: dict[tuple[int, str], int] = field(default_factory=dict)  # the first step that a run of a rank lacks
 
@@ -150,20 +170,22 @@ class _Walk:
         if step.a is None or step.b is None:
             self.missing.setdefault((step.rank, "a" if step.a is None else "b"), step.number)
             return
-        of_b = {entry.name[:2]: entry for entry in step.b}
-        for key in of_b.keys() - {entry.name[:2] for entry in step.a}:
-            self.unmatched.setdefault(" ".join(key), "b")
+        if step.a == step.b:
+            return
+        of_b = dict(_told_apart(step.b))
         before = ""
-        for place, entry in enumerate(step.a):
-            other = of_b.get(entry.name[:2])
+        for place, (key, entry) in enumerate(_told_apart(step.a)):
+            other = of_b.pop(key, None)
             if other is None:
                 self.unmatched.setdefault(str(entry.name), "a")
-            elif (entry.name, entry.fingerprint) == (other.name, other.fingerprint):
+            elif entry == other:
                 before = str(entry.name)
             else:
                 phase, tensor = entry.name[:2]
                 found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
                 yield (phases.STAGES[phase], place, step.rank), found
+        for entry in of_b.values():
+            self.unmatched.setdefault(str(entry.name), "b")
 
     def _diverged(self, steps: list[_Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]
@@ -171,24 +193,28 @@ class _Walk:
         result.verdict, result.first = "diverged", first
         result.others, result.others_count = found[1 : 1 + _LISTED], len(found) - 1
         result.conclusion = _conclusion(first, found, steps)
+        if not self.complete:
+            result.conclusion += " Ranks without a file in both runs were not looked at; it may have arisen there."
 
     def _look_at_runs(self) -> None:
         result = self.result
         facts: dict[str, tuple[Any, Any]] = {}
+        reasons: dict[str, None] = {}  # each once, whatever number of ranks it is true of
         for rank, (a, b) in self.pairs.items():
             for name, values in _differing(a.facts, b.facts):
                 facts.setdefault(name, values)
             for label, run in (("a", a), ("b", b)):
-                result.findings += [(label, finding) for finding in run.findings if finding not in
-                                    [known for of, known in result.findings if of == label]]  # fmt: skip
-                result.reasons += [f"{label} has no fingerprint of {n}: {why}" for n, why in run.unseen.items()]
+                reasons.update(
+                    (f"{label} has no fingerprint of {name}: {why}", None) for name, why in run.unseen.items()
+                )
                 if result.first is None and run.torn is not None:
-                    result.reasons.append(
-                        f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"
-                    )
+                    reasons[f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"] = None
                 elif result.first is None and not run.ended:
-                    result.reasons.append(f"{label} was cut off: rank {rank} has not ended its recording")
+                    reasons[f"{label} was cut off: rank {rank} has not ended its recording"] = None
+        result.reasons += reasons
         result.facts = [(name, *values) for name, values in facts.items()]
+        for label, runs in zip("ab", zip(*self.pairs.values(), strict=True), strict=False):
+            self._take_findings(label, runs)
         by_run = {label: [name for name, run in self.unmatched.items() if run == label] for label in "ab"}
         for label, names in by_run.items():
             if names:
@@ -196,8 +222,17 @@ class _Walk:
                 result.reasons.append(f"only {label} has {names[0]}{more}")
         self._judge(by_run)
 
+    def _take_findings(self, label: str, runs: Sequence[Recording]) -> None:
+        """What a run has found itself: every rank has written it, so that each finding is taken once."""
+        found = {json.dumps(finding, sort_keys=True): finding for run in runs for finding in run.findings}
+        self.result.findings += [(label, finding) for finding in found.values()][:FINDINGS]
+        if len(found) > FINDINGS or any(run.findings_count > FINDINGS for run in runs):
+            self.result.reasons.append(f"{label} has more findings than the {FINDINGS} that are listed")
+
     def _judge(self, unmatched: dict[str, list[str]]) -> None:
         result = self.result
+        if not self.pairs:
+            result.reasons.append("no rank has a file in both recordings")
         if result.first is not None:
             return
         cut_off = any(run.torn is not None or not run.ended for pair in self.pairs.values() for run in pair)
@@ -210,7 +245,7 @@ class _Walk:
         if result.steps == 0:
             result.reasons.append("no step is in both recordings")
             result.verdict = "not comparable"
-        elif result.verdict == "equal" and (cut_off or any(unmatched.values())):
+        elif result.verdict == "equal" and (cut_off or any(unmatched.values()) or not self.complete):
             result.verdict = "not comparable"
 
 
@@ -264,14 +299,27 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any,
             yield from _differing(a.get(key), b.get(key), f"{name}.{key}" if name else key)
     elif isinstance(a, list) and isinstance(b, list):
         if a != b:
-            yield name, ([each for each in a if each not in b], [each for each in b if each not in a])
+            of_a, of_b = set(a), set(b)
+            yield name, ([each for each in a if each not in of_b], [each for each in b if each not in of_a])
     elif a != b:
         yield name, (a, b)
 
 
-def _listed(numbers: list[int]) -> str:
-    return (
-        f"0 to {numbers[-1]}"
-        if numbers == list(range(len(numbers))) and len(numbers) > 1
-        else ", ".join(map(str, numbers))
-    )
+def _told_apart(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
+    """Entries by phase, tensor, and how often the step had these two before."""
+    times: Counter[tuple[str, str]] = Counter()
+    for entry in entries:
+        key = entry.name[:2]
+        yield (*key, times[key]), entry
+        times[key] += 1
+
+
+def _ranks(count: int | None) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _listed(gaps: list[range]) -> str:
+    """Ranks in words: ``rank 3``, ``ranks 1, 4 to 7``; of more than 20 gaps the first ones."""
+    words = [str(gap[0]) if len(gap) == 1 else f"{gap[0]} to {gap[-1]}" for gap in gaps[:_LISTED]]
+    more = ", ..." if len(gaps) > _LISTED else ""
+    return f"rank{'s' * (sum(map(len, gaps)) > 1)} {', '.join(words)}{more}"

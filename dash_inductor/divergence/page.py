@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from .._untrusted import printable
 from .agreement import sentence
 from .compare import Comparison, Difference
 from .report import headline, others, shown
@@ -44,7 +45,7 @@ def html(result: Comparison) -> str:
     if result.first is not None:
         parts.append(_first(result, result.first))
     elif result.conclusion:
-        parts.append(_section("What this means", f"<p>{escape(result.conclusion)}</p>"))
+        parts.append(_section("What this means", f"<p>{_text(result.conclusion)}</p>"))
     if result.others:
         rows = [(str(other.rank), other.phase, _mono(other.tensor)) for other in result.others]
         rows += [("", "...", "")] * (result.others_count > len(result.others))
@@ -60,11 +61,11 @@ def html(result: Comparison) -> str:
     elif result.steps:
         same = "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."
         parts.append(_section("Facts that differ", f"<p>{same}</p>"))
-    verdict = f'<div class="verdict">{escape(result.verdict)}</div><h1>{escape(headline(result))}</h1>'
+    verdict = f'<div class="verdict">{_text(result.verdict)}</div><h1>{_text(headline(result))}</h1>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(headline(result))}</title>"
+        f"<title>{_text(headline(result))}</title>"
         f"<style>{_STYLE}:root {{ --verdict: var({_COLOURS[result.verdict]}); }}</style></head>"
         f"<body><main><header>{verdict}</header>{''.join(parts)}</main></body></html>\n"
     )
@@ -84,29 +85,33 @@ def _first(result: Comparison, first: Difference) -> str:
     rows = [
         ("step", str(first.step)),
         ("rank", str(first.rank)),
-        ("what", escape(first.phase)),
+        ("what", _text(first.phase)),
         ("tensor", _mono(first.tensor)),
         ("in a", f'<span class="differs">{_mono(first.a)}</span>'),
         ("in b", f'<span class="differs">{_mono(first.b)}</span>'),
         ("equal just before", _mono(first.before) if first.before else '<span class="soft">nothing</span>'),
     ]
-    return _section("The first tensor that differs", f"{_table((), rows)}<p>{escape(result.conclusion)}</p>")
+    return _section("The first tensor that differs", f"{_table((), rows)}<p>{_text(result.conclusion)}</p>")
 
 
 def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+    return f"<section><h2>{_text(title)}</h2>{content}</section>"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Cells are HTML."""
-    head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>" if header else ""
+    head = f"<tr>{''.join(f'<th>{_text(cell)}</th>' for cell in header)}</tr>" if header else ""
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table>{head}{body}</table></div>'
 
 
 def _list(sentences: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in sentences)}</ul>"
+    return f"<ul>{''.join(f'<li>{_text(each)}</li>' for each in sentences)}</ul>"
 
 
 def _mono(text: str) -> str:
-    return f"<code>{escape(text)}</code>"
+    return f"<code>{_text(text)}</code>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from .._untrusted import printable
 from .agreement import sentence
 from .compare import Comparison
 
@@ -27,7 +28,7 @@ def headline(result: Comparison) -> str:
 
 
 def text(result: Comparison) -> str:
-    """The result for a terminal, at most 100 columns wide where names allow."""
+    """The result for a terminal, at most 100 columns wide where names allow; see `_untrusted.printable`."""
     lines = [headline(result), "", f"  a  {result.a}", f"  b  {result.b}"]
     if result.first is not None:
         lines += ["", "In the first tensor that differs, there is", ""]
@@ -52,7 +53,7 @@ def text(result: Comparison) -> str:
             lines += [f"  {name}", f"    a  {shown(a)}", f"    b  {shown(b)}"]
     elif result.steps:
         lines += ["", "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def others(result: Comparison) -> str:
@@ -68,4 +69,6 @@ def shown(value: Any) -> str:
 
 
 def _wrapped(paragraph: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(paragraph, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    return textwrap.wrap(
+        printable(paragraph), WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )

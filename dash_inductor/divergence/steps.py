@@ -10,6 +10,7 @@ import torch
 from . import phases
 from .file import Appender, Name
 from .fingerprint import digest
+from .limits import NAMES_AT_ONCE
 from .rows import Ready
 
 Observed = tuple[Name, torch.device, int]
@@ -76,6 +77,7 @@ class StepWriter:
 
     def _name(self, file: Appender, names: Sequence[Name]) -> None:
         new = [name for name in dict.fromkeys(names) if name not in self._numbers]
-        if new:
-            self._numbers.update({name: len(self._numbers) + n for n, name in enumerate(new)})
-            file.json({"type": "names", "names": new})
+        for start in range(0, len(new), NAMES_AT_ONCE):
+            part = new[start : start + NAMES_AT_ONCE]
+            self._numbers.update({name: len(self._numbers) + n for n, name in enumerate(part)})
+            file.json({"type": "names", "names": part})

@@ -20,7 +20,7 @@ class Writer:
 
     Args:
         path: the file, which must not exist.
-        environment: the facts that the file begins with.
+        environment: the facts that the file begins with, as `schema` has them.
 
     Raises:
         RecordingError: the file exists.

@@ -69,7 +69,7 @@ def restore(text: str | None, origin: str) -> None:
     if text is not None:
         try:
             record = GraphRecord.from_json(text)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             log.warning("the records of a cached graph cannot be read: %s: %s", type(error).__name__, error)
     if record is None:
         record = GraphRecord(current_compile_id(), "", origin, (), missing=True)

@@ -8,20 +8,27 @@ The file is one JSON object.  Times are in nanoseconds since the first start:
 A CTA computes a tile pair from `start` to `wait`, waits for its turn until `added`, and adds until `end`.  Query heads
 are counted through all batch elements.  Different warps write the times down, so one may precede the one before it by
 the clock's resolution; it then counts as equal.
+
+A file has at most 256 MiB and 2^20 spans; `observe.profile` writes no longer ones.  Query heads are below 2^20, tiles,
+tickets and SMs below 2^31, and times below 2^63.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from .._untrusted import Refused, parse_json, printable, read_regular, shortened
 from ..errors import ArgumentError
 from .model import MICROSECONDS, Step, Timeline
 
 _FIELDS = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
+_BELOW = dict.fromkeys(("sm", "ticket", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # of the others, 2^63
+_BYTES, _SPANS = 256 << 20, 1 << 20
+_VALUES = 20 * _SPANS  # a comma and a colon for each of the nine fields, a bracket, and a comma behind it
+_NOTED, _NOTE = ("gpu", "schedule"), 200  # characters of each
 
 
 def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None = None) -> Timeline:
@@ -36,28 +43,45 @@ def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None 
     """
     allowed = 'a file of a recorded run: {"unit": "ns", "spans": [...], "meta": {...}}'
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = parse_json(read_regular(path, _BYTES), _VALUES)
+    except Refused as error:
         raise ArgumentError("measured", str(path), f"{allowed} ({error})") from error
+    except OSError as error:
+        raise ArgumentError("measured", str(path), f"{allowed} ({error.strerror})") from error
+    except MemoryError as error:
+        raise ArgumentError("measured", str(path), f"{allowed} that fits into memory") from error
     if not isinstance(found, dict) or found.get("unit") != "ns" or not isinstance(found.get("spans"), list):
         raise ArgumentError("measured", str(path), allowed)
     meta = found.get("meta", {})
     recorded = meta.get("shape", {}) if isinstance(meta, dict) else None
     if not isinstance(recorded, dict):
         raise ArgumentError("measured", str(path), allowed)
+    for name in _NOTED:
+        if not isinstance(meta.get(name, ""), str) or len(meta.get(name, "")) > _NOTE:
+            raise ArgumentError(
+                "measured", f"{path}: {name}={shortened(meta[name])}", f"a text of up to {_NOTE} letters"
+            )
+    if len(found["spans"]) > _SPANS:
+        raise ArgumentError("measured", f"{path}: {len(found['spans'])} spans", f"{_SPANS} at most")
     for index, span in enumerate(found["spans"]):
         _check(path, index, span)
     for name, size in (shape or {}).items():
         if recorded.get(name, size) != size:
-            raise ArgumentError("measured", f"{path}: a run of {name}={recorded[name]}", f"one of {name}={size}")
+            raise ArgumentError(
+                "measured", f"{path}: a run of {name}={shortened(recorded[name])}", f"one of {name}={size}"
+            )
     return of_spans(found["spans"], heads, meta)
 
 
 def _check(path: Path, index: int, span: object) -> None:
-    if not isinstance(span, dict) or not all(isinstance(span.get(name), int) for name in _FIELDS):
-        raise ArgumentError("measured", f"{path}, span {index}: {span}", f"integers {', '.join(_FIELDS)}")
+    what = f"{path}, span {index}: {shortened(span)}"
+    if not isinstance(span, dict) or not all(type(span.get(name)) is int for name in _FIELDS):
+        raise ArgumentError("measured", what, f"integers {', '.join(_FIELDS)}")
     if any(span[name] < 0 for name in _FIELDS) or span["end"] < span["start"]:
-        raise ArgumentError("measured", f"{path}, span {index}: {span}", "numbers >= 0, and start <= end")
+        raise ArgumentError("measured", what, "numbers >= 0, and start <= end")
+    for name in _FIELDS:
+        if span[name] >= _BELOW.get(name, 1 << 63):
+            raise ArgumentError("measured", what, f"{name} below {_BELOW.get(name, 1 << 63)}")
 
 
 def of_spans(
@@ -80,7 +104,7 @@ def of_spans(
     names = tuple(heads) or tuple(f"head {h}" for h in range(count))
     recorded = len({span["head"] for span in spans})
     known = meta or {}
-    notes = [str(known.get(name, "")) for name in ("gpu", "schedule")]
+    notes = [printable(str(known.get(name, ""))) for name in _NOTED]
     notes += [f"{recorded} of {len(names)} heads" if recorded < len(names) else ""]
     sms, note = tuple(f"SM {sm}" for sm in lanes), ", ".join(filter(None, notes))
     return Timeline("measured", MICROSECONDS, sms, names, tuple(steps), end, True, True, note, "real run")
