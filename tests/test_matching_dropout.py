@@ -23,7 +23,6 @@ from torch._inductor import inductor_prims
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from dash_inductor import ops
 from dash_inductor.config import config
 from dash_inductor.matching.attention_ops import bind, op_name
 from dash_inductor.model import Bias, Call, Dropout, Operand, Reason
@@ -194,6 +193,75 @@ def test_inductor_draws_the_seeds_that_the_operator_draws() -> None:
         assert close(seeded(torch.compile(layers), inputs, 3), expected(inputs, 3))
 
 
+def around(reentrant: bool) -> Callable[[Function], Function]:
+    """A checkpoint of PyTorch's around a compiled function."""
+
+    def wrap(compiled: Function) -> Function:
+        return lambda q, k, v: checkpoint(compiled, q, k, v, use_reentrant=reentrant)
+
+    return wrap
+
+
+def without_gradients(compiled: Function) -> Function:
+    return lambda q, k, v: compiled(q.detach(), k.detach(), v.detach())
+
+
+WAYS: dict[str, tuple[Function, Callable[[Function], Function]]] = {
+    **{name: (function, lambda compiled: compiled) for name, function in FUNCTIONS.items()},
+    "around_reentrant": (layers, around(True)),
+    "around": (layers, around(False)),
+    "without_gradients": (layers, without_gradients),
+}
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside other random operators"])
+def test_draws_are_the_same_in_every_graph(others: bool) -> None:
+    """With gradients, without them, and however much is run again: equal bits, and the program's later draws stay."""
+
+    def beside(function: Function) -> Function:
+        if not others:
+            return function
+        return lambda q, k, v: F.dropout(function(F.dropout(q, 0.5), k, v), 0.5)
+
+    inputs, found = tensors(*QKV), {}
+    for name, (function, wrap) in WAYS.items():
+        with capture(strict=True) as graphs:
+            run = wrap(graphs.compile(beside(function)))
+            torch.manual_seed(11)
+            output = run(*inputs)
+            if output.requires_grad:
+                output.sum().backward()
+            found[name] = output.detach(), torch.rand(4)
+    for name, results in found.items():
+        assert all(map(torch.equal, results, found["plain"])), name
+
+
+def once(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return checkpoint(attend, q, k, v, use_reentrant=False, **options)
+
+
+LINEAR: dict[str, tuple[Function, Callable[[Function], Function]]] = {
+    "plain": (attend, lambda compiled: compiled),
+    "inside": (once, lambda compiled: compiled),
+    "around_reentrant": (attend, around(True)),
+    "around": (attend, around(False)),
+    "around_both": (once, around(True)),
+}
+
+
+@pytest.mark.parametrize("way", list(LINEAR))
+def test_loss_and_gradient_have_one_dropout(way: str) -> None:
+    """The loss is linear in value, so that it is the product of value and its gradient, whatever was dropped."""
+    function, wrap = LINEAR[way]
+    q, k, v = tensors(*QKV)
+    weights = torch.rand(QKV[0], generator=torch.Generator().manual_seed(2))
+    with capture(strict=True) as graphs:
+        loss = (wrap(graphs.compile(function))(q, k, v) * weights).sum()
+        loss.backward()
+    assert v.grad is not None
+    assert (v.grad * v).sum().item() == pytest.approx(loss.item(), rel=1e-4)
+
+
 def test_dynamic_sizes() -> None:
     """One graph serves all lengths and batch sizes, with the numbers of each."""
     with capture() as graphs:
@@ -244,7 +312,7 @@ def test_beside_masks_and_biases(name: str) -> None:
 
     inputs = tensors(*QKV)
     torch.manual_seed(0)
-    seed = ops.dropout_seed(inputs[0], "x")
+    seed = inductor_prims.seeds(1, inputs[0].device)
     exact = step(in_full, [t.detach().double().requires_grad_() for t in inputs])
     with capture() as graphs:
         found = seeded(graphs.compile(masked), inputs, 0)

@@ -16,7 +16,7 @@ import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.errors import SiteKeptError
 from dash_inductor.model.reasons import Reason
-from dash_inductor.observe.records import sites
+from dash_inductor.observe.records import FORWARD_ONLY, sites
 
 from .support.graphs import CPU_BACKWARD, JointGraphs, capture, tensors
 
@@ -126,10 +126,10 @@ def test_other_softmax_has_no_record() -> None:
     assert sites() == ()
 
 
-def test_inference_has_no_record() -> None:
+def test_inference_has_a_record_of_its_own() -> None:
     with capture() as graphs, torch.no_grad():
         graphs.compile(dropout)(*tensors(*QKV))
-    assert sites() == ()
+    assert [(record.reason, record.kind) for record in sites()] == [(Reason.MATH_PATH, FORWARD_ONLY)]
 
 
 @pytest.mark.parametrize("cpu", ["off", "reference"])

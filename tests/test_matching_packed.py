@@ -388,20 +388,20 @@ def test_options_that_decide_nothing_are_ignored(name: str) -> None:
 
 
 def test_no_query_key_or_value_is_copied() -> None:
-    """The operators read views, and the views are those of [1, tokens, heads, head dim]."""
+    """The operators read the program's own tensors, and the backward the output that the program gets."""
     graph, _ = rewritten(varlen())
     forward, backward = (node for node in graph.nodes if op_name(node) in (FORWARD, BACKWARD))
-    for node, count in ((forward, 3), (backward, 5)):
-        for view in node.args[:count]:
-            assert op_name(view) == "aten::permute"
-            assert op_name(view.args[0]) == "aten::unsqueeze"
-            assert view.meta["val"].shape == (1, HEADS, TOKENS, DIM)
-            assert view.meta["val"].stride() == (TOKENS * HEADS * DIM, DIM, HEADS * DIM, 1)
+    inputs = graph.find_nodes(op="placeholder")
+    assert list(forward.args[:3]) == inputs[:3]
+    assert list(backward.args[1:4]) == inputs[:3]
+    assert backward.args[4].args == (forward, 0)
+    assert backward.args[4].meta["val"].shape == (TOKENS, HEADS, DIM)
+    assert backward.args[4].meta["val"].is_contiguous()
 
 
 SAME = "calls with one tensor for both are replaced"
 AS_MANY = "calls with as many of both are replaced"
-PACKED = "torch_attn::_varlen_attn_backward and aten::_flash_attention_backward are replaced"
+PACKED = "torch_attn::_varlen_attn and aten::_flash_attention_forward are replaced"
 STARTS = "int32 or int64 [documents + 1] on cuda:0 is read"
 
 
@@ -511,6 +511,6 @@ def test_starts_are_the_same_only_if_all_that_makes_them_is() -> None:
     assert not compare(lambda t: torch.cat([t, t.cumsum(0)]), lambda t: torch.cat([t.cumsum(0), t]))
 
 
-@pytest.mark.parametrize("number", range(1, 60, 6))
+@pytest.mark.parametrize("number", range(1, 50, 6))
 def test_an_error_in_any_step_leaves_the_graph_as_it_was(number: int) -> None:
     assert_kept_after_an_error(varlen(), number)

@@ -28,7 +28,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def test_arguments_are_bound_by_name() -> None:
-    for backend in attention_ops.BACKENDS.values():
+    for backend in attention_ops.BACKENDS:
         names, _ = (
             {backend.renamed.get(argument.name, argument.name) for argument in operator._schema.arguments}
             for operator in (overload(backend.backward), overload(backend.forward))

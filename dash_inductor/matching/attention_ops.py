@@ -88,6 +88,9 @@ _KEPT = (  # backward, forward
 KEPT = {name: reason for backward, forward, reason in _KEPT for name in (backward, forward)}
 """Why operators, backwards and forwards, are kept that are known."""
 
+_OURS = "dash_inductor::attention_backward"
+"""How the names of our own backwards begin, which may read a forward that stays."""
+
 _BACKWARDS = frozenset((*(backend.backward for backend in BACKENDS), *(backward for backward, _, _ in _KEPT)))
 _FORWARDS = frozenset((*(backend.forward for backend in BACKENDS), *(forward for _, forward, _ in _KEPT)))
 
@@ -122,7 +125,7 @@ def is_lone_forward(node: Node) -> bool:
 
 def _leads_to_backward(node: Node) -> bool:
     """Whether a result of a forward, or a view of one, is read by an attention backward."""
-    if is_attention_backward(node):
+    if is_attention_backward(node) or op_name(node).startswith(_OURS):
         return True
     shows = node.target is operator.getitem or viewed(node) is not None
     return shows and any(map(_leads_to_backward, node.users))
