@@ -3,7 +3,7 @@
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
     attention_backward_with_bias(grad_out, ..., site, summed) -> (dq, dk, dv, dbias)
-    dropout_seed(seeds, index, site) -> seed
+    dropout_seed(drawn, site) -> seed
 
 The third one stands in the place of the second where a graph asks for the gradient of a bias.  That is [batch, q heads,
 q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.
@@ -16,9 +16,9 @@ rows, -inf in those without a token, and the others are those of packed operator
 `extras` holds the tensors that the call names by their place.
 Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
 Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
-module, so that every graph dump, all generated code and profiles show what was decided, and where.  seeds: int64
-[count], drawn from the default generator of their device for a whole graph; seed: int64 [1], the one of a site with
-dropout, which its forward and its backwards read.
+module, so that every graph dump, all generated code and profiles show what was decided, and where.  drawn: int64
+scalar, one of the numbers that a graph has drawn from the default generator of a device; seed: int64 [1], the same,
+which the forward and the backwards of a site with dropout read.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
@@ -51,7 +51,7 @@ _lib.define(
     "Tensor[] extras, str call, str plan, str site) -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
-_lib.define("dropout_seed(Tensor seeds, int index, str site) -> Tensor")
+_lib.define("dropout_seed(Tensor drawn, str site) -> Tensor")
 
 _lib.define(
     "attention_backward_with_bias(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
@@ -235,12 +235,12 @@ def _backward_with_bias(
     return *_backward(*tensors, extras, call, plan, site), gradient
 
 
-def _fake_seed(seeds: Tensor, index: int, site: str) -> Tensor:
-    return seeds.new_empty(1)
+def _fake_seed(drawn: Tensor, site: str) -> Tensor:
+    return drawn.new_empty(1)
 
 
-def _seed(seeds: Tensor, index: int, site: str) -> Tensor:
-    return seeds[index : index + 1].clone()
+def _seed(drawn: Tensor, site: str) -> Tensor:
+    return drawn.reshape(1).clone()
 
 
 def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:

@@ -17,7 +17,7 @@ def register() -> None:
     register_lowering(ops.dropout_seed, type_promotion_kind=None)(dropout_seed)
 
 
-def dropout_seed(seeds: TensorBox, index: int, site: str) -> TensorBox:
+def dropout_seed(drawn: TensorBox, site: str) -> TensorBox:
     """A seed of one site; shapes as in `ops`.
 
     Raises:
@@ -26,5 +26,5 @@ def dropout_seed(seeds: TensorBox, index: int, site: str) -> TensorBox:
     """
     if V.graph.is_backward:
         raise DashError(f"the seed of dropout of {site} would be drawn again in the backward, where it is another one")
-    seed: TensorBox = lowerings[aten.clone](lowerings[aten.slice](seeds, 0, index, index + 1))
+    seed: TensorBox = lowerings[aten.clone](lowerings[aten.unsqueeze](drawn, 0))
     return seed

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from dash_inductor.kernels import reference, reference_forward
 from torch import Tensor, nn
-from torch._inductor import inductor_prims
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import lowering
@@ -180,7 +179,8 @@ def test_programs_repeat_after_manual_seed(function: Callable[..., Tensor], mode
     visible = torch.ones(300, 300, dtype=torch.bool, device="cuda").tril()
     torch.manual_seed(0)
     for found in first[:3]:
-        seeds = inductor_prims.seeds(2, tensors[0].device).unsqueeze(1)
+        limits = torch.iinfo(torch.int64)
+        seeds = torch.randint(limits.min, limits.max, (2, 1), device="cuda")
         kept = [kept_pairs(dropout, seed, 2, 4, 300, 300) for seed in seeds]
         q, k, v = leaves = [t.detach().double().requires_grad_() for t in tensors]
         x = dense(q, k, v, visible, kept[0], dropout, 0.125)[0].sin()

@@ -13,7 +13,7 @@ from . import layout, predicates
 from .emit import Emitter
 from .mask_nodes import shape_of
 from .saved import is_joint, saved, shows_input
-from .seeds import Seeds
+from .seeds import seed
 from .sites import Match
 from .token_data import Axis
 from .token_vectors import PLANE
@@ -21,7 +21,7 @@ from .token_vectors import PLANE
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def extras(emitter: Emitter, match: Match, seeds: Seeds, before: Node) -> list[Node]:
+def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     """What the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; the bias; the seed.
 
     Layers with the same mask share what they can, but never a seed.  A site with a bias has no mask that is data.
@@ -42,7 +42,7 @@ def extras(emitter: Emitter, match: Match, seeds: Seeds, before: Node) -> list[N
     if match.bias is not None:
         found.append(graph.of_four_dimensions(match.bias.tensor))
     if match.site.dropout is not None:
-        found.append(seeds.next(emitter, match, before))
+        found.append(seed(emitter, match, before))
     return found
 
 

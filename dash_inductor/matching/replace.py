@@ -21,31 +21,27 @@ from .extras import extras
 from .model_line import model_line, site_text
 from .operands import Gradient, output
 from .repeat_kv import Repeat
-from .seeds import Seeds
 from .sites import Match, out_order
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def replace(graph: Graph, forward: Node | None, matches: Sequence[Match], seeds: Seeds) -> None:
+def replace(graph: Graph, forward: Node | None, matches: Sequence[Match]) -> None:
     """Replace the backwards of `matches`, and `forward` too unless it is None; or a forward that is alone.
 
     Either everything is replaced or, if anything raises, the graph is as it was.
-
-    Args:
-        seeds: those of the graph; a site with dropout takes one.
     """
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
         inputs = results = None
         if forward is not None:
-            inputs = _inputs(emitter, matches[0], seeds, before=forward)
+            inputs = _inputs(emitter, matches[0], before=forward)
             results = _new_forward(emitter, forward, matches[0], inputs, swaps)
         for match in matches:
             if match.has_backward:
-                own = inputs or _inputs(emitter, match, seeds, before=match.node)
+                own = inputs or _inputs(emitter, match, before=match.node)
                 _new_backward(emitter, match, own, results, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
@@ -195,13 +191,13 @@ class _Inputs:
     data: DataMask | None
 
 
-def _inputs(emitter: Emitter, match: Match, seeds: Seeds, before: Node) -> _Inputs:
+def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
     operands = match.operands
     key, value = operands.key, operands.value
     if operands.repeats is not None:
         key, value = (_unrepeated(emitter, repeat, before) for repeat in operands.repeats)
-    query, of_mask = operands.query, extras(emitter, match, seeds, before)
+    query, of_mask = operands.query, extras(emitter, match, before)
     if not needs_tables(match):
         return _Inputs((query, key, value), of_mask, None)
     data = DataMask.build(emitter, match, of_mask, before)

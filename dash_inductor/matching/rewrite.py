@@ -29,7 +29,7 @@ from .math_path import OP, MathCall, math_calls
 from .model_line import model_line
 from .replace import replace
 from .saved import is_joint, recompute_views
-from .seeds import Seeds
+from .seeds import draw_at_once
 from .sites import Facts, Match, NotReadable, analyse
 
 log = logging.getLogger("dash_inductor")
@@ -67,12 +67,12 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
     if compile_kernels is not None:
         for reading in readings:
             reading.compile(compile_kernels)
-    seeds = Seeds(graph)
     for group in _by_forward(readings):
-        _replace_group(graph, group, seeds)
+        _replace_group(graph, group)
     changed = any(reading.reason is None for reading in readings)
     if changed:
         recompute_views(graph)
+        draw_at_once(graph)
         trace_graph("dash_graph_after", graph)
     _refuse(_publish(graph, readings, calls))
     return changed
@@ -276,7 +276,7 @@ def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
     return list(groups.values())
 
 
-def _replace_group(graph: Graph, group: list[_Reading], seeds: Seeds) -> None:
+def _replace_group(graph: Graph, group: list[_Reading]) -> None:
     try:
         matches = [reading.match.refreshed() for reading in group if reading.match is not None]
         cause = cause_to_keep(group[0].forward, matches) if group[0].has_backward else ""
@@ -284,7 +284,7 @@ def _replace_group(graph: Graph, group: list[_Reading], seeds: Seeds) -> None:
             group = [reading for reading in group if not reading.needs_our_forward(cause)]
             kept = [match for match in matches if not match.site.call.operands]
             matches = [dataclasses.replace(match, plan=keeping(match.plan, match.backend.forward)) for match in kept]
-        replace(graph, None if cause else group[0].forward, matches, seeds)
+        replace(graph, None if cause else group[0].forward, matches)
     except Exception as error:
         for reading in group:
             reading.fail(error)
