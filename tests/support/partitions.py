@@ -1,4 +1,4 @@
-"""How PyTorch's partitioner cuts models with attention in two: what is saved for the backward, what runs there again."""
+"""How PyTorch's partitioner cuts models with attention in two: what is saved for the backward, and what runs again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import compile_fx
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.nn.attention.varlen import varlen_attn
@@ -25,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dash_inductor
 from dash_inductor import lowering
 from dash_inductor.config import config
-from dash_inductor.matching.attention_ops import BACKENDS, op_name
+from dash_inductor.matching.attention_ops import BACKENDS
 from dash_inductor.observe.records import clear_sites, sites
 
 from .graphs import FORWARD, partition_with
@@ -201,80 +202,175 @@ class Parts:
 
     Attributes:
         again: how many attention forwards the backward has.
-        activations: by the name of a node of the forward, the bytes that are kept for the backward because of it.  What
-            is an argument of the model, or a view of one, is there anyway, and of two views of one storage one counts.
+        activations: bytes that the forward keeps for the backward.  What is an argument of the model, or a view of one,
+            is there anyway, and of two views of one storage one counts.
         data: the same of what is no activation, but what attentions note for their backwards: log-sum-exps, random
             state, masks and their tables.
+        draws: how many operators of the backward, beside attention forwards, draw random numbers.
     """
 
     again: int
-    activations: dict[str, int]
-    data: dict[str, int]
-
-    @property
-    def sums(self) -> tuple[int, int, int]:
-        """Attention forwards that run again, bytes of activations, bytes of data."""
-        return self.again, sum(self.activations.values()), sum(self.data.values())
+    activations: int
+    data: int
+    draws: int
 
     @staticmethod
     def of(forward: Graph, backward: Graph, own: int) -> Parts:
         """Those of two graphs; the first results of the forward, so many, are the model's own."""
-        again = sum(op_name(node) in FORWARDS for node in backward.nodes)
-        seen = {_storage(node) for node in forward.nodes if node.op == "placeholder"}
-        found: tuple[dict[str, int], dict[str, int]] = {}, {}
+        arguments = (node.meta.get("val") for node in forward.nodes if node.op == "placeholder")
+        seen = {_storage(value) for value in arguments if isinstance(value, Tensor)}
+        sums = [0, 0]
         (results,) = forward.output_node().args
         assert isinstance(results, (list, tuple))
-        for node in results[own:]:
-            storage = _storage(node) if isinstance(node, Node) else None
-            if storage is not None and storage not in seen:
-                seen.add(storage)
-                found[_is_data(node)][node.name] = _bytes(node)
-        return Parts(again, *found)
+        for node, index, value in _tensors(results[own:]):
+            if _storage(value) not in seen:
+                seen.add(_storage(value))
+                sums[_is_data(node, index, value)] += _bytes(value)
+        forwards = [node for node in backward.nodes if runs_forward(node)]
+        draws = [
+            node
+            for node in backward.nodes
+            if isinstance(node.target, OpOverload)
+            and torch.Tag.nondeterministic_seeded in node.target.tags
+            and node not in forwards
+        ]
+        return Parts(len(forwards), *sums, len(draws))
 
 
-def partitions(
-    case: Case, settings: Sequence[dict[str, Any]], *, device: str, active: bool, dynamic: bool = False
-) -> tuple[list[Parts], int]:
-    """What the partitioner makes of a model with each of some settings of ``torch._functorch``, with or without
-    dash_inductor; and how many sites were replaced.
+def _tensors(results: Iterable[Any]) -> Iterator[tuple[Node, int, Tensor]]:
+    """What graphs return: a node, of which of its results a tensor is, and that tensor."""
+    for node in results:
+        if not isinstance(node, Node):
+            continue
+        if node.target is operator.getitem:
+            source, index = node.args
+            assert isinstance(source, Node)
+            assert isinstance(index, int)
+            yield source, index, node.meta["val"]
+        else:
+            values = node.meta["val"]  # the partitioner may save an operator's results in one
+            for index, value in enumerate(values if isinstance(values, (list, tuple)) else [values]):
+                if isinstance(value, Tensor):
+                    yield node, index, value
+
+
+def runs_forward(node: Node) -> bool:
+    """Whether a node calls an attention forward, be it with the random state of another call."""
+    operators = [node.target, *node.args] if isinstance(node.target, HigherOrderOperator) else [node.target]
+    return any(isinstance(found, OpOverload) and found._schema.name in FORWARDS for found in operators)
+
+
+def _is_data(node: Node, index: int, value: Tensor) -> bool:
+    return not value.dtype.is_floating_point or (runs_forward(node) and index > 0)
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _bytes(value: Tensor) -> int:
+    size: Any = value.untyped_storage().nbytes()
+    return int(size if isinstance(size, int) else size.node.hint)
+
+
+Cut = Callable[[GraphModule], tuple[GraphModule, GraphModule]]
+
+
+def look_at_joint(
+    case: Case, look: Callable[[GraphModule, Cut, int], object], *, device: str, active: bool, dynamic: bool = False
+) -> int:
+    """Compile a model, with or without dash_inductor, as far as the partitioner; returns how many sites were replaced.
+
+    Args:
+        look: called with the joint graph behind all passes, the partitioner, and how many results are the model's own.
     """
-    found: list[Parts] = []
     cut = compile_fx.min_cut_rematerialization_partition
 
-    def cut_with_all(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        for setting in settings:
-            with functorch_config.patch(setting):
-                parts = cut(copy.deepcopy(joint), *args, **kwargs)
-            found.append(Parts.of(*(part.graph for part in parts), own=kwargs["num_fwd_outputs"]))
+    def look_and_cut(joint: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        look(joint, lambda copied: cut(copied, *args, **kwargs), kwargs["num_fwd_outputs"])
         return cut(joint, *args, **kwargs)
 
     torch._dynamo.reset()
     clear_sites()
     compiled = torch.compile(case.run, backend=partition_with(id), fullgraph=True, dynamic=dynamic)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(compile_fx, "min_cut_rematerialization_partition", cut_with_all))
+        stack.enter_context(mock.patch.object(compile_fx, "min_cut_rematerialization_partition", look_and_cut))
         stack.enter_context(mock.patch.object(lowering, "compile_kernels"))
+        stack.enter_context(functorch_config.patch(graphsafe_rng_functionalization=False))  # it asks a real device
         stack.enter_context(inductor_config.patch(joint_graph_constant_folding=False))  # it computes with real tensors
         stack.enter_context(config.patch(cpu="reference"))
         if not active:
             stack.enter_context(dash_inductor.disabled())
-        if device == "cuda":
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         compiled(*case.inputs(device, torch.float32 if device == "cpu" else torch.bfloat16))
-    return found, sum(record.status == "replaced" for record in sites())
+    return sum(record.status == "replaced" for record in sites())
 
 
-def _is_data(node: Node) -> bool:
-    source = node.args[0] if node.target is operator.getitem else None
-    of_forward = isinstance(source, Node) and op_name(source) in FORWARDS and node.args[1] != 0
-    return of_forward or not node.meta["val"].dtype.is_floating_point
+def partitions(case: Case, settings: Sequence[dict[str, Any]], *, device: str, active: bool) -> tuple[list[Parts], int]:
+    """What the partitioner makes of a model with each of some settings of ``torch._functorch``, with or without
+    dash_inductor; and how many sites were replaced.
+    """
+    found: list[Parts] = []
+
+    def look(joint: GraphModule, cut: Cut, own: int) -> None:
+        for setting in settings:
+            with functorch_config.patch(setting):
+                forward, backward = cut(copy.deepcopy(joint))
+            found.append(Parts.of(forward.graph, backward.graph, own))
+
+    replaced = look_at_joint(case, look, device=device, active=active)
+    return found, replaced
 
 
-def _storage(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+BETWEEN = tuple(round(0.02 * step, 2) for step in range(1, 51))
+_PER_TOKEN = 40  # bytes that a mask may note for each token, for all layers: numbers of keys, documents and tables
+_MASKED = frozenset({"padded", "documents", "value dim", "varlen", "grouped varlen", "packed"})
+_LONGER = frozenset({"bias", "trained bias", "varlen", "grouped varlen", "packed"})  # log-sum-exps: two parts, or rows
 
 
-def _bytes(node: Node) -> int:
-    size = node.meta["val"].untyped_storage().nbytes()
-    return int(size if isinstance(size, int) else size.node.hint)
+def _noted(case: Case) -> int:
+    """Bytes that our attentions may note for their backwards beside what PyTorch's do."""
+    masks = _PER_TOKEN * TOKENS if case.attention in _MASKED else 0
+    sums = 4 * BATCH * HEADS * LENGTH * case.layers if case.attention in _LONGER else 0
+    return masks + sums
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Partitions of one model without and with dash_inductor.
+
+    Attributes:
+        replaced: sites that were replaced.
+        plain, ours: of each setting.
+        worse: what is worse with dash_inductor, in words.
+    """
+
+    replaced: int
+    plain: list[Parts]
+    ours: list[Parts]
+    worse: list[str]
+
+
+def compare(case: Case, settings: Sequence[dict[str, Any]], device: str) -> Comparison:
+    """Compare partitions with each of some settings.
+
+    A memory budget is a share of what would be saved without one.  Where dash_inductor saves less than plain PyTorch,
+    as it does without repeated heads or a mask of all pairs, the same share is less memory, for which more is computed
+    again.  That is not worse if another budget does as little again and saves as little as plain PyTorch does.
+    """
+    (plain, _), (ours, replaced) = (partitions(case, settings, device=device, active=on) for on in (False, True))
+    worse = []
+    for setting, theirs, own in zip(settings, plain, ours, strict=True):
+        as_good = _is_as_good(own, theirs, case)
+        if not as_good and own.activations < theirs.activations:
+            others = [{**setting, "activation_memory_budget": budget} for budget in BETWEEN]
+            found, _ = partitions(case, others, device=device, active=True)
+            as_good = any(_is_as_good(other, theirs, case) for other in found)
+        if not as_good:
+            worse.append(f"{case}, {setting}: {own} where PyTorch has {theirs}")
+    return Comparison(replaced, plain, ours, worse)
+
+
+def _is_as_good(own: Parts, theirs: Parts, case: Case) -> bool:
+    as_much = own.again <= theirs.again and own.activations <= theirs.activations and own.draws == 0
+    return as_much and own.data <= theirs.data + _noted(case)
