@@ -39,7 +39,7 @@ demo: $(READY)
 test: $(READY)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full"
 
-# What a version of torch or triton can break: adoption, caches, how graphs look and are rewritten, lowering, and compiled
+# What a version of torch or triton can break: adoption, caches, how graphs look, are rewritten and cut in two, lowering, and compiled
 # kernels with their budgets.  Left out is what is no matter of versions (the package's files, settings, broken packages,
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
 test-torch: $(READY)
@@ -48,6 +48,7 @@ test-torch: $(READY)
 		$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
 		$(foreach name,data_masks dropout forward hopper packed portable segments,tests/test_lowering_$(name).py) \
 		$(foreach name,cached dump explain traces,tests/test_observe_$(name).py) \
+		tests/test_partitioner.py tests/test_partitioner_flops.py \
 		$(foreach name,budgets hopper_budgets hopper_data_budgets hopper_dropout_budgets hopper_forward_budgets hopper_placed_budgets,tests/test_kernels_$(name).py)
 
 # What takes long: every family of models with every kind of inputs, and more compiled and interpreted kernels.  35 minutes.

@@ -17,7 +17,7 @@ import torch
 
 import _dash_inductor_state as _state
 
-from . import _arguments, _cache_key, _carried_records, _embeddings, _switch, compat, probe
+from . import _arguments, _cache_key, _carried_records, _embeddings, _partitioner, _switch, compat, probe
 from .config import config
 from .divergence import active as recording
 from .errors import UnsupportedVersionError
@@ -79,6 +79,7 @@ def install() -> None:
     _choose_no_pointwise_kernel_by_timing()
     _dump_what_is_compiled()
     _embeddings.install(lambda: rewriter() is not None)
+    _partitioner.install()
     _cache_key.install(lambda: rewriter() is not None)
     _precompile.install()
     _arguments.install()

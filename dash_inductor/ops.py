@@ -31,9 +31,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
-from . import table_ops  # noqa: F401  # graphs that hold our operators may hold its operator
+from . import (
+    flops,
+    table_ops,  # noqa: F401  # graphs that hold our operators may hold its operator
+)
 from .divergence import in_graphs  # noqa: F401  # the same
 from .errors import ArgumentError, DashError
 from .model.call import Call
@@ -284,23 +286,7 @@ for _name, _fake in _FAKES.items():
     torch.library.register_autograd(f"dash_inductor::{_name}", _not_differentiable, lib=_lib)
 
 
-@register_flop_formula(torch.ops.dash_inductor.attention_forward)
-def _forward_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None) -> int:
-    """As PyTorch counts its own attention, masks ignored; the partitioner weighs recomputation by it."""
-    return int(sdpa_flop_count(query, _as_many_heads(query, key), _as_many_heads(query, value)))
-
-
-@register_flop_formula(
-    [torch.ops.dash_inductor.attention_backward, torch.ops.dash_inductor.attention_backward_with_bias]
-)
-def _backward_flops(
-    grad_out: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *_: object, out_shape: object = None
-) -> int:
-    return int(sdpa_backward_flop_count(grad_out, query, _as_many_heads(query, key), _as_many_heads(query, value)))
-
-
-def _as_many_heads(query: torch.Size, other: torch.Size) -> torch.Size:
-    return torch.Size((other[0], query[1], *other[2:]))
+flops.register(attention_forward, (attention_backward, attention_backward_with_bias))
 
 
 def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., Any]:

@@ -57,7 +57,7 @@ TORCH = (
     ("torch._inductor.sizevars", "SizeVarAllocator.guard_int", "lowerings"),
     ("torch._inductor.sizevars", "SizeVarAllocator.statically_known_multiple_of", "lowerings"),
     ("torch._inductor.sizevars", "SizeVarAllocator.statically_known_equals", "lowerings"),
-    ("torch._ops", "OpOverload HigherOrderOperator", "reading graphs"),
+    ("torch._ops", "OpOverload OpOverloadPacket HigherOrderOperator", "reading graphs"),
     ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
     ("torch._guards", "CompileContext.current_trace_id TracingContext.try_get", "records"),
     ("torch._dynamo.exc", "ShortenTraceback.remove_dynamo_frames", "errors of kept sites"),
@@ -66,6 +66,10 @@ TORCH = (
     ("torch._dynamo.pgo", "get_code_state", "explanations"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
     ("torch._functorch.config", "activation_memory_budget", "seeds of dropout"),
+    ("torch._functorch.partitioners", "get_aten_target _size_of", "what a backward computes again"),
+    ("torch._functorch.partitioners", "OpTypes.is_compute_intensive", "what a backward computes again"),
+    ("torch._subclasses.fake_tensor", "is_fake", "counting FLOPs"),
+    ("torch.utils.flop_counter", "register_flop_formula sdpa_flop_count sdpa_backward_flop_count", "counting FLOPs"),
     ("torch.nn.attention.varlen", "varlen_attn", "packed operators, which it defines"),
     ("torch.utils.checkpoint", "CheckpointPolicy.MUST_SAVE", "seeds of dropout"),
     ("torch.utils._python_dispatch", "_disable_current_modes", "reading masks"),
@@ -178,6 +182,7 @@ def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 def _probe_shapes() -> Iterator[str]:
     """Names that exist, but are not what they were."""
     from torch._dynamo import package
+    from torch._functorch import partitioners
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import codecache
     from torch._inductor.fx_passes import joint_graph
@@ -188,6 +193,13 @@ def _probe_shapes() -> Iterator[str]:
     system = getattr(package, "SystemInfo", None)
     if system is not None and not dataclasses.is_dataclass(system):
         yield "SystemInfo as a dataclass"
+    for name in ("get_aten_target", "_size_of"):
+        function = getattr(partitioners, name, None)
+        if function is not None and list(inspect.signature(function).parameters) != ["node"]:
+            yield f"partitioners.{name}(node)"
+    asks = getattr(getattr(partitioners, "OpTypes", None), "is_compute_intensive", None)
+    if asks is not None and "get_aten_target" not in asks.__code__.co_names:  # ours is put in its place
+        yield "partitioners.OpTypes.is_compute_intensive that calls get_aten_target"
     base = getattr(codecache, "FxGraphHashDetails", None)
     derived = getattr(autograd_cache, "AOTAutogradCacheDetails", None)
     if base is None or derived is None:

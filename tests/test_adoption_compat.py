@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._functorch import partitioners
 from torch._functorch._aot_autograd import autograd_cache
 from torch._inductor import codecache, select_algorithm
 from torch._inductor.fx_passes import joint_graph
@@ -177,6 +178,15 @@ def test_changed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         "joint_graph.pass_patterns as a list of objects with apply(graph)",
         "FxGraphHashDetails(gm, ...)",
         "AOTAutogradCacheDetails as a subclass of FxGraphHashDetails",
+    ]
+
+
+def test_a_changed_partitioner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioners, "_size_of", lambda node, fallback: 0)
+    monkeypatch.setattr(partitioners.OpTypes, "is_compute_intensive", lambda self, node: node.target in self.view_ops)
+    assert probe.probe() == [
+        "partitioners._size_of(node)",
+        "partitioners.OpTypes.is_compute_intensive that calls get_aten_target",
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from .._partitioner import stand_for
 from ..ops import attention_backward, attention_backward_with_bias, attention_forward
 from .biases import Bias
 from .data_masks import DataMask, needs_tables
@@ -74,6 +75,7 @@ def _new_forward(
     arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", forward)
     node = emitter.call(attention_forward, arguments, before=forward, like=forward, name=name)
+    stand_for(node, forward)
     out = logsumexp = None
     for user in forward.users:
         if user.args[1] == 0:

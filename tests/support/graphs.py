@@ -84,27 +84,8 @@ class JointGraphs:
 
         Takes a fraction of the time of Inductor's code generation; within `capture`, `torch.compile` does the whole.
         """
-        compiled: Callable[..., Any] = torch.compile(function, backend=self._backend, **options)
+        compiled: Callable[..., Any] = torch.compile(function, backend=partition_with(self._see_partition), **options)
         return compiled
-
-    def _backend(self, module: GraphModule, inputs: list[Any]) -> Any:
-        def run(part: GraphModule, _: Any) -> Any:
-            self._see_partition(part.graph)
-            return make_boxed_func(part.forward)
-
-        def infer(part: GraphModule, _: Any) -> Any:
-            return run(compile_fx._recursive_joint_graph_passes(part), _)
-
-        compiler = aot_autograd(
-            fw_compiler=run,
-            bw_compiler=run,
-            inference_compiler=infer,
-            partition_fn=compile_fx.partition_fn,
-            decompositions=select_decomp_table(),
-            keep_inference_input_mutations=True,
-        )
-        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
-            return compiler(module, inputs)
 
     def _see_before(self, graph: Graph) -> None:
         self.before.append(op_counts(graph))
@@ -117,6 +98,35 @@ class JointGraphs:
     def _see_partition(self, graph: Graph) -> None:
         self.partitions.append(op_counts(graph))
         self.parts.append(graph)
+
+
+def partition_with(see: Callable[[Graph], object]) -> Callable[[GraphModule, list[Any]], Any]:
+    """A backend of `torch.compile` with Inductor's joint passes and partitioner, where the graphs then run as they are.
+
+    Args:
+        see: called with every forward, backward and inference graph.
+    """
+
+    def run(part: GraphModule, _: Any) -> Any:
+        see(part.graph)
+        return make_boxed_func(part.forward)
+
+    def infer(part: GraphModule, _: Any) -> Any:
+        return run(compile_fx._recursive_joint_graph_passes(part), _)
+
+    def backend(module: GraphModule, inputs: list[Any]) -> Any:
+        compiler = aot_autograd(
+            fw_compiler=run,
+            bw_compiler=run,
+            inference_compiler=infer,
+            partition_fn=compile_fx.partition_fn,
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )
+        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+            return compiler(module, inputs)
+
+    return backend
 
 
 @contextmanager

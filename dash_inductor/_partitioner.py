@@ -1,0 +1,54 @@
+"""What PyTorch's partitioner takes a forward of ours for: the operator that it stands in the place of.
+
+The partitioner decides which values the forward saves for the backward, and which are computed again.  It knows a few
+operators by name as too expensive for a second run, unless `activation_memory_budget` asks for one; then it weighs
+their FLOPs, for which `ops` has formulas, against the bytes of their results.  An operator that it does not know is run
+again wherever a byte can be saved.  So a node of ours carries the name of what it replaces, and whatever list the
+partitioner looks it up in, that name is looked up: PyTorch's attention is in some of its lists and not in others, and
+which those are is its matter.  The node weighs what the other one did: a log-sum-exp of two parts, or one of rows, is
+no reason to run a forward again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+_STANDS_FOR = "dash_inductor_stands_for"  # in a node's metadata: (name, bytes) of the node in whose place it is
+
+
+def stand_for(node: Node, replaced: Node) -> None:
+    """Let the partitioner take `node` for `replaced`, a call of an operator with as many FLOPs."""
+    from torch._functorch import partitioners
+
+    assert isinstance(replaced.target, torch._ops.OpOverload)
+    node.meta[_STANDS_FOR] = (replaced.target._schema.name, partitioners._size_of(replaced))
+
+
+def install() -> None:
+    """Make the partitioner look at what a node stands for.  It looks at all other nodes as ever."""
+    from torch._functorch import partitioners
+
+    plain_target, plain_size = partitioners.get_aten_target, partitioners._size_of  # it calls both by these names
+
+    @functools.wraps(plain_target)
+    def target(node: Node) -> Any:
+        found = node.meta.get(_STANDS_FOR)
+        return plain_target(node) if found is None else _operator(found[0])
+
+    @functools.wraps(plain_size)
+    def size(node: Node) -> int:
+        found = node.meta.get(_STANDS_FOR)
+        return plain_size(node) if found is None else found[1]
+
+    partitioners.get_aten_target, partitioners._size_of = target, size
+
+
+@functools.cache
+def _operator(name: str) -> torch._ops.OpOverloadPacket:
+    namespace, _, short = name.partition("::")
+    found: torch._ops.OpOverloadPacket = getattr(getattr(torch.ops, namespace), short)
+    return found
