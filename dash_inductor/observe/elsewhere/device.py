@@ -84,22 +84,31 @@ def _autocast() -> AbstractContextManager[Any]:
     return torch.autocast("cuda", torch.get_autocast_dtype("cpu")) if on else nullcontext()
 
 
+_CUDA, _LAZY = 1, 17
+"""``c10::DeviceType``."""
+
+
 @functools.cache
 def _let_autograd_know_cuda() -> None:
     """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU ends the process else.
 
-    What autograd asks of CUDA is answered by what PyTorch has for the CPU: there is one stream, which is always current.
-    PyTorch itself does so in a build for CUDA that finds no GPU.
+    PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
+    of which there are none.  In a build for the CPU nothing is in its place, so we put such a kind there: that of lazy
+    tensors.
     """
     if torch.backends.cuda.is_built():
         return
     try:
         (library,) = Path(torch.__file__).parent.joinpath("lib").glob("libc10.*")
         c10 = ctypes.CDLL(str(library))
-        guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")  # of CPU and CUDA
+        kinds = (ctypes.c_void_p * (_LAZY + 1)).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
         register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
     except (OSError, ValueError, AttributeError) as error:
         raise Untraceable(f"this build of PyTorch is not laid out as expected: {error}") from None
-    if guards[1] is None:
+    if kinds[_CUDA] is None and kinds[_LAZY] is not None:
         register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
-        register(1, guards[0])
+        register(_CUDA, kinds[_LAZY])
+        torch._C._ensureCUDADeviceGuardSet()
+    if kinds[_CUDA] in (None, kinds[_LAZY]):
+        register(_CUDA, None)
+        raise Untraceable("this build of PyTorch knows no CUDA devices, not even fake ones")

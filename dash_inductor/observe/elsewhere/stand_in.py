@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _meta_registrations
+from torch._functorch.partitioners import default_partition
 from torch._inductor import config as inductor_config
+from torch._inductor import pattern_matcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .patches import replaced
 
 _NAME = re.compile(r"cuda(?::(\d+))?")
 
@@ -49,18 +53,62 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
             for node in module.graph.nodes:
                 _move(node)
             module.recompile()
-    tensors = [*_fakes(inputs), *_fakes(vars(graph)), *_fakes(dict(graph.named_parameters()))]
-    tensors += _fakes(dict(graph.named_buffers()))
-    moved = {id(tensor): (tensor, tensor.fake_device) for tensor in tensors}
+    held = [inputs, vars(graph), dict(graph.named_parameters()), dict(graph.named_buffers())]
     passes = _first(inductor_config.joint_custom_pre_pass)
-    for tensor, device in moved.values():
+    with (
+        _tensors_there(held),
+        inductor_config.patch(joint_custom_pre_pass=passes),
+        replaced(_meta_registrations, {"device_hint": _hint}),
+        replaced(pattern_matcher, {"aot_function": _patterns_there(pattern_matcher.aot_function)}),
+    ):
+        yield
+
+
+@contextmanager
+def _tensors_there(values: Any) -> Iterator[None]:
+    """The fake tensors among `values` are on the stand-in, inside the block."""
+    before = [(tensor, tensor.fake_device) for tensor in _fakes(values)]
+    for tensor, device in before:
         tensor.fake_device = _there(device)
     try:
-        with inductor_config.patch(joint_custom_pre_pass=passes):
-            yield
+        yield
     finally:
-        for tensor, device in moved.values():
+        for tensor, device in before:
             tensor.fake_device = device
+
+
+def _patterns_there(aot_function: Callable[..., Any]) -> Callable[..., Any]:
+    """What traces a pattern of Inductor with its backward, for the sizes that it was found with, on the stand-in."""
+
+    def there(fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+        recorded: list[Graph] = []
+
+        def partition(joint: GraphModule, *rest: Any, **more: Any) -> Any:
+            copied = pattern_matcher.clone_graph(joint)
+            _arguments_back(copied.graph)
+            recorded.append(copied.graph)
+            partition_fn(copied, *rest, **more)  # it keeps the graph; what follows is run, on the stand-in
+            return default_partition(joint, *rest, **more)
+
+        def call(*given: Any) -> Any:
+            with _tensors_there(given):
+                result = aot_function(fn, *args, partition_fn=partition, **kwargs)(*given)
+            for graph in recorded:
+                _values_back(graph)
+            return result
+
+        return call
+
+    return there
+
+
+_hint_of = _meta_registrations.device_hint
+
+
+def _hint(tensor: Tensor) -> str:
+    """The type of device by which shapes and dtypes of results differ."""
+    device = getattr(tensor, "fake_device", None)
+    return _back(device).type if device is not None else _hint_of(tensor)  # type: ignore[no-any-return]  # untyped
 
 
 def _move(node: Node) -> None:
@@ -97,12 +145,20 @@ def _first(passes: Any) -> Any:
 
 def _bring_back(graph: Graph) -> None:
     """Let a joint graph name CUDA wherever it names the stand-in."""
+    _arguments_back(graph)
+    _values_back(graph)
 
+
+def _arguments_back(graph: Graph) -> None:
     def back(value: Any) -> Any:
         return _back(value) if isinstance(value, torch.device) else value
 
     for node in graph.nodes:
         node.args, node.kwargs = map_aggregate(node.args, back), map_aggregate(node.kwargs, back)
+
+
+def _values_back(graph: Graph) -> None:
+    for node in graph.nodes:
         for tensor in _fakes(node.meta):
             tensor.fake_device = _back(tensor.fake_device)
 
