@@ -17,7 +17,7 @@ from torch._inductor.fx_passes import joint_graph
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...matching import arch as machine
-from . import Untraceable, sdpa
+from . import Untraceable, sdpa, stand_in
 from .patches import replaced
 
 
@@ -47,6 +47,7 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
             stack.enter_context(replaced(owner, values))
         stack.enter_context(machine.asked_about(arch))
         stack.enter_context(sdpa.chosen_for(arch))
+        stack.enter_context(stand_in.flex_attention_there())
         stack.enter_context(inductor_config.patch(settings))
         stack.enter_context(_autocast())
         stack.enter_context(mode)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass, transform_subclass
 
 from . import Untraceable
 
@@ -151,12 +151,14 @@ class _Mover:
 
     def _jagged(self, tensor: Any) -> Tensor:
         """A nested tensor of packed rows.  Those with the same offsets have the same lengths, here too."""
-        bounds = {"min_seqlen": tensor._get_min_seqlen(), "max_seqlen": tensor._get_max_seqlen()}
-        values, offsets, lengths = map(self.value, (tensor.values().detach(), tensor.offsets(), tensor.lengths()))
+        with _disable_current_modes():
+            bounds = {"min_seqlen": tensor._get_min_seqlen(), "max_seqlen": tensor._get_max_seqlen()}
+            parts = tensor.values().detach(), tensor.offsets(), tensor.lengths()
+        values, offsets, lengths = map(self.value, parts)
+        lengthwise = tensor._ragged_idx
+        (offsets if lengths is None else lengths).nested_int_memo = tensor.shape[lengthwise]  # what names its lengths
         with self._mode, torch.no_grad():
-            new = torch.nested.nested_tensor_from_jagged(
-                values, offsets, lengths, jagged_dim=tensor._ragged_idx, **bounds
-            )
+            new = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=lengthwise, **bounds)
             return new.detach().requires_grad_(tensor.requires_grad)
 
 

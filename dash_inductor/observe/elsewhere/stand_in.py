@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,20 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
         replaced(_meta_registrations, {"device_hint": _hint}),
         replaced(pattern_matcher, {"aot_function": _patterns_there(pattern_matcher.aot_function)}),
     ):
+        yield
+
+
+@contextmanager
+def flex_attention_there() -> Iterator[None]:
+    """Inside the block, the gradients that FlexAttention takes while Dynamo traces it are taken on the stand-in."""
+    flex_attention = importlib.import_module("torch._higher_order_ops.flex_attention")  # beside it is an operator
+    create = flex_attention.create_fw_bw_graph
+
+    def create_there(score_mod: Callable[..., Any], *given: Any) -> Any:
+        with _tensors_there(given):
+            return create(score_mod, *given)
+
+    with replaced(flex_attention, {"create_fw_bw_graph": create_there}):
         yield
 
 
