@@ -67,12 +67,37 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
             "Deterministic algorithms are off, so that nothing is replaced now: this is what happens with "
             "torch.use_deterministic_algorithms(True)."
         )
+    found = explained(fn, args, kwargs, arch)
+    if not found.graphs and not found.unknown:
+        notes.append("There is no attention with a backward: no graph calls it, or nothing needs a gradient.")
+    return Explanation.of(found.graphs, arch, [*notes, *found.notes], found.unknown)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The graphs of a call, and what a reader must know beside them; see `Explanation`."""
+
+    graphs: list[GraphRecord]
+    notes: list[str]
+    unknown: str
+
+
+def explained(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
+    *, gradients: bool = True, dump: str = "",
+) -> Explained:  # fmt: skip
+    """What a call compiles for an architecture, as `explain` does it.
+
+    Args:
+        gradients: whether the call is one with gradients, or one under ``torch.no_grad()``.
+        dump: the folder for pages about the graphs, "" for none.
+    """
     fn = _plain(fn)
     elsewhere = arch not in (None, "cpu") and not _is_here(arch, fn, args, kwargs)
-    unknown = ""
-    with _settings(arch), _unchanged(fn, args, kwargs), records.aside() as graphs:
+    notes, unknown = [], ""
+    with _settings(arch, gradients, dump), _unchanged(fn, args, kwargs), records.aside() as graphs:
         try:
-            if elsewhere:
+            if arch is not None and elsewhere:
                 _compile_elsewhere(arch, fn, args, kwargs)
             else:
                 _compile(fn, args, kwargs, _look)
@@ -87,10 +112,8 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
                     "may be others."
                 )
     if elsewhere and not unknown:
-        unknown = _left_on_the_cpu(graphs)
-    if not graphs and not unknown:
-        notes.append("There is no attention with a backward: no graph calls it, or nothing needs a gradient.")
-    return Explanation.of(graphs, arch, notes, unknown)
+        unknown = left_on_the_cpu(graphs)
+    return Explained(graphs, notes, unknown)
 
 
 def _compile(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], look: Callable[..., Any]) -> None:
@@ -135,7 +158,7 @@ def why_unknown(error: BaseException) -> str:
     return f"{type(inner).__name__}: {text[:300]}" if text else type(inner).__name__
 
 
-def _left_on_the_cpu(graphs: Sequence[GraphRecord]) -> str:
+def left_on_the_cpu(graphs: Sequence[GraphRecord]) -> str:
     """Why nothing can be said where the program computes attention on the CPU; "" where it does not."""
     for site in (site for graph in graphs for site in graph.sites):
         if site.tensors is not None and not site.tensors.device.startswith("cuda"):
@@ -156,7 +179,7 @@ def _apart() -> dict[str, Any]:
 
 
 @contextmanager
-def _settings(arch: str | None) -> Iterator[None]:
+def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
     """Everything is looked at, nothing is raised or taken from a cache, and all of it is as before at the end."""
     sizes_seen = pgo.get_code_state()
     before = copy.deepcopy(sizes_seen)
@@ -164,11 +187,11 @@ def _settings(arch: str | None) -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     limits: dict[str, Any] = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
     dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **limits)
-    ours = config.patch(strict=False, dump="", cpu="reference" if arch not in (None, "cpu") else config.cpu)
+    ours = config.patch(strict=False, dump=dump, cpu="reference" if arch not in (None, "cpu") else config.cpu)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
         _switch.override(True), dynamo, ours,
-        torch.random.fork_rng(gpus), torch.enable_grad(),
+        torch.random.fork_rng(gpus), torch.set_grad_enabled(gradients),
     ):  # fmt: skip
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
         try:

@@ -95,7 +95,8 @@ class Explanation:
         graphs: the records of the graphs, oldest first.
         sites: what becomes of their sites: graph by graph, in the order in which the forward runs them.
         notes: what a reader must know beside that, in sentences.
-        unknown: why it is not known what becomes of every attention, "" where it is: `sites` may be a part of them then.
+        unknown: why it is not known what becomes of every attention; `sites` may be a part of them then.  "" where it
+            is known.
     """
 
     graphs: tuple[GraphRecord, ...]

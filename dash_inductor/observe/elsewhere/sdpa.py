@@ -1,7 +1,7 @@
 """The implementation that `scaled_dot_product_attention` takes on a GPU: PyTorch's rules, for any architecture.
 
-PyTorch asks the device that it runs on; the rules here are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-in torch 2.11 to 2.15 and of builds for CUDA, as far as they matter under deterministic algorithms: cuDNN, which is not
+PyTorch asks the device that it runs on.  The rules here are those of its file transformers/cuda/sdp_utils.cpp in torch
+2.11 to 2.15, for builds for CUDA, as far as they matter under deterministic algorithms: cuDNN, which is not
 deterministic, is not taken then.  tests/test_gpu_elsewhere.py compares them with a GPU.
 """
 

@@ -95,7 +95,9 @@ def _tensors_there(values: Any) -> Iterator[None]:
 def _patterns_there(aot_function: Callable[..., Any]) -> Callable[..., Any]:
     """What traces a pattern of Inductor with its backward, for the sizes that it was found with, on the stand-in."""
 
-    def there(fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    def there(
+        fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any
+    ) -> Callable[..., Any]:
         recorded: list[Graph] = []
 
         def partition(joint: GraphModule, *rest: Any, **more: Any) -> Any:
@@ -188,5 +190,3 @@ def _fakes(values: Any) -> list[FakeTensor]:
             names, _ = leaf.__tensor_flatten__()
             found += _fakes([getattr(leaf, name) for name in names])
     return found
-
-
