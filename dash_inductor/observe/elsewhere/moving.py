@@ -1,4 +1,4 @@
-"""Moves what a function computes with to a GPU that is not there: its tensors become fake ones, until the block ends."""
+"""Moves what a function computes with to a GPU that is not there: tensors become fake ones, until the block ends."""
 
 from __future__ import annotations
 

@@ -62,6 +62,8 @@ def choose(call: Params, arch: str) -> str:
         RuntimeError: as PyTorch raises it, where the program has switched off every implementation that could run.
     """
     chosen = _first(call, arch)
+    if chosen == EFFICIENT and compat.TORCH < (2, 14) and not _aligned(call):
+        raise Untraceable("PyTorch may refuse query, key or value for the address at which they begin")
     if chosen == MATH:
         _be_certain(call, arch)
     return chosen
@@ -82,12 +84,10 @@ def _first(call: Params, arch: str) -> str:
 
 
 def _be_certain(call: Params, arch: str) -> None:
-    """Raise where another version, or cuDNN, would take what no rule here takes."""
+    """Raise where another version, or cuDNN, may take what no rule here takes."""
     heads = {tensor.shape[-3] for tensor in (call.query, call.key, call.value) if tensor.dim() > 2}
     if compat.TORCH >= (2, 14) and (call.query.dim() == 3 or len(heads) > 1):
         raise Untraceable(f"torch {torch.__version__} may have a fused kernel for grouped heads or for 3 dimensions")
-    if compat.TORCH < (2, 14) and not _aligned(call):
-        raise Untraceable("PyTorch may refuse query, key or value for the address at which they begin")
     warned = torch.is_deterministic_algorithms_warn_only_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
     if warned and call.query.dtype in HALF and call.query.dim() == 4 and _number(arch) >= 80:
         raise Untraceable("under warn_only=True PyTorch may take cuDNN, which depends on its version")
@@ -213,8 +213,7 @@ def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """What is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    zero = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
-    return torch.where(mask.logical_not(), float("-inf"), zero)
+    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
 
 
 def _padded(bias: Tensor) -> Tensor:
