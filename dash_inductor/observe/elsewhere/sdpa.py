@@ -187,7 +187,7 @@ def attention(
         padded = (F.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value))
         given = size**-0.5 if scale is None else scale
         out = torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=given)[0]
-        return out[..., :size] if size % 8 else out
+        return _first_columns(out, size) if size % 8 else out  # type: ignore[no-any-return]  # an operator
     bias = _as_bias(attn_mask, query.dtype)
     if chosen == EFFICIENT:
         if bias is not None:
@@ -221,7 +221,11 @@ def _padded(bias: Tensor) -> Tensor:
     if bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in bias.stride()[:-1]):
         return bias
     size = bias.shape[-1]
-    return F.pad(bias, (0, 8 - size % 8))[..., :size]
+    return _first_columns(F.pad(bias, (0, 8 - size % 8)), size)
+
+
+def _first_columns(tensor: Tensor, size: int) -> Tensor:
+    return torch.ops.aten.slice(tensor, -1, 0, size)  # type: ignore[no-any-return]  # an operator
 
 
 @contextmanager
