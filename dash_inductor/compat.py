@@ -16,6 +16,8 @@ import torch
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with the triton that it asks for
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 _GLUON = "triton.experimental.gluon.language"
 
 # Names that versions of Triton spell differently: a module, and the spellings from the newest to the oldest.  The first

@@ -18,6 +18,7 @@ from .. import compat
 from ..config import config
 from ..errors import ArgumentError, DashError
 from ..kernels import registry
+from ..matching import arch
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
 from ..observe import profile
@@ -37,7 +38,7 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
     """
     if config.profile and plan.kernel != families.HOPPER.name:
         profile.warn(f"sites of the {plan.kernel} kernel are not profiled: the {families.HOPPER.name} kernel alone is")
-    if site.device == "cpu" or compat.interpreting():
+    if site.device == "cpu" or compat.interpreting() or not arch.is_there():
         return
     attempts = []
     if has_backward:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .support.model_table import Cell, cells, check
+from .support.model_table import Cell, agree, cells, check, explained_line, golden
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
@@ -14,3 +14,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 @pytest.mark.parametrize("cell", cells(device="cuda"), ids=str)
 def test_model(cell: Cell) -> None:
     check(cell, "cuda", torch.compile)
+
+
+@pytest.mark.parametrize("cell", cells(device="cuda"), ids=str)
+def test_model_explained(cell: Cell) -> None:
+    """From a model on the CPU, while a GPU is there."""
+    assert agree(explained_line(cell), golden()["cuda"][str(cell)])

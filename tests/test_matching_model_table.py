@@ -8,7 +8,7 @@ from .support.cases import some
 from .support.fakecuda import compiler
 from .support.graphs import capture
 from .support.hf_models import FAMILIES
-from .support.model_table import Cell, agree, cells, check, golden, h100_lines
+from .support.model_table import Cell, agree, cells, check, explained_line, golden, h100_lines
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -22,6 +22,18 @@ and packed.  `make test-models` checks all cells."""
 H100 = "Llama4 packed"
 """The cell that is compiled for an H100 in every run of the tests: documents, and chunks of them as a dense mask."""
 
+EXPLAINED = [
+    Cell("GPT2", "plain", True),  # dropout
+    Cell("T5", "right", False),  # a bias with a gradient
+    Cell("DeepseekV3", "plain", False),  # another head dimension of value
+    Cell("Llama", "right", False),  # padding
+    Cell("GptOss", "plain", False),  # no call
+    Cell("Llama4", "packed", False),  # documents, and chunks of them
+    Cell("ModernBert", "right", False),  # windows on both sides
+    Cell("Bert", "right", True),  # an encoder
+]
+"""The cells that are explained in every run of the tests: one of each kind."""
+
 
 @some(cells(), SOON, "cell")
 def test_model(cell: Cell) -> None:
@@ -32,6 +44,12 @@ def test_model(cell: Cell) -> None:
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_model_for_an_h100() -> None:
     assert h100_lines([H100]) == {H100: golden()["cuda"][H100]}
+
+
+@some(cells(device="cuda"), EXPLAINED, "cell")
+def test_model_explained_for_an_h100(cell: Cell) -> None:
+    """From a model on the CPU, by the fake tensors of `explain` and its own rules for PyTorch's choice of operators."""
+    assert agree(explained_line(cell), golden()["cuda"][str(cell)])
 
 
 @pytest.mark.full

@@ -45,7 +45,8 @@ class Attention(nn.Module):
         if attention_mask is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            visible = attention_mask[:, None, None, :].bool() & torch.ones(length, length).tril().bool()
+            below = torch.ones(length, length, device=x.device).tril().bool()
+            visible = attention_mask[:, None, None, :].bool() & below
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         return out.transpose(1, 2).reshape(x.shape)
 

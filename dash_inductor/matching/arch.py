@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
+
+_asked: ContextVar[str | None] = ContextVar("dash_inductor_arch", default=None)
+
+
+@contextmanager
+def asked_about(arch: str) -> Iterator[None]:
+    """In the block CUDA devices have this architecture, and no kernels are compiled: they are not there to run them."""
+    token = _asked.set(arch)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def is_there() -> bool:
+    """Whether what is compiled here and now can be launched on its device."""
+    return _asked.get() is None
 
 
 def is_supported(device: torch.device) -> bool:
@@ -14,6 +35,9 @@ def arch_of(device: torch.device) -> str:
     """ "cpu", or the compute capability as "sm_<major><minor>", for example "sm_90"."""
     if device.type == "cpu":
         return "cpu"
+    asked = _asked.get()
+    if asked is not None:
+        return asked
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 

@@ -21,9 +21,11 @@ from torch.utils import _pytree as pytree
 from .. import _switch
 from ..config import config
 from ..errors import DashError
+from ..matching import arch as machine
 from ..planning import planner
 from . import records
 from .explanation import Explanation
+from .records import GraphRecord
 
 
 class _Seen(Exception):
@@ -43,14 +45,15 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
         fn: a module, or a function of tensors: a model, or a model with its loss.  It needs no ``backward()``: a graph
             is seen together with the backward of its outputs.
         args, kwargs: what it is called with.  Something must need a gradient, a parameter or an argument.
-        arch: plan for this architecture ("sm_80", "sm_90", "sm_100", ...) instead of that of the tensors' device, for
-            which no GPU is needed.  The operators in the graph are still those of the tensors' device: on the CPU,
-            PyTorch decomposes some calls for which a GPU has kernels, with dropout for example.
+        arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be there: tensors
+            on the CPU count as on that GPU, and PyTorch's choice between its implementations of attention is that
+            GPU's.  What cannot be traced so, values of tensors in Python code for example, makes the answer
+            `Explanation.unknown`.  "cpu": plan for the CPU.
 
     Raises:
         ArgumentError: an unknown `arch`.
         DashError: dash_inductor is off, by DASH_INDUCTOR=0 or because it does not load.
-        Exception: what `fn` or PyTorch's compiler raised before a graph with attention was seen.
+        Exception: what `fn` or PyTorch's compiler raised before a graph with attention was seen, without an `arch`.
     """
     if arch is not None:
         planner.tables_of(arch)  # it raises where the name is unknown
@@ -64,20 +67,103 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
             "Deterministic algorithms are off, so that nothing is replaced now: this is what happens with "
             "torch.use_deterministic_algorithms(True)."
         )
-    fn = _plain(fn)
-    with _settings(arch), _unchanged(fn, args, kwargs), records.aside() as graphs:
-        try:
-            torch.compile(fn, backend=_look, **_apart())(*args, **kwargs)
-        except Exception as error:
-            if not graphs:
-                raise
-            notes.append(
-                f"The call ended with {type(error).__name__} behind these graphs, which return zeros here: there may "
-                "be others."
-            )
-    if not graphs:
+    found = explained(fn, args, kwargs, arch)
+    if not found.graphs and not found.unknown:
         notes.append("There is no attention with a backward: no graph calls it, or nothing needs a gradient.")
-    return Explanation.of(graphs, arch, notes)
+    return Explanation.of(found.graphs, arch, [*notes, *found.notes], found.unknown)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The graphs of a call, and what a reader must know beside them; see `Explanation`."""
+
+    graphs: list[GraphRecord]
+    notes: list[str]
+    unknown: str
+
+
+def explained(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
+    *, gradients: bool = True, dump: str = "",
+) -> Explained:  # fmt: skip
+    """What a call compiles for an architecture, as `explain` does it.
+
+    Args:
+        gradients: whether the call is one with gradients, or one under ``torch.no_grad()``.
+        dump: the folder for pages about the graphs, "" for none.
+    """
+    fn = _plain(fn)
+    elsewhere = arch not in (None, "cpu") and not _is_here(arch, fn, args, kwargs)
+    notes, unknown = [], ""
+    with _settings(arch, gradients, dump), _unchanged(fn, args, kwargs), records.aside() as graphs:
+        try:
+            if arch is not None and elsewhere:
+                _compile_elsewhere(arch, fn, args, kwargs)
+            else:
+                _compile(fn, args, kwargs, _look)
+        except Exception as error:
+            if elsewhere:
+                unknown = why_unknown(error)
+            elif not graphs:
+                raise
+            else:
+                notes.append(
+                    f"The call ended with {type(error).__name__} behind these graphs, which return zeros here: there "
+                    "may be others."
+                )
+    if elsewhere and not unknown:
+        unknown = left_on_the_cpu(graphs)
+    return Explained(graphs, notes, unknown)
+
+
+def _compile(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], look: Callable[..., Any]) -> None:
+    torch.compile(fn, backend=look, **_apart())(*args, **kwargs)
+
+
+def _compile_elsewhere(arch: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The same for a GPU that is not there; see `elsewhere`."""
+    from .elsewhere import device, moving, stand_in
+
+    def look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        outputs = _outputs(graph)
+        with stand_in.standing_in(graph, inputs):
+            _run_passes(graph, inputs)
+        return outputs
+
+    with device.pretended(arch) as mode, moving.moved(mode, fn, args, kwargs) as (there, named):
+        _compile(fn, there, named, look)
+
+
+def _is_here(arch: str | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes on a GPU of this architecture."""
+    if not torch.cuda.is_available() or machine.arch_of(torch.device("cuda")) != arch:
+        return False
+    modules = [part for part in (fn, getattr(fn, "__self__", None), *args, *kwargs.values()) if _is_module(part)]
+    tensors = [*pytree.tree_leaves((args, kwargs)), *(tensor for part in modules for tensor in part.parameters())]
+    return all(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def why_unknown(error: BaseException) -> str:
+    """Why nothing can be said, as the end of a sentence, from the error that ended the tracing."""
+    inner = error
+    while (cause := getattr(inner, "inner_exception", None) or inner.__cause__) is not None:
+        inner = cause
+    if isinstance(inner, DashError):
+        return str(inner)
+    text = " ".join(str(inner).split("\n\n")[0].split())
+    return f"{type(inner).__name__}: {text[:300]}" if text else type(inner).__name__
+
+
+def left_on_the_cpu(graphs: Sequence[GraphRecord]) -> str:
+    """Why nothing can be said where the program computes attention on the CPU; "" where it does not."""
+    for site in (site for graph in graphs for site in graph.sites):
+        if site.tensors is not None and not site.tensors.device.startswith("cuda"):
+            return f"the attention at {site.line or site.name} runs on {site.tensors.device}, not on a GPU"
+    return ""
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +179,7 @@ def _apart() -> dict[str, Any]:
 
 
 @contextmanager
-def _settings(arch: str | None) -> Iterator[None]:
+def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
     """Everything is looked at, nothing is raised or taken from a cache, and all of it is as before at the end."""
     sizes_seen = pgo.get_code_state()
     before = copy.deepcopy(sizes_seen)
@@ -101,11 +187,11 @@ def _settings(arch: str | None) -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     limits: dict[str, Any] = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
     dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **limits)
-    ours = config.patch(strict=False, dump="", cpu="reference" if arch not in (None, "cpu") else config.cpu)
+    ours = config.patch(strict=False, dump=dump, cpu="reference" if arch not in (None, "cpu") else config.cpu)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
         _switch.override(True), dynamo, ours,
-        torch.random.fork_rng(gpus), torch.enable_grad(),
+        torch.random.fork_rng(gpus), torch.set_grad_enabled(gradients),
     ):  # fmt: skip
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
         try:
@@ -118,10 +204,20 @@ def _settings(arch: str | None) -> Iterator[None]:
 
 def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
-    outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
-    places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    outputs = _outputs(graph)
+    _run_passes(graph, inputs)
+    return outputs
+
+
+def _run_passes(graph: GraphModule, inputs: Sequence[Any]) -> None:
     with suppress(_Seen), inductor_config.patch(force_disable_caches=True):
         compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
+
+
+def _outputs(graph: GraphModule) -> Callable[..., Any]:
+    """What stands for a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
+    outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
+    places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
 
 

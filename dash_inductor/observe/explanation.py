@@ -95,14 +95,19 @@ class Explanation:
         graphs: the records of the graphs, oldest first.
         sites: what becomes of their sites: graph by graph, in the order in which the forward runs them.
         notes: what a reader must know beside that, in sentences.
+        unknown: why it is not known what becomes of every attention; `sites` may be a part of them then.  "" where it
+            is known.
     """
 
     graphs: tuple[GraphRecord, ...]
     sites: tuple[SiteExplanation, ...]
     notes: tuple[str, ...] = ()
+    unknown: str = ""
 
     @staticmethod
-    def of(graphs: Iterable[GraphRecord], arch: str | None = None, notes: Sequence[str] = ()) -> Explanation:
+    def of(
+        graphs: Iterable[GraphRecord], arch: str | None = None, notes: Sequence[str] = (), unknown: str = ""
+    ) -> Explanation:
         """The explanation of these graphs on `arch`, by default the architecture for which they were compiled.
 
         Raises:
@@ -110,7 +115,7 @@ class Explanation:
         """
         graphs = tuple(graphs)
         sites = tuple(_explained(site, arch) for graph in graphs for site in graph.sites)
-        return Explanation(graphs, sites, tuple(notes))
+        return Explanation(graphs, sites, tuple(notes), unknown)
 
     @property
     def graph_of(self) -> tuple[GraphRecord, ...]:
@@ -119,8 +124,8 @@ class Explanation:
 
     @property
     def all_replaced(self) -> bool:
-        """Whether there are attention backwards, and all of them are replaced."""
-        return bool(self.sites) and all(site.kept is None for site in self.sites)
+        """Whether there are attention backwards, and all of them are known and replaced."""
+        return not self.unknown and bool(self.sites) and all(site.kept is None for site in self.sites)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers only, for JSON."""
@@ -128,7 +133,7 @@ class Explanation:
         graphs = [
             {**graph.as_dict(), "sites": [next(explained).to_dict() for _ in graph.sites]} for graph in self.graphs
         ]
-        return {"graphs": graphs, "notes": list(self.notes)}
+        return {"graphs": graphs, "notes": list(self.notes), "unknown": self.unknown}
 
     def to_html(self) -> str:
         """A page of its own, which asks no other file and no network for anything."""

@@ -20,6 +20,8 @@ def page(explanation: Explanation) -> str:
 
 def body(explanation: Explanation, extra: Extra = lambda number: "") -> Iterator[str]:
     """Notes, graphs, the table and the cards."""
+    if explanation.unknown:
+        yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'
     yield from (f'<p class="note">{html.words(note)}</p>' for note in explanation.notes)
     yield "".join(f'<p class="soft">{escape(str(graph))}</p>' for graph in explanation.graphs)
     if not explanation.sites:

@@ -35,6 +35,7 @@ def show(explanation: Explanation, file: TextIO | None = None) -> None:
 def blocks(explanation: Explanation) -> Iterator[Block]:
     """The parts of the text."""
     yield Heading(headline(explanation))
+    yield Facts(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
     yield Facts(tuple(("note", note) for note in explanation.notes))
     yield Facts(tuple(("graph", str(graph).removeprefix("graph ")) for graph in explanation.graphs))
     groups = grouped(explanation)
@@ -50,6 +51,8 @@ def blocks(explanation: Explanation) -> Iterator[Block]:
 
 def headline(explanation: Explanation) -> str:
     """For example ``5 of 6 attention backwards are replaced on sm_90, 1 is kept``."""
+    if explanation.unknown:
+        return "what becomes of every attention is unknown"
     kept = sum(site.kept is not None for site in explanation.sites)
     sites = len(explanation.sites)
     archs = sorted({site.arch for site in explanation.sites if site.arch})

@@ -307,6 +307,12 @@ def graphs() -> tuple[GraphRecord, ...]:
         return tuple(_graphs)
 
 
+def graphs_here() -> tuple[GraphRecord, ...]:
+    """The same inside `aside`: its graphs alone."""
+    with _lock:
+        return tuple(_here())
+
+
 def sites() -> tuple[SiteRecord, ...]:
     """Every attention of `graphs`, with a backward or without, in the order in which each graph's forward runs them.
 

@@ -9,10 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+import torch
+
 from ..config import config
 from ..errors import ArgumentError
+from ..matching import arch as machine
 from ..planning import planner
 from . import records
+from .compiled_calls import CompiledCalls
+from .explain import left_on_the_cpu
 from .explanation import Explanation
 
 NOTHING = (
@@ -27,8 +32,8 @@ def explain_script(path: str, arguments: Sequence[str], arch: str | None = None)
     Args:
         path: the script.
         arguments: of the script.
-        arch: plan for this architecture instead of that of the tensors' device; sites on the CPU run by the reference
-            executor then.
+        arch: explain what would be compiled for a GPU of this architecture, see `explain`, beside what the script
+            compiles for the devices that it finds: each call that compiles something is traced once more.
 
     Returns:
         The explanation, and whether the script came to its end without an error, which else is printed.
@@ -41,14 +46,24 @@ def explain_script(path: str, arguments: Sequence[str], arch: str | None = None)
     if arch is not None:
         planner.tables_of(arch)  # it raises where the name is unknown
     known = {id(graph) for graph in records.graphs()}
-    cpu = "reference" if arch not in (None, "cpu") else config.cpu
-    with config.patch(cpu=cpu), redirect_stdout(sys.stderr), _arguments([path, *arguments]):
-        error = _run(path)
-    graphs = [graph for graph in records.graphs() if id(graph) not in known]
+    if arch in (None, "cpu") or arch == _arch_here():
+        with redirect_stdout(sys.stderr), _arguments([path, *arguments]):
+            error = _run(path)
+        graphs = [graph for graph in records.graphs() if id(graph) not in known]
+        unknown = "" if arch in (None, "cpu") else left_on_the_cpu(graphs)
+    else:
+        calls = CompiledCalls(arch, config.dump)
+        with config.patch(dump=""), calls.watched(), redirect_stdout(sys.stderr), _arguments([path, *arguments]):
+            error = _run(path)
+        graphs, unknown = calls.graphs, calls.unknown
     notes = [] if error is None else [f"The script ended early: {error}."]
-    if not any(graph.sites or graph.missing for graph in graphs):
+    if not unknown and not any(graph.sites or graph.missing for graph in graphs):
         notes.append(NOTHING)
-    return Explanation.of(graphs, arch, notes), error is None
+    return Explanation.of(graphs, arch, notes, unknown), error is None
+
+
+def _arch_here() -> str:
+    return machine.arch_of(torch.device("cuda")) if torch.cuda.is_available() else "cpu"
 
 
 def _run(path: str) -> str | None:

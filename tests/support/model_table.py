@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dash_inductor import explain
 from dash_inductor.model.reasons import Reason
 from dash_inductor.observe.records import SiteRecord, clear_sites, sites
 
@@ -251,6 +252,15 @@ def lines_of_h100(names: Sequence[str]) -> dict[str, str]:
             compile_joint_graph(cell.model(FAMILIES[cell.family].cuda_head_dim), **inputs_of(cell.family, cell.kind))
         found[str(cell)] = line(sites(), calls)
     return found
+
+
+def explained_line(cell: Cell) -> str:
+    """The line of a cell by `explain`, from a model on the CPU in bf16."""
+    model = cell.model(FAMILIES[cell.family].cuda_head_dim).to(torch.bfloat16)
+    inputs = _moved(inputs_of(cell.family, cell.kind), "cpu", torch.bfloat16)
+    explanation = explain(model, **inputs, arch="sm_90")
+    assert not explanation.unknown, explanation.unknown
+    return line([site.record for site in explanation.sites], calls_of(cell))
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
 @contextmanager
 def joint_graph(graph: torch.fx.Graph) -> Iterator[None]:
     """Dump what the pass in the block makes of a joint or inference graph, whether it raises or not."""
-    before = _safely(lambda: (_readable(graph), Snapshot.of(graph), records.graphs()))
+    before = _safely(lambda: (_readable(graph), Snapshot.of(graph), records.graphs_here()))
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def index() -> Path | None:
 
 def _write_graph(graph: torch.fx.Graph, text: str, before: Snapshot, known: tuple[GraphRecord, ...]) -> None:
     run, number = _run(), current_compile_id()
-    kind, sites = _published(known, records.graphs())
+    kind, sites = _published(known, records.graphs_here())
     after = _readable(graph)
     changed = "".join(
         difflib.unified_diff(text.splitlines(True), after.splitlines(True), "joint_before.py", "joint_after.py")
