@@ -45,7 +45,7 @@ def run_python_unchecked(
     """As `run_python`, for programs that may fail."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     if path is not None:
-        environment["PYTHONPATH"] = str(path)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
     environment.update({name: str(value) for name, value in env.items()})
     return subprocess.run(
         [str(python), "-c", textwrap.dedent(code), *args],
