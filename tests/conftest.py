@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -32,6 +33,13 @@ from dash_inductor.observe.records import clear_sites  # noqa: E402
 from .support.distribution import build_wheel, copy_sources, install_wheel  # noqa: E402
 from .support.global_hooks import no_global_hooks_stay  # noqa: E402, F401  # a fixture of every file
 from .support.left_behind import nothing_left_behind, seed  # noqa: E402
+
+with contextlib.suppress(ImportError):  # a GPU machine may lack it
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, and however long they take on a machine that does something else too.
+    settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
 
 
 def pytest_sessionfinish() -> None:

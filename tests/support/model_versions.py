@@ -1,7 +1,7 @@
 """The table of models with several versions of transformers: ``python -m tests.support.model_versions``.
 
 The table itself is made with the installed version.  Each ``requirements/transformersX.Y.txt`` locks another one and
-what it needs, which are installed into a folder that is put first on PYTHONPATH; of those, the table keeps what differs.
+what it needs; they are installed into a folder that is put first on PYTHONPATH, and the table keeps what differs.
 ``--only Bert T5`` does so for some families.  All families take an hour.
 """
 

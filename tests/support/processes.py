@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+HANGS = 1800
+"""Seconds after which a process is taken to hang, however slow a machine is that does something else too."""
 _OURS = (
     "DASH_INDUCTOR",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -53,7 +55,7 @@ def run_python_unchecked(
         cwd=os.path.expanduser("~"),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
         check=False,
     )
 
