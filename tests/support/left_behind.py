@@ -41,12 +41,15 @@ def _logger() -> dict[str, Any]:
     return {"level": logger.level, "handlers": list(logger.handlers), "propagate": logger.propagate}
 
 
+def _sys() -> dict[str, Any]:
+    """But for what setuptools adds for itself when Inductor imports it."""
+    return {"path": [path for path in sys.path if not path.endswith("setuptools/_vendor")], "argv": list(sys.argv)}
+
+
 PROCESS = {
     "os.environ": Part(lambda: {n: v for n, v in os.environ.items() if n not in NOT_OURS}, _environment),
     "process": Part(lambda: {"working directory": os.getcwd()}, lambda name, value: os.chdir(value)),
-    "sys": Part(
-        lambda: {"path": list(sys.path), "argv": list(sys.argv)}, lambda name, value: setattr(sys, name, list(value))
-    ),
+    "sys": Part(_sys, lambda name, value: setattr(sys, name, value)),
     "the logger dash_inductor": Part(
         _logger, lambda name, value: setattr(logging.getLogger("dash_inductor"), name, value)
     ),
