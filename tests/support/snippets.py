@@ -178,7 +178,9 @@ def check(command: str, folder: Path) -> None:
         case ["make", target, *variables]:
             makefile = _text("Makefile")
             assert re.search(rf"^{re.escape(target)}:", makefile, re.M), target
-            assert all(re.match(r"(PYTHON|TORCH)=", variable) for variable in variables), variables
+            assert all(
+                re.match(r"(PYTHON|TORCH|PYTEST_ARGS|ONLY|UPGRADE|WITH)=", variable) for variable in variables
+            ), variables
         case ["python", "-m", module, *arguments]:
             check_arguments(f"{module}.__main__" if module == "dash_inductor" else module, arguments)
         case ["dash-inductor", *arguments]:
