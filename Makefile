@@ -1,18 +1,15 @@
-# Every target sets up what it needs: a virtual environment in .venv with requirements-dev.txt and this package.
+# Every target sets up what it needs: a virtual environment in .venv with what requirements/torch2.13.txt locks, and this package.
 # PYTHON=... uses an environment of your own as it is.  TORCH=2.11, 2.12, 2.14 or 2.15 uses another supported torch (in
-# .venv-torch2.11 and so on).
+# .venv-torch2.11 and so on).  PYTEST_ARGS=... is for pytest: --random-order shuffles the tests.
 
 TORCH ?= 2.13
-ifeq ($(TORCH),2.13)
-VENV := .venv
-REQUIREMENTS := requirements-dev.txt
-else
-VENV := .venv-torch$(TORCH)
-REQUIREMENTS := requirements-dev-torch$(TORCH).txt
-endif
+LOCK := torch$(TORCH)
+VENV := $(if $(filter 2.13,$(TORCH)),.venv,.venv-torch$(TORCH))
 
 # A GPU machine may have its own torch and no registry: there the python at hand and the editable install are enough.
 GPU_PYTHON := $(or $(PYTHON),python3)
+
+PYTEST = $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" $(PYTEST_ARGS)
 
 # The documentation is built from sources and docstrings, without torch.
 DOCS_PYTHON := $(or $(PYTHON),.venv-docs/bin/python)
@@ -25,35 +22,53 @@ PYTHON := $(CURDIR)/$(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 
-.PHONY: setup demo test test-torch test-models test-gpu lint format bench docs
+.PHONY: setup demo test test-torch test-newest test-models test-gpu model-table lock lint format bench docs
 
 setup: $(READY)
 
-$(VENV)/.ready: $(REQUIREMENTS) requirements-tools.txt pyproject.toml tools/setup.sh
-	tools/setup.sh $(VENV) $(REQUIREMENTS)
+$(VENV)/.ready: requirements/$(LOCK).txt requirements/$(LOCK)-cuda.txt requirements/pip.txt pyproject.toml tools/setup.sh
+	tools/setup.sh $(VENV) $(LOCK)
 	touch $@
 
 demo: $(READY)
 	$(PYTHON) -m examples.demo
 
 test: $(READY)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full"
+	$(PYTEST)
 
 # What a version of torch or triton can break: adoption, caches, how graphs look, are rewritten and cut in two, lowering, and compiled
 # kernels with their budgets.  Left out is what is no matter of versions (the package's files, settings, broken packages,
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
+TEST_TORCH := $(foreach name,autoload cache compat embeddings saved switch toolchain,tests/test_adoption_$(name).py) \
+	$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
+	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/test_lowering_$(name).py) \
+	$(foreach name,cached dump explain traces,tests/test_observe_$(name).py) \
+	tests/test_partitioner.py tests/test_partitioner_flops.py tests/test_matching_lone_forwards.py \
+	tests/test_matching_rewritten_tensors.py tests/test_matching_dropout.py \
+	$(foreach name,budgets hopper_budgets hopper_data_budgets hopper_dropout_budgets hopper_forward_budgets hopper_placed_budgets,tests/test_kernels_$(name).py)
+
 test-torch: $(READY)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" -k "not broken" \
-		$(foreach name,autoload cache compat embeddings saved switch toolchain,tests/test_adoption_$(name).py) \
-		$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
-		$(foreach name,data_masks dropout forward hopper packed portable segments,tests/test_lowering_$(name).py) \
-		$(foreach name,cached dump explain traces,tests/test_observe_$(name).py) \
-		tests/test_partitioner.py tests/test_partitioner_flops.py \
-		$(foreach name,budgets hopper_budgets hopper_data_budgets hopper_dropout_budgets hopper_forward_budgets hopper_placed_budgets,tests/test_kernels_$(name).py)
+	$(PYTEST) -k "not broken" $(TEST_TORCH)
+
+# The same, and what depends on transformers, accelerate and the other packages, with the newest of everything that pyproject.toml
+# and requirements/tools.in allow, in an environment that is brought up to date every time.  The locks stay as they are.
+# WITH="torch==2.13.0" holds something back.
+test-newest: PYTHON := $(CURDIR)/.venv-newest/bin/python
+test-newest:
+	tools/setup.sh .venv-newest newest $(WITH)
+	$(PYTHON) -m pip freeze --exclude-editable
+	$(PYTEST) -k "not broken" $(TEST_TORCH) tests/test_matching_model_table.py tests/test_matching_parallel.py \
+		tests/test_matching_ways.py tests/test_adoption_package.py tests/test_docs_snippets.py tests/test_docs_site.py \
+		tests/test_examples_demo.py tests/test_examples_training.py tests/test_kernels_interpreter.py
 
 # What takes long: every family of models with every kind of inputs, and more compiled and interpreted kernels.  35 minutes.
 test-models: $(READY)
-	$(PYTHON) -m pytest -m full
+	$(PYTHON) -m pytest -m full $(PYTEST_ARGS)
+
+# The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.
+model-table: $(READY)
+	$(PYTHON) -m tests.support.model_versions $(if $(ONLY),--only $(ONLY))
+	$(PYTHON) tools/readme_models.py
 
 # Only files with such tests, which need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
 test-gpu:
@@ -78,8 +93,18 @@ bench: $(READY)
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_PYTHON) -m mkdocs build --strict --quiet
 
-.venv-docs/.ready: requirements-docs.txt
+.venv-docs/.ready: requirements/docs.txt requirements/pip.txt
 	$(or $(BASE_PYTHON),python3) -m venv .venv-docs
 	@echo "installing what builds the documentation"
-	.venv-docs/bin/python -m pip install -q -r requirements-docs.txt
+	.venv-docs/bin/python -m pip install -q --require-hashes -r requirements/pip.txt
+	.venv-docs/bin/python -m pip install -q --no-deps --require-hashes -r requirements/docs.txt
+	touch $@
+
+# The locks, after a change of requirements/*.in.  What they name stays while it is allowed; UPGRADE=1 lets everything move.
+lock: .venv-lock/.ready
+	tools/lock.sh .venv-lock/bin/uv $(if $(UPGRADE),--upgrade)
+
+.venv-lock/.ready: requirements/uv.txt
+	$(or $(BASE_PYTHON),python3) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install -q --no-deps --require-hashes -r requirements/uv.txt
 	touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -31,6 +32,14 @@ from dash_inductor.observe.records import clear_sites  # noqa: E402
 
 from .support.distribution import build_wheel, copy_sources, install_wheel  # noqa: E402
 from .support.global_hooks import no_global_hooks_stay  # noqa: E402, F401  # a fixture of every file
+from .support.left_behind import nothing_left_behind, seed  # noqa: E402
+
+with contextlib.suppress(ImportError):  # a GPU machine may lack it
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, and however long they take on a machine that does something else too.
+    settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
 
 
 def pytest_sessionfinish() -> None:
@@ -51,16 +60,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_state() -> Iterator[None]:
-    """Settings, records, compiled functions and the determinism flag of one test do not reach the next."""
-    with config.patch():
+    """Settings, records, compiled functions, random numbers and the determinism flag of one test do not reach the next.
+
+    What a test has to change back itself is an error where it does not.
+    """
+    seed()
+    with nothing_left_behind():
+        with config.patch():
+            clear_sites()
+            yield
         clear_sites()
-        yield
-    clear_sites()
-    torch = sys.modules.get("torch")  # tests of dash_inductor.schedule do not import it
-    if torch is not None:
-        torch.use_deterministic_algorithms(False)
-        if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()
+        torch = sys.modules.get("torch")  # tests of dash_inductor.schedule do not import it
+        if torch is not None:
+            torch.use_deterministic_algorithms(False)
+            if "torch._dynamo" in sys.modules:
+                torch._dynamo.reset()
+        seed()  # also for the fixtures of the next file
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_sdist_is_the_source_tree(unpacked: Path, tmp_path: Path) -> None:
     found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     assert files <= found
     assert {path.parts[0] for path in found - files} <= {"PKG-INFO", "setup.cfg", "dash_inductor.egg-info"}
-    for script in ("tools/setup.sh", ".ci/run"):
+    for script in ("tools/setup.sh", "tools/lock.sh", ".ci/run"):
         assert os.access(unpacked / script, os.X_OK)
 
 
@@ -99,12 +99,12 @@ def test_commands_of_the_readme_work_from_the_sdist(unpacked: Path) -> None:
 
     for target, runs in (("demo", "-m examples.demo"), ("test", "-m pytest")):
         commands = run("make", "--dry-run", target)
-        assert commands.startswith("tools/setup.sh .venv requirements-dev.txt\n")
+        assert commands.startswith("tools/setup.sh .venv torch2.13\n")
         assert runs in commands.splitlines()[-1]
     for version in compat.TESTED:
         commands = run("make", "--dry-run", "test", f"TORCH={version}")
-        requirements = re.findall(r"requirements\S+\.txt", commands)[0]
-        assert f"\ntorch=={version}." in (unpacked / requirements).read_text()
+        (lock,) = re.findall(r"^tools/setup\.sh \S+ (\S+)$", commands, re.MULTILINE)
+        assert f"\ntorch=={version}." in (unpacked / "requirements" / f"{lock}.txt").read_text()
     run(sys.executable, "-c", "import examples.demo")
     collected = run(sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_adoption_package.py")
     assert "tests/test_adoption_package.py::test_commands_of_the_readme_work_from_the_sdist" in collected
@@ -170,7 +170,7 @@ def test_base_dependencies() -> None:
 def test_dependencies_allow_the_tested_versions_and_no_other() -> None:
     """Of torch, and of triton what those ask for."""
     base = {re.split(r"[<>= ]", r)[0]: SpecifierSet(re.sub(r"^[\w-]+", "", r)) for r in requires("dash-inductor") or []}
-    files = [ROOT / "requirements-dev.txt", *ROOT.glob("requirements-dev-torch*.txt")]
+    files = sorted((ROOT / "requirements").glob("torch*.in"))
     pinned = [dict(re.findall(r"^(torch|triton)==(\S+)$", file.read_text(), re.MULTILINE)) for file in files]
     assert sorted(pins["torch"].rpartition(".")[0] for pins in pinned) == sorted(compat.TESTED)
     for name in ("torch", "triton"):

@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,15 +211,32 @@ def test_bar_on_a_terminal_is_one_line() -> None:
     assert shown.endswith("\r\033[K")
 
 
+class Clock:
+    """Stands for the time, and for the end that a bar waits for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, timeout: float) -> bool:
+        self.now += timeout
+        return self.now > self.seconds
+
+    def set(self) -> None:
+        pass
+
+
 def test_bar_elsewhere_says_that_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.5)
+    """Every 10 seconds, on a clock that its own waiting moves."""
+    clock = Clock(seconds=25)
+    monkeypatch.setattr(progress, "time", clock)
     stream = io.StringIO()
-    begun = time.monotonic()
-    with progress.Progress(1, stream) as bar:
-        bar.say("compiling")
-        bar._end.wait(2.2)
-    intervals = (time.monotonic() - begun) / progress.INTERVAL
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "[....................] compiling"
-    assert lines[-1].startswith("[....................] compiling  ")
-    assert 2 <= len(lines) <= intervals
+    bar = progress.Progress(1, stream)
+    bar._end = clock  # type: ignore[assignment]
+    bar.say("compiling")
+    with bar:
+        bar._ticker.join()
+    text = "[....................] compiling"
+    assert stream.getvalue().splitlines() == [text, f"{text}  10 s", f"{text}  20 s"]

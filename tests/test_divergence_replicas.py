@@ -13,6 +13,7 @@ from dash_inductor.divergence.compare import Comparison, compare
 
 from .support.distribution import ROOT
 from .support.divergent import FAULTS, RANK, STEP, STEPS, TENSOR
+from .support.processes import HANGS
 
 RANKS = 3
 
@@ -22,7 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     """The folder of all recordings, what each rank raised, and the log."""
     folder = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-m", "tests.support.divergent", "cpu", str(RANKS), str(folder)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANGS)
     assert result.returncode == 0, result.stderr
     return folder, [json.loads(line) for line in result.stdout.splitlines()], result.stderr
 

@@ -59,6 +59,20 @@ def test_readme_has_the_table_of_models() -> None:
     assert tool["filled"](readme, json.loads(text_of("tests/golden/models.json"))) == readme
 
 
+def test_tables_of_models_name_versions_and_what_differs() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_models.py"))
+    ours = {"Llama plain": "2 causal", "Llama right": "2 causal & keys(0)", "Bert plain": "2 full"}
+    other = {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}
+    none: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {}}
+    lines = {"versions": {"torch": "1", "transformers": "3"}, "cpu": ours, "cuda": ours}
+    shown = tool["filled"](tool["BEGIN"] + tool["END"], lines | {tool["OTHERS"]: {"1": other, "2": none}})
+    assert "\nThis is with torch 1 and transformers 3.\n" in shown
+    assert "\n| Llama | causal | causal & keys |  |\n| Bert | full |  |  |\n" in shown
+    assert "\nWith transformers 2 all lines are the same.\n" in shown
+    assert "\n| 1 | Bert | full (CPU: kept: math_path) |  |  |\n" in shown
+    assert "| 1 | Llama" not in shown
+
+
 def test_readme_has_the_tables_of_results() -> None:
     """Else run ``python tools/readme_results.py``."""
     readme = text_of("README.md")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from .support.cases import cases_of_this_run, some
+from .support.processes import HANGS
 
 # Mask, q_len, kv_len, head dims of q and k and of v, group, dtype, scale, which keys are valid.  Tiles are 32 x 16, so
 # every kind of tile is there: full, cut by a bound, by the length, by a key that is not valid, and without any pair.
@@ -99,7 +100,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_forward", *cases],
-        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=900, check=False,
+        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]

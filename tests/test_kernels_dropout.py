@@ -15,6 +15,7 @@ from dash_inductor.model.dropout import ROUNDS
 from dash_inductor.planning import costs
 
 from .support.portable_plans import portable_plan
+from .support.processes import HANGS
 from .test_kernels_attend_budgets import arithmetic, compiled, layouts, with_runtime_lengths
 from .test_kernels_interpreter import TOLERANCE
 
@@ -38,7 +39,7 @@ def results() -> dict[str, str]:
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_dropout", *words],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=900, check=False,
+        timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]

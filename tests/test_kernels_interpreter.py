@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .support.processes import HANGS
+
 # Every launch-ordered schedule; ragged and unequal lengths, grouped heads, all kinds of bounds, static and dynamic.
 CASES = [
     "ascending full 40 70 2 float32 static",
@@ -45,7 +47,7 @@ def results() -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_kernels", *words],
-        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
+        cwd=Path(__file__).parent.parent, env=environment, capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from .support.cases import cases_of_this_run, some
+from .support.processes import HANGS
 
 # Schedule, band, q_len, kv_len, group, dtype, scale, as `PairedAttention.random` has them: dense, bias, keys, and drops
 # where probabilities are dropped.
@@ -75,7 +76,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_pairs", *cases],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=900, check=False,
+        timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .support.processes import HANGS
+
 FULL = pytest.mark.full
 # Lengths out of order, of one token, of whole tiles and row blocks, empty documents; two passes and the ordered one.
 CASES = [
@@ -25,7 +27,7 @@ def test_documents(case: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_placed", case],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=900, check=False,
+        timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert [line for line in result.stdout.splitlines() if line.startswith("RESULT ")] == ["RESULT exact"]

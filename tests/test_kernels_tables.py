@@ -25,6 +25,8 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.table_ops import mask_tables as operator
 
+from .support.processes import HANGS
+
 COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "bent": 2, "extreme": 2, "alone": 1, "altered": 1}
 
 
@@ -35,7 +37,7 @@ def results() -> list[str]:
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_tables", *words],
         cwd=Path(__file__).parent.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout.splitlines()

@@ -28,7 +28,7 @@ def at(value: Value, point: dict[sympy.Expr, int]) -> object:
     return value if isinstance(value, bool) else value.subs(point)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(a=coefficients, b=coefficients, c=st.integers(-9, 9), n=extents, m=extents, strict=st.booleans())
 def test_conditions_agree_with_enumeration(a, b, c, n, m, strict) -> None:
     algebra = Algebra(None)
@@ -44,7 +44,7 @@ def test_conditions_agree_with_enumeration(a, b, c, n, m, strict) -> None:
     assert [at(zero, p) for p in points] == [bool(v == 0) for v in values]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(a=st.integers(0, 6), b=coefficients, c=st.integers(0, 9), n=extents, m=extents, divisor=st.integers(1, 6))
 def test_division_agrees_with_enumeration(a, b, c, n, m, divisor) -> None:
     algebra = Algebra(None)
@@ -55,7 +55,7 @@ def test_division_agrees_with_enumeration(a, b, c, n, m, divisor) -> None:
         assert (quotient.subs({q: i, kv: j}), remainder.subs({q: i, kv: j})) == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     conditions=st.lists(st.tuples(coefficients, coefficients, st.integers(-4, 4)), min_size=3, max_size=3),
     n=extents,

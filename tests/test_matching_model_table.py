@@ -8,7 +8,18 @@ from .support.cases import some
 from .support.fakecuda import compiler
 from .support.graphs import capture
 from .support.hf_models import FAMILIES
-from .support.model_table import Cell, agree, cells, check, explained_line, golden, h100_lines
+from .support.model_table import (
+    OTHERS,
+    Cell,
+    agree,
+    assert_line,
+    cells,
+    check,
+    explained_line,
+    golden,
+    h100_lines,
+    merged,
+)
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -61,7 +72,10 @@ def test_family_for_an_h100(family: str) -> None:
 
 def test_every_attention_of_every_model_has_a_record() -> None:
     lines = golden()
-    assert list(lines) == ["versions", "cpu", "cuda"]
+    assert list(lines) == ["versions", "cpu", "cuda", OTHERS]
+    for others in lines[OTHERS].values():  # only what differs
+        assert list(others) == ["cpu", "cuda"]
+        assert not [name for device in others for name, text in others[device].items() if lines[device][name] == text]
     lines = {device: lines[device] for device in ("cpu", "cuda")}
     assert all(list(found) == [str(cell) for cell in cells(device=device)] for device, found in lines.items())
     assert not [text for found in lines.values() for text in found.values() if "without a record" in text]
@@ -106,3 +120,52 @@ def test_lines_that_agree(version: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert agree(found, expected) == (version == "another"), (found, expected)
     for found, expected in OF_NO_VERSION:
         assert not agree(found, expected), (found, expected)
+
+
+TABLE = {
+    "versions": {"torch": "1", "transformers": "3"},
+    "cpu": {"Llama plain": "2 causal", "Bert plain": "2 full", "ViT plain": "2 full"},
+    "cuda": {"Llama plain": "2 causal", "Bert plain": "2 full", "ViT plain": "2 full"},
+    OTHERS: {"2": {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}},
+}
+LLAMA, BERT, VIT = (Cell(family, "plain", False) for family in ("Llama", "Bert", "ViT"))
+
+
+def test_lines_of_other_versions_are_kept_where_they_differ() -> None:
+    found = {"cpu": {"Llama plain": "1 dense(0)", "Bert plain": "2 full"}, "cuda": {"Llama plain": "2 causal"}}
+    assert merged(TABLE, found, {"torch": "1", "transformers": "2"}, other=True) == {
+        **TABLE,
+        OTHERS: {"2": {"cpu": {"Llama plain": "1 dense(0)"}, "cuda": {}}},
+    }
+    third = merged(TABLE, found, {"torch": "1", "transformers": "1"}, other=True)[OTHERS]
+    assert list(third.items()) == [("1", {"cpu": {"Llama plain": "1 dense(0)"}, "cuda": {}}), *TABLE[OTHERS].items()]
+
+
+def test_lines_of_the_table_are_added_to_the_others() -> None:
+    """In the order of the cells, with the version that they were found with, which is then no other one."""
+    versions = {"torch": "2", "transformers": "2"}
+    after = merged(TABLE, {"cpu": {"Bert plain": "1 full"}, "cuda": {"Qwen2 plain": "2 causal"}}, versions, other=False)
+    assert (list(after), after["versions"], after[OTHERS]) == (list(TABLE), versions, {})
+    assert after["cpu"] == TABLE["cpu"] | {"Bert plain": "1 full"}
+    assert list(after["cuda"]) == ["Llama plain", "Qwen2 plain", "Bert plain", "ViT plain"]
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "cell", "right", "wrong"),
+    [
+        ("3", "cpu", LLAMA, "2 causal", "1 causal"),
+        ("3", "cuda", BERT, "2 full", "2 kept: math_path"),
+        ("2", "cpu", BERT, "2 kept: math_path", "2 full"),  # known, and so exact
+        ("2", "cpu", LLAMA, "2 causal", "1 dense(0)"),
+        ("2", "cuda", LLAMA, "1 dense(0)", "2 kept: mask_unsupported"),  # seen by a fake device only
+        ("9", "cpu", VIT, "2 kept: math_path", "no call"),  # unknown, and so what agrees
+    ],
+)
+def test_line_of_a_version(
+    version: str, device: str, cell: Cell, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.__version__", version)
+    monkeypatch.setattr("tests.support.model_table.golden", lambda: TABLE)
+    assert_line(right, device, cell)
+    with pytest.raises(AssertionError, match="expected"):
+        assert_line(wrong, device, cell)

@@ -29,6 +29,7 @@ from dash_inductor.observe.dump import drawing, files, graph_page, kernels, writ
 from dash_inductor.observe.dump.snapshot import Item, Snapshot
 
 from .support.graphs import capture, causal_bias, efficient, joint_graph, rewritten, tensors
+from .support.processes import HANGS
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -290,7 +291,7 @@ def test_boxes_do_not_overlap_and_edges_go_down() -> None:
 def dom(page: Path) -> str:
     """The document that a browser makes of a page."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
-    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=300).stdout  # type: ignore[list-item]
+    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=HANGS).stdout  # type: ignore[list-item]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")

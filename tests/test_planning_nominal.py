@@ -146,7 +146,7 @@ BOUNDS = st.one_of(st.none(), st.integers(0, 5000))
 
 
 @given(st.sampled_from(CANDIDATES), BOUNDS, BOUNDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_bands_of_equal_reach_have_the_same_tile_pairs(
     candidate: Candidate, ahead: int | None, back: int | None
 ) -> None:
@@ -165,7 +165,7 @@ def test_bands_of_equal_reach_have_the_same_tile_pairs(
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_steps_are_the_visits_of_every_schedule(problem: Problem) -> None:
     steps = [problem.steps(kv) for kv in range(problem.n_kv)]
     for name in names_for(problem):

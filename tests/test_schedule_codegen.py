@@ -24,7 +24,7 @@ from tests.support.schedules import c_functions, names_for, problems
 _PROGRAM = Path(__file__).parent / "support" / "interpreted_schedules.py"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(problems(max_tiles=10), st.data())
 def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> None:
     """No division ever sees a negative operand, in branches that are not taken either."""

@@ -58,7 +58,7 @@ def _assert_seen(p: Problem) -> None:
     assert all_seen(p.band, p.q_len, p.kv_len) == everything
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(problems(max_tiles=12))
 def test_visible_and_full_tiles_are_exact(p: Problem) -> None:
     _assert_exact(p)

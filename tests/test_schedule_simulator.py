@@ -89,7 +89,7 @@ def test_handover_and_epilogue_cost_time() -> None:
     assert simulate(jobs, 3, Costs(1.0, 0.5, handover=0.25, epilogue=1.0)).makespan == 4.0
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(problems(max_tiles=40, max_heads=2), st.data(), st.integers(0, 2), st.integers(0, 2**20))
 def test_order_does_not_depend_on_speeds_or_workers(p: Problem, data: st.DataObject, depth: int, seed: int) -> None:
     name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))

@@ -18,7 +18,7 @@ from dash_inductor.schedule.walk import ClosedForm, Problem
 from tests.support.schedules import names_for, problems
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(problems(), st.data())
 def test_every_schedule_is_right_and_live(p: Problem, data: st.DataObject) -> None:
     """Visible tiles once each, ranks 0 .. n-1, and no wait that could hang."""
@@ -82,7 +82,7 @@ def test_bent_fold_launches_long_walks_first() -> None:
     assert list(dict.fromkeys(job.head for job in long)) == list(dict.fromkeys(job.head for job in short))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(problems(max_tiles=16), st.sampled_from(("shift", "symmetric_shift")), st.booleans())
 def test_co_residency_bound_is_exact(p: Problem, name: str, causal: bool) -> None:
     """Finishes with as many workers as declared, hangs with one less."""
@@ -169,7 +169,7 @@ def test_unsupported_masks_are_named() -> None:
         supports("diagonal", Band())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(problems(), st.integers(2, 5), st.data())
 def test_members_of_a_group_are_launched_in_their_order(p: Problem, group: int, data: st.DataObject) -> None:
     """The Hopper kernel sums dk and dv over members, heads of the schedule one after the other: each waits for a lower

@@ -16,6 +16,8 @@ from dash_inductor.timeline.html import html
 from dash_inductor.timeline.model import Picture
 from dash_inductor.timeline.simulated import timeline
 
+from .support.processes import HANGS
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install -y chromium")
 
@@ -48,7 +50,7 @@ def opened(page: Path, fragment: str = "") -> str:
     """The document as the browser has it after a while."""
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900",
                "--virtual-time-budget=10000", "--dump-dom", f"file://{page}{fragment}"]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=True).stdout
 
 
 def picture() -> Picture:

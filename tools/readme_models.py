@@ -1,26 +1,65 @@
-"""Write the README's table of models from tests/golden/models.json: ``python tools/readme_models.py``."""
+"""Write the README's tables of models from tests/golden/models.json: ``python tools/readme_models.py``."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, LINES = ROOT / "README.md", ROOT / "tests" / "golden" / "models.json"
 BEGIN, END = "<!-- models: written by tools/readme_models.py -->\n", "<!-- end of models -->"
 COLUMNS = {"tokens or images alone": ("plain",), "`attention_mask`": ("right",), "packed": ("packed",)}
 """Columns, with the kinds of inputs that they hold."""
+DEVICES = ("cpu", "cuda")
+OTHERS = "other versions of transformers"
 
 
-def table(lines: dict[str, dict[str, str]]) -> str:
+def table(lines: dict[str, Any]) -> str:
     """The table in Markdown: a row for each family and, where there is any, one with its default dropout."""
     text = ["model", *COLUMNS]
     rows = [text, ["---"] * len(text)]
-    for family, dropout in dict.fromkeys(_row(name) for name in lines["cuda"]):
-        title = f"{family}, default dropout" if dropout else family
-        rows.append([title, *(_cell(lines, family, kinds, dropout) for kinds in COLUMNS.values())])
+    rows += [[_title(*row), *_cells(lines, *row)] for row in _rows(lines)]
+    return _markdown(rows)
+
+
+def differences(lines: dict[str, Any]) -> str:
+    """What differs with other versions of transformers: a sentence, and a table of the rows in which something does."""
+    text = ["transformers", "model", *COLUMNS]
+    rows = []
+    same = []
+    for version, others in lines[OTHERS].items():
+        merged = {device: lines[device] | others[device] for device in DEVICES}
+        found = [(row, _cells(lines, *row), _cells(merged, *row)) for row in _rows(lines)]
+        changed = [
+            [version, _title(*row), *("" if a == b else b for a, b in zip(ours, theirs, strict=True))]
+            for row, ours, theirs in found
+            if ours != theirs
+        ]
+        rows += changed
+        same += [] if changed else [version]
+    parts = [f"With transformers {' and '.join(same)} all lines are the same.\n"] if same else []
+    if rows:
+        parts.append("With other versions of transformers these lines differ; an empty cell is as above.\n")
+        parts.append(_markdown([text, ["---"] * len(text), *rows]))
+    return "\n".join(parts)
+
+
+def _markdown(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _rows(lines: dict[str, Any]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(_row(name) for name in lines["cuda"]))
+
+
+def _title(family: str, dropout: str) -> str:
+    return f"{family}, default dropout" if dropout else family
+
+
+def _cells(lines: dict[str, Any], family: str, dropout: str) -> list[str]:
+    return [_cell(lines, family, kinds, dropout) for kinds in COLUMNS.values()]
 
 
 def _row(name: str) -> tuple[str, str]:
@@ -28,9 +67,9 @@ def _row(name: str) -> tuple[str, str]:
     return family, " ".join(dropout)
 
 
-def _cell(lines: dict[str, dict[str, str]], family: str, kinds: tuple[str, ...], dropout: str) -> str:
+def _cell(lines: dict[str, Any], family: str, kinds: tuple[str, ...], dropout: str) -> str:
     texts = {}
-    for device in ("cpu", "cuda"):
+    for device in DEVICES:
         found = lines[device]
         names = [" ".join(filter(None, (family, kind, dropout))) for kind in kinds]
         texts[device] = "; ".join(dict.fromkeys(_short(found[name]) for name in names if name in found))
@@ -45,10 +84,12 @@ def _short(line: str) -> str:
     return ", ".join(re.sub(r"^(\d+) (.*)$", r"\2 (\1)", part) for part in parts)
 
 
-def filled(readme: str, lines: dict[str, dict[str, str]]) -> str:
-    """The README with the table of these lines."""
+def filled(readme: str, lines: dict[str, Any]) -> str:
+    """The README with the tables of these lines, and the versions that they were made with."""
     head, rest = readme.split(BEGIN)
-    return head + BEGIN + "\n" + table(lines) + "\n" + END + rest.split(END, 1)[1]
+    versions = " and ".join(f"{name} {version}" for name, version in lines["versions"].items())
+    parts = [f"This is with {versions}.\n", table(lines), differences(lines)]
+    return head + BEGIN + "\n" + "\n".join(filter(None, parts)) + "\n" + END + rest.split(END, 1)[1]
 
 
 def main() -> None:

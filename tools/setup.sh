@@ -1,11 +1,13 @@
 #!/bin/sh
-# Make a virtual environment and install the requirements and this package (editable) into it.
-#   tools/setup.sh VENV REQUIREMENTS
+# Make a virtual environment, and install what is locked and this package (editable) into it.
+#   tools/setup.sh VENV torch2.13                 what requirements/torch2.13.txt names and, for a CUDA build, its libraries
+#   tools/setup.sh VENV newest [REQUIREMENT...]   the newest that the package, requirements/tools.in and these allow
 # Needs Python >= 3.10 with venv and headers, and a C++ compiler, which Inductor uses on CPU.  As root on Debian or Ubuntu
 # what is missing is installed; elsewhere it is named.
 set -eu
 venv=$1
-requirements=$2
+name=$2
+shift 2
 python=${BASE_PYTHON:-python3}
 
 # step TEXT COMMAND...: say what is done, run the command, and say every 10 seconds that it still runs.
@@ -55,7 +57,23 @@ if [ -n "$missing" ]; then
 fi
 
 [ -x "$venv/bin/python" ] || step "making the virtual environment $venv" "$python" -m venv "$venv"
-step "updating pip" "$venv/bin/python" -m pip install -q --upgrade "pip>=23.1"
-step "installing what $requirements names: torch is large, and this can take minutes" \
-    "$venv/bin/python" -m pip install -q -r "$requirements"
-step "installing dash_inductor" "$venv/bin/python" -m pip install -qq --no-build-isolation --no-deps -e .
+pip() { "$venv/bin/python" -m pip "$@"; }
+locked() { pip install -q --no-deps --require-hashes -r "requirements/$1.txt"; }
+step "installing pip" locked pip
+
+if [ "$name" = newest ]; then
+    step "installing the newest that is allowed: torch is large, and this can take minutes" \
+        pip install -q --upgrade --upgrade-strategy eager -r requirements/tools.in -e . "$@"
+else
+    # A CPU build has the version of the lock and a label (2.13.0+cpu).  It has no hash there, because it is not in the registry
+    # that the lock was made with; and for pip it is the version that the lock asks for.
+    torch=$(sed -nE 's/^torch==([0-9.]+).*/\1/p' "requirements/$name.txt")
+    if pip index versions torch --json | grep -qF "\"$torch+cpu\""; then
+        step "installing the CPU build of torch $torch" pip install -q --no-deps "torch==$torch+cpu"
+    else
+        step "installing the libraries of CUDA, 3 GB: this can take minutes" locked "$name-cuda"
+    fi
+    step "installing what requirements/$name.txt names" locked "$name"
+fi
+step "installing dash_inductor" pip install -qq --no-build-isolation --no-deps -e .
+step "checking that nothing is missing" pip check

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+HANGS = 1800
+"""Seconds after which a process is taken to hang, however slow a machine is that does something else too."""
 _OURS = (
     "DASH_INDUCTOR",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -45,7 +47,7 @@ def run_python_unchecked(
     """As `run_python`, for programs that may fail."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     if path is not None:
-        environment["PYTHONPATH"] = str(path)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
     environment.update({name: str(value) for name, value in env.items()})
     return subprocess.run(
         [str(python), "-c", textwrap.dedent(code), *args],
@@ -53,7 +55,7 @@ def run_python_unchecked(
         cwd=os.path.expanduser("~"),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
         check=False,
     )
 

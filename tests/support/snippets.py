@@ -36,6 +36,8 @@ from unittest import mock
 from _dash_inductor_state import BOOLEANS
 from benchmarks import contenders
 
+from .processes import HANGS
+
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
     "python": ("run", "full", "check", "file"),
@@ -45,8 +47,6 @@ ALLOWED = {
     "c": ("file",),
 }
 """Verdicts by language."""
-TIMEOUT = 240
-"""Seconds that a command may take."""
 
 _FENCE = re.compile(
     r"^(?:<!-- snippet: (?P<verdict>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S
@@ -135,7 +135,7 @@ class Page:
                 continue
             status = int(snippet.argument.removeprefix("exit=") or 0) if i == len(commands) - 1 else 0
             line = _with_this_python(command)
-            done = subprocess.run(line, shell=True, cwd=self.folder, text=True, capture_output=True, timeout=TIMEOUT)
+            done = subprocess.run(line, shell=True, cwd=self.folder, text=True, capture_output=True, timeout=HANGS)
             assert done.returncode == status, f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
             self.printed = done.stdout
             if expected:
@@ -178,7 +178,9 @@ def check(command: str, folder: Path) -> None:
         case ["make", target, *variables]:
             makefile = _text("Makefile")
             assert re.search(rf"^{re.escape(target)}:", makefile, re.M), target
-            assert all(re.match(r"(PYTHON|TORCH)=", variable) for variable in variables), variables
+            assert all(
+                re.match(r"(PYTHON|TORCH|PYTEST_ARGS|ONLY|UPGRADE|WITH)=", variable) for variable in variables
+            ), variables
         case ["python", "-m", module, *arguments]:
             check_arguments(f"{module}.__main__" if module == "dash_inductor" else module, arguments)
         case ["dash-inductor", *arguments]:
