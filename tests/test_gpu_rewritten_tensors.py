@@ -1,4 +1,4 @@
-"""On a GPU: what is written to between a forward and its backward, and forwards without one, for every backend of SDPA."""
+"""On a GPU, for every backend: tensors that are written to before the backward, and forwards without one."""
 
 from __future__ import annotations
 
