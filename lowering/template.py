@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import BaseView, FixedLayout, TensorBox
+from torch._inductor.ir import BaseView, ExternKernel, FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided, lowerings
 from torch._inductor.select_algorithm import SymbolicGridFn
 
@@ -101,8 +101,11 @@ def realized(x: TensorBox) -> TensorBox:
     """
     x.realize()
     base: Any = x.data
-    (base.unwrap_view() if isinstance(base, BaseView) else base).freeze_layout()
-    return x
+    if not isinstance(base, BaseView):
+        base.freeze_layout()
+        return x
+    base.unwrap_view().freeze_layout()
+    return TensorBox(ExternKernel.realize_input(base))  # with strides of its own
 
 
 def strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:

@@ -28,7 +28,7 @@ from .kept_error import kept_error
 from .math_path import OP, MathCall, math_calls
 from .model_line import model_line
 from .replace import replace
-from .saved import is_joint, recompute_views
+from .saved import is_joint, watch
 from .seeds import draw_at_once
 from .sites import Facts, Match, NotReadable, analyse
 
@@ -71,7 +71,7 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
         _replace_group(graph, group)
     changed = any(reading.reason is None for reading in readings)
     if changed:
-        recompute_views(graph)
+        watch(graph)
         draw_at_once(graph)
         trace_graph("dash_graph_after", graph)
     _refuse(_publish(graph, readings, calls))

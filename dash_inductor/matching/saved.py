@@ -6,21 +6,29 @@ graph are watched there in the same way; a view of one is not, because Inductor 
 that has the memory of the input.  So the backward would silently read what the program has written.
 
 Note [What the backward reads]
-Two rules keep that from happening.  Views that lead to what a backward of ours reads are computed again in the
+Three rules keep that from happening.  Views that lead to what a backward of ours reads are computed again in the
 backward, from what they are views of: PyTorch then saves that, under its version.  And what a mask reads of an input
 is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its own
-buffer again.  Vectors (valid keys, numbers of documents) are small and saved in any case.
+buffer again.  Vectors (valid keys, numbers of documents) are small and saved in any case.  The output of attention is
+saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph returns a view of
+it, which would be another tensor, the program gets a copy of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch.fx import Graph, Node
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..ops import BACKWARDS
+from .emit import Emitter
 from .views import viewed
+
+aten = torch.ops.aten
 
 
 def is_joint(graph: Graph) -> bool:
@@ -39,20 +47,35 @@ def shows_input(node: Node) -> bool:
     return base.op != "call_function"
 
 
-def recompute_views(graph: Graph) -> None:
-    """Let every view that leads to what a backward of ours reads be computed again in the backward of a joint graph.
-
-    See Note [What the backward reads].
-    """
+def watch(graph: Graph) -> None:
+    """Have PyTorch watch what the backwards of ours in a joint graph read: see Note [What the backward reads]."""
     if not is_joint(graph):
         return
-    for node in graph.nodes:
-        if node.target in BACKWARDS:
-            grad_out = node.args[0]
-            for read in node.all_input_nodes:
-                if read is not grad_out:
-                    for view in list(_views(read))[:-1]:
-                        view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    backwards = [node for node in graph.nodes if node.target in BACKWARDS]
+    for node in backwards:
+        grad_out = node.args[0]
+        for read in node.all_input_nodes:
+            if read is not grad_out:
+                for view in list(_views(read))[:-1]:
+                    view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    _return_copies(graph, {node.args[4] for node in backwards})
+
+
+def _return_copies(graph: Graph, outputs: set[Any]) -> None:
+    """Return copies in the place of views of these nodes.
+
+    An output of packed attention may be a view where a template has made it, so that it counts as one.
+    """
+    results, emitter = graph.output_node(), Emitter(graph)
+
+    def returned(node: Node) -> Node:
+        shown, *behind = _views(node)
+        whole = shown in outputs and shown.meta["val"].dim() == 4
+        if whole or outputs.isdisjoint((shown, *behind)):
+            return node
+        return emitter.call(aten.clone.default, (node,), before=results, like=node)
+
+    results.args = tree_map_only(Node, returned, results.args)
 
 
 def _views(node: Node) -> Iterator[Node]:

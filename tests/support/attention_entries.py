@@ -92,6 +92,9 @@ def _starts(device: str) -> Tensor:
 
 
 ENTRIES = {
+    "returned as a view": Entry(
+        lambda q, k, v: _attend(q, k, v).transpose(1, 2).flatten(2), lambda make, device: _qkv(make)
+    ),
     "plain": Entry(_attend, lambda make, device: _qkv(make)),
     "fused": Entry(_fused, lambda make, device: {"x": make(2, LENGTH, 3, HEADS, DIM)}),
     "repeated": Entry(_repeated, lambda make, device: _qkv(make, HEADS // 2)),

@@ -25,8 +25,11 @@ class Part:
     write: Callable[[str, Any], object]
 
 
-NOT_OURS = ("PYTEST_CURRENT_TEST", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")
-"""Variables that pytest sets for every test, and Inductor once."""
+NOT_OURS = (
+    "PYTEST_CURRENT_TEST", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TRITON_PTXAS_PATH", "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+)  # fmt: skip
+"""Variables that pytest sets for every test, and Inductor and libraries that are loaded set once."""
 
 
 def _environment(name: str, value: str | None) -> None:

@@ -10,6 +10,10 @@ from torch import Tensor
 
 Gradients = list[Tensor]
 OUTPUT = "the output"
+NOTICED = (
+    "modified by an inplace operation",
+    "is a view and its base or another view of its base has been modified inplace",
+)
 
 
 def gradients_after(
@@ -29,12 +33,12 @@ def gradients_after(
     grad_out = torch.linspace(0, 1, output.shape[-1], device=output.device, dtype=output.dtype).expand_as(output)
     if twice:
         torch.autograd.grad(output, wanted, grad_out, retain_graph=True)
-    if written is not None:
-        write(output if written == OUTPUT else given[written])
     try:
+        if written is not None:
+            write(output if written == OUTPUT else given[written])
         return list(torch.autograd.grad(output, wanted, grad_out))
     except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
+        if not any(message in str(error) for message in NOTICED):
             raise
         return str(error)
 
