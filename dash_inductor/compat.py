@@ -16,7 +16,8 @@ import torch
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with the triton that it asks for
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_VERSION: str = torch.__version__
+TORCH = tuple(int(part) for part in _VERSION.split(".")[:2])
 
 _GLUON = "triton.experimental.gluon.language"
 

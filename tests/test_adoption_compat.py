@@ -116,8 +116,9 @@ VALUES = {
     "torch._inductor.virtualized.ops": "torch._inductor.ops_handler.OpsHandler",
 }
 """What names stand for that are bound while a graph is compiled."""
-TOOLS = ("dash_inductor/bench/", "dash_inductor/doctor/")
-"""No compile needs what is used here alone: without it a check of the doctor, or the bench, says what it misses."""
+TOOLS = ("dash_inductor/bench/", "dash_inductor/doctor/", "dash_inductor/observe/elsewhere/")
+"""No compile needs what is used here alone: without it a check of the doctor, the bench, or an explanation for a GPU
+that is not there says what it misses."""
 
 
 def test_every_name_in_use_is_probed() -> None:

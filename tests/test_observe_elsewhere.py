@@ -181,8 +181,8 @@ def operator_without_a_fake(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 UNKNOWN = {
     constant_that_stays: "device mismatch",
     on_the_cpu: "test_observe_elsewhere.py",
-    value_in_python: "DataDependentOutputException",
-    branch_on_a_value: "DataDependentOutputException",
+    value_in_python: "reads the value of a tensor in Python, and a fake one has none, at ",
+    branch_on_a_value: "reads the value of a tensor in Python, and a fake one has none, at ",
     memory_of_the_device: "total_memory",
     operator_without_a_fake: "without_a_fake",
 }
@@ -193,6 +193,7 @@ UNKNOWN = {
 def test_unknown(program: Three) -> None:
     explanation = on_h100(program, *qkv())
     assert UNKNOWN[program] in explanation.unknown
+    assert f"{Path(__file__).name}:" in explanation.unknown
     assert not explanation.all_replaced
     text = str(explanation)
     assert text.splitlines()[0] == "what becomes of every attention is unknown"
@@ -204,6 +205,20 @@ def test_unknown(program: Three) -> None:
 def test_a_tensor_of_an_unknown_kind() -> None:
     explanation = on_h100(lambda x: x.to_dense(), torch.zeros(3, 3).to_sparse())
     assert "cannot be moved" in explanation.unknown
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA has what is missing here")
+def test_a_build_that_is_laid_out_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    device._let_autograd_know_cuda.cache_clear()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert "not laid out as expected" in on_h100(causal, *qkv()).unknown
+    monkeypatch.undo()
+    assert fates(on_h100(causal, *qkv())) == ["causal"]
+
+
+def test_a_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_get_sdp_priority_order")
+    assert "_get_sdp_priority_order" in on_h100(causal, *qkv()).unknown
 
 
 # ---- What is moved
@@ -591,7 +606,8 @@ def test_script(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_script_of_which_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, document = explained(tmp_path, capsys, "--item")
     assert status == 1
-    assert "DataDependentOutputException" in document["unknown"]
+    assert "reads the value of a tensor" in document["unknown"]
+    assert f"{tmp_path / 'train.py'}:11" in document["unknown"]
 
 
 @pytest.mark.parametrize("word", ["--eager", "--no-grad"])

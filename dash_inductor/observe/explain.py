@@ -24,6 +24,7 @@ from ..errors import DashError
 from ..matching import arch as machine
 from ..planning import planner
 from . import records
+from .elsewhere import why
 from .explanation import Explanation
 from .records import GraphRecord
 
@@ -103,7 +104,7 @@ def explained(
                 _compile(fn, args, kwargs, _look)
         except Exception as error:
             if elsewhere:
-                unknown = why_unknown(error)
+                unknown = why.unknown(error)
             elif not graphs:
                 raise
             else:
@@ -112,7 +113,7 @@ def explained(
                     "may be others."
                 )
     if elsewhere and not unknown:
-        unknown = left_on_the_cpu(graphs)
+        unknown = why.left_on_the_cpu(graphs)
     return Explained(graphs, notes, unknown)
 
 
@@ -145,25 +146,6 @@ def _is_here(arch: str | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 def _is_module(value: object) -> bool:
     return isinstance(value, torch.nn.Module)
-
-
-def why_unknown(error: BaseException) -> str:
-    """Why nothing can be said, as the end of a sentence, from the error that ended the tracing."""
-    inner = error
-    while (cause := getattr(inner, "inner_exception", None) or inner.__cause__) is not None:
-        inner = cause
-    if isinstance(inner, DashError):
-        return str(inner)
-    text = " ".join(str(inner).split("\n\n")[0].split())
-    return f"{type(inner).__name__}: {text[:300]}" if text else type(inner).__name__
-
-
-def left_on_the_cpu(graphs: Sequence[GraphRecord]) -> str:
-    """Why nothing can be said where the program computes attention on the CPU; "" where it does not."""
-    for site in (site for graph in graphs for site in graph.sites):
-        if site.tensors is not None and not site.tensors.device.startswith("cuda"):
-            return f"the attention at {site.line or site.name} runs on {site.tensors.device}, not on a GPU"
-    return ""
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from ..matching import arch as machine
 from ..planning import planner
 from . import records
 from .compiled_calls import CompiledCalls
-from .explain import left_on_the_cpu
+from .elsewhere.why import left_on_the_cpu
 from .explanation import Explanation
 
 NOTHING = (

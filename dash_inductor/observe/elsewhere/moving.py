@@ -128,7 +128,7 @@ class _Mover:
             return self._jagged(tensor)
         if is_traceable_wrapper_subclass(tensor):
             with self._mode:
-                return transform_subclass(tensor, lambda name, inner: self.value(inner))  # type: ignore[return-value]  # it is one
+                return transform_subclass(tensor, lambda name, inner: self.value(inner))
         if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) or tensor.layout != torch.strided:
             raise Untraceable(f"a tensor of the kind {type(tensor).__name__}, {tensor.layout}, cannot be moved")
         if tensor.device.type not in ("cpu", "meta", "cuda"):

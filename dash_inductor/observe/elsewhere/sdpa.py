@@ -7,10 +7,11 @@ deterministic, is not taken then.  tests/test_gpu_elsewhere.py compares them wit
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,21 +30,9 @@ _BY_NUMBER = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
 """``at::SDPBackend``."""
 
 
-class Params(Protocol):
-    """The arguments of a call; ``torch.backends.cuda.SDPAParams`` has the same names."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None
-    dropout: float
-    is_causal: bool
-    enable_gqa: bool
-
-
 @dataclass(frozen=True)
 class Call:
-    """A call: `Params`, with their defaults."""
+    """The arguments of a call."""
 
     query: Tensor
     key: Tensor
@@ -54,7 +43,7 @@ class Call:
     enable_gqa: bool = False
 
 
-def choose(call: Params, arch: str) -> str:
+def choose(call: Call, arch: str) -> str:
     """The implementation of a call on an architecture: FLASH, EFFICIENT or MATH.
 
     Raises:
@@ -69,7 +58,7 @@ def choose(call: Params, arch: str) -> str:
     return chosen
 
 
-def _first(call: Params, arch: str) -> str:
+def _first(call: Call, arch: str) -> str:
     on = torch.backends.cuda
     able: dict[str, Callable[[], bool]] = {
         FLASH: lambda: can_use_flash(call, arch),
@@ -83,7 +72,7 @@ def _first(call: Params, arch: str) -> str:
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _be_certain(call: Params, arch: str) -> None:
+def _be_certain(call: Call, arch: str) -> None:
     """Raise where another version, or cuDNN, may take what no rule here takes."""
     heads = {tensor.shape[-3] for tensor in (call.query, call.key, call.value) if tensor.dim() > 2}
     if compat.TORCH >= (2, 14) and (call.query.dim() == 3 or len(heads) > 1):
@@ -93,7 +82,7 @@ def _be_certain(call: Params, arch: str) -> None:
         raise Untraceable("under warn_only=True PyTorch may take cuDNN, which depends on its version")
 
 
-def can_use_flash(call: Params, arch: str) -> bool:
+def can_use_flash(call: Call, arch: str) -> bool:
     """Whether FlashAttention computes a call."""
     query, key, value = call.query, call.key, call.value
     sm = _number(arch)
@@ -111,7 +100,7 @@ def can_use_flash(call: Params, arch: str) -> bool:
     )
 
 
-def can_use_efficient(call: Params, arch: str) -> bool:
+def can_use_efficient(call: Call, arch: str) -> bool:
     """Whether the memory-efficient kernel computes a call."""
     query, key, value = call.query, call.key, call.value
     sm, half = _number(arch), query.dtype in HALF
@@ -136,22 +125,22 @@ def _number(arch: str) -> int:
     return int(arch.removeprefix("sm_"))
 
 
-def _has_backward(call: Params, sm: int) -> bool:
+def _has_backward(call: Call, sm: int) -> bool:
     """Whether there is a backward where one is needed: on some GPUs not for every large head dimension."""
     if not _needs_gradient(call) or not (86 <= sm <= 89 or 120 <= sm <= 121):
         return True
     return bool(call.query.shape[-1] <= 192 or (call.dropout == 0 and call.query.shape[-1] > 224))
 
 
-def _needs_gradient(call: Params) -> bool:
+def _needs_gradient(call: Call) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, call.value))
 
 
-def _nested(call: Params) -> bool:
+def _nested(call: Call) -> bool:
     return any(tensor.is_nested for tensor in (call.query, call.key, call.value))
 
 
-def _heads_fit(call: Params, *, grouped: bool) -> bool:
+def _heads_fit(call: Call, *, grouped: bool) -> bool:
     """Whether batches are equal, and heads, or where `grouped` and asked for those of query a multiple."""
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
@@ -161,7 +150,7 @@ def _heads_fit(call: Params, *, grouped: bool) -> bool:
     return query.shape[-3] == key.shape[-3] == value.shape[-3]
 
 
-def _dense_fits(call: Params, *, any_stride_of_one: bool) -> bool:
+def _dense_fits(call: Call, *, any_stride_of_one: bool) -> bool:
     """Whether lengths are not 0 and last dimensions are contiguous; of size 1 they have `any_stride_of_one`."""
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     contiguous = query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
@@ -169,7 +158,7 @@ def _dense_fits(call: Params, *, any_stride_of_one: bool) -> bool:
     return query.shape[-2] != 0 and key.shape[-2] != 0 and contiguous and (mask is None or mask.stride(-1) == 1)
 
 
-def _aligned(call: Params) -> bool:
+def _aligned(call: Call) -> bool:
     """Whether query, key and value begin at multiples of 16 bytes in their storage."""
     tensors = (call.query, call.key, call.value)
     return _nested(call) or all(t.storage_offset() * t.element_size() % 16 == 0 for t in tensors)
@@ -187,7 +176,7 @@ def attention(
         padded = (F.pad(t, (0, -size % 8)) if size % 8 else t for t in (query, key, value))
         given = size**-0.5 if scale is None else scale
         out = torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=given)[0]
-        return _first_columns(out, size) if size % 8 else out  # type: ignore[no-any-return]  # an operator
+        return _first_columns(out, size) if size % 8 else out
     bias = _as_bias(attn_mask, query.dtype)
     if chosen == EFFICIENT:
         if bias is not None:
@@ -263,9 +252,14 @@ def _chosen_for_nested(arch: str) -> Iterator[None]:
     from torch.nested._internal import sdpa
 
     rules: dict[str, Callable[..., bool]] = {
-        "can_use_flash_attention": lambda params, debug=False: can_use_flash(params, arch),
-        "can_use_efficient_attention": lambda params, debug=False: can_use_efficient(params, arch),
+        "can_use_flash_attention": lambda params, debug=False: can_use_flash(_call(params), arch),
+        "can_use_efficient_attention": lambda params, debug=False: can_use_efficient(_call(params), arch),
         "can_use_cudnn_attention": lambda params, debug=False: False,
     }
     with replaced(sdpa, rules):
         yield
+
+
+def _call(params: Any) -> Call:
+    """From ``torch.backends.cuda.SDPAParams``."""
+    return Call(**{field.name: getattr(params, field.name) for field in dataclasses.fields(Call)})

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, _meta_registrations
+from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 from torch._inductor import config as inductor_config
 from torch._inductor import pattern_matcher
@@ -60,7 +61,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
         _tensors_there(held),
         inductor_config.patch(joint_custom_pre_pass=passes),
         replaced(_meta_registrations, {"device_hint": _hint}),
-        replaced(pattern_matcher, {"aot_function": _patterns_there(pattern_matcher.aot_function)}),
+        replaced(pattern_matcher, {"aot_function": _patterns_there(aot_function)}),
     ):
         yield
 
@@ -92,7 +93,7 @@ def _tensors_there(values: Any) -> Iterator[None]:
             tensor.fake_device = device
 
 
-def _patterns_there(aot_function: Callable[..., Any]) -> Callable[..., Any]:
+def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
     """What traces a pattern of Inductor with its backward, for the sizes that it was found with, on the stand-in."""
 
     def there(
@@ -109,7 +110,7 @@ def _patterns_there(aot_function: Callable[..., Any]) -> Callable[..., Any]:
 
         def call(*given: Any) -> Any:
             with _tensors_there(given):
-                result = aot_function(fn, *args, partition_fn=partition, **kwargs)(*given)
+                result = trace(fn, *args, partition_fn=partition, **kwargs)(*given)
             for graph in recorded:
                 _values_back(graph)
             return result
@@ -125,7 +126,7 @@ _hint_of = _meta_registrations.device_hint
 def _hint(tensor: Tensor) -> str:
     """The type of device by which shapes and dtypes of results differ."""
     device = getattr(tensor, "fake_device", None)
-    return _back(device).type if device is not None else _hint_of(tensor)  # type: ignore[no-any-return]  # untyped
+    return _back(device).type if device is not None else _hint_of(tensor)
 
 
 def _move(node: Node) -> None:
@@ -139,9 +140,9 @@ def _move(node: Node) -> None:
             return "cpu" if autocast else str(_there(torch.device(value)))
         return value
 
-    node.args, node.kwargs = map_aggregate(node.args, there), map_aggregate(node.kwargs, there)  # type: ignore[assignment]  # same kinds
+    node.args, node.kwargs = map_aggregate(node.args, there), map_aggregate(node.kwargs, there)
     if node.op == "call_method" and node.target == "cuda":
-        index = node.args[1] if len(node.args) > 1 else node.kwargs.get("device")
+        index: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("device")
         device = index if isinstance(index, (torch.device, str)) else torch.device("cpu", int(index or 0) + 1)
         node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
 
