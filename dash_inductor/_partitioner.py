@@ -32,7 +32,8 @@ def install() -> None:
     """Make the partitioner look at what a node stands for.  It looks at all other nodes as ever."""
     from torch._functorch import partitioners
 
-    plain_target, plain_size = partitioners.get_aten_target, partitioners._size_of  # it calls both by these names
+    module: Any = partitioners  # which calls both functions by these names
+    plain_target, plain_size = module.get_aten_target, module._size_of
 
     @functools.wraps(plain_target)
     def target(node: Node) -> Any:
@@ -40,11 +41,11 @@ def install() -> None:
         return plain_target(node) if found is None else _operator(found[0])
 
     @functools.wraps(plain_size)
-    def size(node: Node) -> int:
+    def size(node: Node) -> Any:
         found = node.meta.get(_STANDS_FOR)
         return plain_size(node) if found is None else found[1]
 
-    partitioners.get_aten_target, partitioners._size_of = target, size
+    module.get_aten_target, module._size_of = target, size
 
 
 @functools.cache
