@@ -376,7 +376,13 @@ def test_masks_of_unknown_use_are_no_error() -> None:
 
 @pytest.mark.parametrize(
     ("farthest", "band"),
-    [(-(2**40), Band()), (-(2**30), Band()), (-(2**30) + 1, Band()), (-(2**29), Band(-(2**29), None)), (2**30, "dense")],
+    [
+        (-(2**40), Band()),
+        (-(2**30), Band()),
+        (-(2**30) + 1, Band()),
+        (-(2**29), Band(-(2**29), None)),
+        (2**30, "dense"),
+    ],
 )
 def test_bounds_beyond_the_longest_sequence(farthest, band) -> None:
     """For lengths that are not known: the kernels take bounds as int32."""
