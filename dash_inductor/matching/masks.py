@@ -99,8 +99,8 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
 
     Args:
         node: mask of an attention node in a joint graph, any shape that broadcasts to ``[B, H, q_len, kv_len]``: bool
-            (True is visible), or added to the scores (0 is visible; -inf, or at most half of the type's lowest number,
-            is not).
+            (True is visible), or added to the scores (0 is visible; -inf, or the type's least finite number, is not:
+            Note [Finite values that hide] in `bands`).
         query, key: the attention node's query ``[B, H, q_len, D]`` and key ``[B, H_kv, kv_len, D]``; only shapes are
         read.
 

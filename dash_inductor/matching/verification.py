@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..model.mask import Band
 from . import predicates
+from .bands import HIDDEN
 from .index_expr import NotRecognised
 from .mask_nodes import Position, as_expr, is_size, is_unknown, meta_of, shape_of
 from .normal_form import Terms
@@ -138,7 +139,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
-            wrong = torch.where(expected, mask != 0, ~(mask <= torch.finfo(mask.dtype).min / 2))
+            wrong = torch.where(expected, mask != 0, ~(mask <= HIDDEN[mask.dtype]))
         if wrong.any():
             place = [int(i) for i in wrong.nonzero()[0]]
             where = f"element {place} of the window {window}{_at(sizes)}"
