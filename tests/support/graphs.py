@@ -78,7 +78,8 @@ class JointGraphs:
         return sum(counts[op] for counts in self.before)
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """`torch.compile` with Inductor's joint passes and partitioner, where the graphs then run as they are.
+        """`torch.compile` with Inductor's passes over Dynamo's and joint graphs and its partitioner; the graphs then run as
+        they are.
 
         Takes a fraction of the time of Inductor's code generation; within `capture`, `torch.compile` does the whole.
         """
@@ -102,7 +103,7 @@ class JointGraphs:
             keep_inference_input_mutations=True,
         )
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
-            return compiler(module, inputs)
+            return compiler(compile_fx._recursive_pre_grad_passes(module, inputs), inputs)
 
     def _see_before(self, graph: Graph) -> None:
         self.before.append(op_counts(graph))
