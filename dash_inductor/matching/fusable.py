@@ -4,10 +4,10 @@ Fused operators take four dimensions, and on CUDA a mask whose last dimension is
 computed by PyTorch's math implementation, of which nothing is left when a joint graph is made.  So this is done before,
 in Dynamo's graph, where a call is still one node:
 
-- Leading dimensions of query, key and value become one batch dimension, and a missing one is added, where that is a
-  view of them and of the mask.
-- A mask whose last dimension is not contiguous is copied.  The kernels of a replaced call read it where it was
-  (`biases` looks behind copies), so that no copy is left then.
+- Leading dimensions of query, key and value become one batch dimension, where that is a view of them and of the mask.
+  Tensors of three dimensions get one for the heads, and a mask of three dimensions one for the batch.
+- A mask whose last dimension is not contiguous is copied.  A tile of it would be read from as many cache lines as it
+  has elements, in every kernel; a copy is made once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from ..config import config
 from . import layout
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_CALLS = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+CALLS = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+"""What Dynamo's graph calls."""
 _PLANE = 3
 """Dimensions behind the batch: heads, length, head dim."""
 
 
 def make_fusable(graph: Graph) -> bool:
     """Give calls of attention in a graph of Dynamo's a layout that fused operators take; whether any was changed."""
-    calls = [node for node in graph.nodes if node.op == "call_function" and node.target in _CALLS]
-    changed = [_with_one_batch_dimension(call) | _with_contiguous_mask(call) for call in calls if _is_replaced_on(call)]
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target in CALLS]
+    steps = _with_one_batch_dimension, _with_batch_of_mask, _with_contiguous_mask
+    changed = [step(call) for call in calls if _is_replaced_on(call) for step in steps]
     return any(changed)
 
 
@@ -77,6 +79,14 @@ def _described(node: Node, call: Node, source: Node, method: str, *args: Any) ->
     with torch.no_grad():
         node.meta = about | {"example_value": getattr(_value(source), method)(*args)}
     return node
+
+
+def _with_batch_of_mask(call: Node) -> bool:
+    mask = _tensors(call).get("attn_mask")
+    if mask is None or _value(mask).dim() != _PLANE or _value(call).dim() != _PLANE + 1:
+        return False
+    _set(call, "attn_mask", _inserted(call, mask, "unsqueeze", 0))
+    return True
 
 
 def _with_contiguous_mask(call: Node) -> bool:

@@ -78,8 +78,7 @@ class JointGraphs:
         return sum(counts[op] for counts in self.before)
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """`torch.compile` with Inductor's passes over Dynamo's and joint graphs and its partitioner; the graphs then run as
-        they are.
+        """`torch.compile` with Inductor's passes before autograd, over joint graphs and its partitioner, and no more.
 
         Takes a fraction of the time of Inductor's code generation; within `capture`, `torch.compile` does the whole.
         """
