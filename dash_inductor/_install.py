@@ -1,4 +1,5 @@
-"""Installation into Inductor: one joint-graph pass, a record of what it does not see, and our part of the caches.
+"""Installation into Inductor: one joint-graph pass, what has to happen before it, a record of what it does not see, and
+our part of the caches.
 
 Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
 anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
@@ -75,6 +76,7 @@ def install() -> None:
     from . import _precompile  # derives from a class that the probe has just found
 
     compat.joint_passes().append(JointPass())
+    _make_calls_fusable()
     _record_what_no_pass_sees()
     _choose_no_pointwise_kernel_by_timing()
     _dump_what_is_compiled()
@@ -91,6 +93,24 @@ def install() -> None:
 def lower_operators() -> None:
     """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
     _loaded()
+
+
+def _make_calls_fusable() -> None:
+    """Give calls that only their layout keeps from fused operators another one, before autograd decomposes them."""
+    from torch._inductor import compile_fx
+
+    run = compile_fx._recursive_pre_grad_passes  # compile_fx looks it up by this name, for nested graphs too
+
+    @functools.wraps(run)
+    def run_on_fusable_calls(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        if rewriter() is not None:
+            from .matching.fusable import make_fusable
+
+            if make_fusable(gm.graph):
+                gm.recompile()
+        return run(gm, *args, **kwargs)
+
+    compile_fx._recursive_pre_grad_passes = run_on_fusable_calls
 
 
 def _record_what_no_pass_sees() -> None:

@@ -24,6 +24,8 @@ _PORTABLE, _SM_90 = "the portable kernels", "the Hopper kernel"
 TORCH = (
     ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
     ("torch._inductor.compile_fx", "_recursive_joint_graph_passes", "whether joint-graph passes run"),
+    ("torch._inductor.compile_fx", "_recursive_pre_grad_passes", "calls that only their layout keeps from fusion"),
+    ("torch._C._nn", "scaled_dot_product_attention", "calls that only their layout keeps from fusion"),
     ("torch._inductor.compile_fx", "fx_codegen_and_compile", "pointwise kernels that are not chosen by timing"),
     ("torch._inductor.compile_fx", "compile_fx", "names of the model's arguments"),
     ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dash_inductor.matching.attention_ops import bind, op_name
 from dash_inductor.model.call import Call
@@ -230,3 +232,28 @@ def test_dynamic_lengths() -> None:
         results = step(lambda *qkv: graphs.compile(attend)(*qkv, mask), inputs)
     assert graphs.count(BACKWARD) == 1
     assert_as_exact(lambda *qkv: attend(*qkv, mask.to(qkv[0].dtype)), inputs, results, strides=False)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["constant", "learned"])
+def test_heads_that_are_not_known_are_the_reason(gradient: bool) -> None:
+    """Not that the bias has a gradient, or what it is made of."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, do: Tensor, x: Tensor) -> tuple[Any, ...]:
+        return efficient(q, k, v, do, bias=lambda: x, bias_grad=gradient)
+
+    size = [1, 8, 128, 128]
+    module = trace(function, lambda: [*cuda_inputs(SHAPE), torch.empty(size, dtype=torch.bfloat16, device="cuda")])
+    *_, bias = (node for node in module.graph.nodes if node.op == "placeholder")
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        assert mode.shape_env is not None
+        size[1] = mode.shape_env.create_unbacked_symint()  # type: ignore[call-overload]
+        bias.meta["val"] = torch.empty(size, dtype=torch.bfloat16, device="cuda")
+    _, record = rewritten(module)
+    assert record.reason is Reason.DYNAMIC_DIMS
+    sizes = "the mask has the sizes [1, u0, 128, 128], the scores [2, 8, 128, 128]"
+    assert record.detail == f"{sizes}: whether these are the same is not known"
+
+
+def test_a_bias_that_is_none_keeps_the_reason() -> None:
+    _, record = site_with(lambda x: x, (2, 4, 128, 128), gradient=True, then=lambda gradient: gradient)
+    assert record.reason is Reason.BIAS_GRADIENT

@@ -1,4 +1,4 @@
-"""What the mask reader must not assume: ranges, signs, types and lengths are proved, or the site is kept."""
+"""What the mask reader must not assume: ranges, signs, types and lengths are proved, or the tensor is read as it is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ from .support.processes import run_python
 from .test_matching_masks import columns, rows
 
 BOTTOM_RIGHT = Band(0, None, "bottom_right")
+
+
+def assert_no_band(found: MaskResult) -> None:
+    """Nothing is said of positions: the graph's own truth values of all pairs are read."""
+    assert str(found.terms) == "dense"
 
 
 def compiled_mask(make, q_len=40, kv_len=96, dynamic=(), bounds=None, **inputs) -> str:
@@ -137,8 +142,8 @@ def test_products_that_overflow_are_not_compared(dtype, factor, longest) -> None
 
     assert read_mask(make, q_len=longest, kv_len=longest) == read_as(Band(0, None))
     for length in (longest + 1, longest + 30):
-        assert read_mask(make, q_len=length, kv_len=length).reason == "not_a_band"
-    assert read_mask(make, dynamic=True).reason == "not_a_band"
+        assert str(read_mask(make, q_len=length, kv_len=length).terms) == "dense"
+    assert str(read_mask(make, dynamic=True).terms) == "dense"
 
 
 @pytest.mark.parametrize("w", [2, 3, 5, -3])
@@ -151,7 +156,7 @@ def test_the_sign_of_a_size_is_not_assumed(w) -> None:
         specialize_int=False, automatic_dynamic_shapes=False, assume_static_by_default=False
     ):
         found = compiled_mask(make, 20, 20, w=w)
-    assert found.startswith("not_a_band")
+    assert found == "dense"
 
 
 def test_int32_positions_of_dynamic_lengths_are_exact() -> None:
@@ -174,8 +179,7 @@ def test_int32_positions_of_dynamic_lengths_are_exact() -> None:
     ],
 )
 def test_small_integers_that_wrap_around_are_not_read(make) -> None:
-    assert read_mask(make).band is None
-    assert read_mask(make).reason == "not_a_band"
+    assert_no_band(read_mask(make))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_small_integers_that_wrap_around_are_not_read(make) -> None:
     ],
 )
 def test_rounded_arithmetic_is_not_read(make) -> None:
-    assert read_mask(make).band is None
+    assert_no_band(read_mask(make))
 
 
 def test_a_running_sum_converts_before_it_adds() -> None:
@@ -251,20 +255,20 @@ def test_comparisons_of_bools(make, band, dynamic) -> None:
         (lambda i, j: i + torch.div(torch.full((), -7), 2, rounding_mode="trunc") >= j, Band(3, None)),
         (lambda i, j: (2 * i - 40) // 2 >= j - 20, Band(0, None)),
         (lambda i, j: torch.div(4 * i - 40, -4, rounding_mode="trunc") <= 10 - j, Band(0, None)),
-        (lambda i, j: (i - j) // 4 >= 0, None),
+        (lambda i, j: (i - j) // 4 >= 0, "dense"),
         (lambda i, j: (i - j) % 5 >= 0, Band()),
-        (lambda i, j: i // 0 >= j, None),
+        (lambda i, j: i // 0 >= j, "dense"),
     ],
 )
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_division_of_negative_numbers(make, band, dynamic) -> None:
-    found = read_mask(lambda q, k: make(rows(q), columns(k)), dynamic=dynamic)
-    assert (found.band, found.reason) == ((band, None) if band else (None, "not_a_band"))
+    assert str(read_mask(lambda q, k: make(rows(q), columns(k)), dynamic=dynamic).terms) == str(band)
 
 
 def test_bits_of_another_type_are_not_read() -> None:
-    found = read_mask(lambda q, k: columns(k) <= rows(q).float().view(torch.int32))
-    assert (found.reason, "bits" in found.detail) == ("unknown_op", True)
+    assert_no_band(read_mask(lambda q, k: columns(k) <= rows(q).float().view(torch.int32)))
+    found = read_mask(lambda q, k: rows(q).float().view(torch.int32) - columns(k).int())
+    assert (found.terms, found.reason) == (None, "not_a_band")
 
 
 def test_empty_parts() -> None:
@@ -273,7 +277,7 @@ def test_empty_parts() -> None:
         return F.pad(torch.cat([empty, empty]), (20, 0))[None] + columns(k) <= rows(q)
 
     assert read_mask(nothing_in_front) == read_as(Band(0, None))
-    assert read_mask(lambda q, k: columns(k)[:, :0].sum(1) + columns(k) <= rows(q)).reason == "not_a_band"
+    assert_no_band(read_mask(lambda q, k: columns(k)[:, :0].sum(1) + columns(k) <= rows(q)))
 
 
 def test_a_mask_in_too_many_steps_is_kept() -> None:
@@ -333,7 +337,7 @@ def test_repeated_positions(dynamic) -> None:
         return position[entry, rows(q)] >= position[entry, columns(k)]
 
     assert read_mask(make, dynamic=dynamic) == read_as(Band(0, None))
-    assert read_mask(lambda q, k: columns(k) <= torch.arange(10).repeat(2)[:, None]).reason == "not_a_band"
+    assert_no_band(read_mask(lambda q, k: columns(k) <= torch.arange(10).repeat(2)[:, None]))
     assert read_mask(lambda q, k: columns(k)[:, :1].repeat(3, 20)[:1] + columns(k) <= rows(q)).band == Band(0, None)
 
 
@@ -360,9 +364,9 @@ def test_reductions_of_ones(reduce, band, dynamic) -> None:
     assert read_mask(make, dynamic=dynamic).band == band
 
 
-def test_reductions_of_other_things_are_kept() -> None:
-    assert read_mask(lambda q, k: (columns(k) <= rows(q)).sum(1, keepdim=True) > 3).reason == "unknown_op"
-    assert read_mask(lambda q, k: (columns(k) <= rows(q)).any(0, keepdim=True)).reason == "unknown_op"
+def test_reductions_of_other_things_are_data() -> None:
+    assert_no_band(read_mask(lambda q, k: (columns(k) <= rows(q)).sum(1, keepdim=True) > 3))
+    assert str(read_mask(lambda q, k: (columns(k) <= rows(q)).any(0, keepdim=True)).terms) == "keys"
 
 
 def test_masks_of_unknown_use_are_no_error() -> None:
@@ -372,10 +376,15 @@ def test_masks_of_unknown_use_are_no_error() -> None:
 
 @pytest.mark.parametrize(
     ("farthest", "band"),
-    [(-(2**40), Band()), (-(2**30), Band()), (-(2**30) + 1, Band()), (-(2**29), Band(-(2**29), None)), (2**30, None)],
+    [
+        (-(2**40), Band()),
+        (-(2**30), Band()),
+        (-(2**30) + 1, Band()),
+        (-(2**29), Band(-(2**29), None)),
+        (2**30, "dense"),
+    ],
 )
 def test_bounds_beyond_the_longest_sequence(farthest, band) -> None:
     """For lengths that are not known: the kernels take bounds as int32."""
     found = read_mask(lambda q, k: rows(q).long() - columns(k).long() >= farthest, dynamic=True)
-    assert found.band == band
-    assert found.reason == (None if band else "not_a_band")
+    assert str(found.terms) == str(band)

@@ -42,11 +42,11 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
     return aten._flash_attention_backward(do, q, k, v, out, lse, cu, other, 128, 128, 0.0, True, seed, unused)[:3]
 
 
-def dilated_bias() -> Tensor:
-    """Every second key from the query on."""
+def dilated_bias(low: float = -1.0) -> Tensor:
+    """Every second key from the query on; the others count less."""
     position = torch.arange(128, device="cuda")
-    zero, low = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, -math.inf))
-    return torch.where((position.unsqueeze(0) - position.unsqueeze(1)) % 2 == 0, zero, low)
+    zero, other = (torch.full((), x, dtype=torch.bfloat16, device="cuda") for x in (0.0, low))
+    return torch.where((position.unsqueeze(0) - position.unsqueeze(1)) % 2 == 0, zero, other)
 
 
 LARGE = {"head_dim": 256, "value_dim": 256}
@@ -77,6 +77,13 @@ def test_reasons(reason, maker, shape, options) -> None:
     graph, record = rewritten(module)
     assert (record.status, record.reason) == ("kept", reason)
     assert str(graph) == text
+
+
+def test_large_head_dims_read_every_mask() -> None:
+    """Where the others are hidden, it is a mask that no band says."""
+    options = {"bias": lambda: dilated_bias(-math.inf)}
+    _, record = rewritten(joint_graph(efficient, Shape(**LARGE), **options))
+    assert (record.status, record.mask, record.plan.kernel) == ("replaced", "dense(0)", "hopper")
 
 
 def test_mask_from_an_input() -> None:

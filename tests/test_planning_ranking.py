@@ -240,7 +240,11 @@ def test_why_candidates_lose() -> None:
     assert found["symmetric_shift"].why.startswith("its CTAs must all be resident at the same time")
     assert found["shift"].why == "shift needs the full mask"
     portable = by_schedule(rank(site(), "sm_90"), "portable")
-    assert portable["bent_fold"].why == "its work alone is 52.3 % longer than the critical path of bent_fold"
+    preferred = "the hopper kernels are preferred: the times of the two families are not calibrated together"
+    assert portable["two_pass"].why == portable["bent_fold"].why == preferred
+    narrow = by_schedule(rank(site("band(-64,64)", 64), "sm_90"))
+    assert narrow["spt"].why.endswith("takes longer on Hopper kernels: benchmarks/results/bands.json")
+    assert by_schedule(rank(site("band(-64,64)", 64), "sm_90", "spt"))["spt"].chosen
     assert by_schedule(rank(site(), "sm_80"))[None].why == "there are no such kernels for sm_80 and bfloat16"
     documents = by_schedule(rank(site("causal & segments(0,0)"), "sm_90"))
     assert documents["bent_fold"].why == "masks with segments are planned among ascending, spt, two_pass"

@@ -213,13 +213,16 @@ def test_override(name: str, mask: Band) -> None:
     assert str(Plan.parse(str(p))) == str(p)
 
 
-def test_the_choice_is_the_shortest_critical_path_without_co_residency() -> None:
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+def test_the_choice_is_the_shortest_critical_path_without_co_residency(arch: str) -> None:
+    """Of the candidates of one kernel family."""
+    of_family = {"sm_90": (costs.HOPPER[64, 64],), "sm_80": costs.PORTABLE["sm_80", 16, 64]}
     for mask in (Band(), CAUSAL, Band(0, 255)):
-        p = plan(site(8, 8, 512, 64, mask), "sm_90")
-        for candidate in (*costs.PORTABLE["sm_90", 16, 64], costs.HOPPER[64, 64]):
+        p = plan(site(8, 8, 512, 64, mask), arch)
+        for candidate in of_family[arch]:
             for name in ("ascending", "spt", "bent_fold", "two_pass"):
                 if supports(name, mask) is None and (name == "two_pass") == (candidate.dq is not None):
-                    assert critical_path(name, candidate, mask, "sm_90") >= p.critical_path
+                    assert critical_path(name, candidate, mask, arch) >= p.critical_path
 
 
 def test_every_architecture_has_candidates_for_all_head_dims_of_the_templates() -> None:

@@ -34,19 +34,36 @@ class Scores:
         return self.kv_len - self.q_len
 
 
+HIDDEN = {
+    torch.float16: torch.finfo(torch.float16).min,
+    torch.bfloat16: torch.finfo(torch.bfloat16).min,
+    torch.float32: torch.finfo(torch.bfloat16).min,
+}
+"""The greatest value of a mask of each type that hides a key.
+
+Note [Finite values that hide]
+Kernels add the mask to scores in float32.  Minus infinity hides for certain.  A finite value would hide only if no
+score could outweigh it, and there is no such value: scores of float16 reach 65504**2 times the head dimension and the
+scale, far beyond the least number of a mask of that type, and those of the other types reach infinity.  By convention
+the least finite number of a type hides all the same, because models write it (``torch.finfo(dtype).min``) and mean it.
+It is that of the mask's own type.  A mask of float32 may be one of bfloat16 that was cast, whose least number is nearly
+that of float32.  Every other finite number is added to the scores as it is.
+"""
+
+
 def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value, bool]:
     """Whether a mask element makes the key visible; and whether hidden keys all have the value -inf (or False)."""
     if dtype == torch.bool:
         return value, True
-    if not dtype.is_floating_point:
+    if dtype not in HIDDEN:
         raise NotRecognised("not_a_band", f"a mask of type {dtype}")
-    hidden = torch.finfo(dtype).min / 2
+    hidden = HIDDEN[dtype]
 
     def leaf(x: Leaf) -> Value:
         if x == 0:
             return True
         if isinstance(x, bool) or not x.is_number or x is sympy.nan or x > hidden:
-            raise NotRecognised("not_a_band", f"adds {x} to the scores, neither 0 nor a lowest value")
+            raise NotRecognised("not_a_band", f"adds {x} to the scores, neither 0 nor the least number of {dtype}")
         return False
 
     infinite = all(x == 0 or x == -sympy.oo for x in leaves(value))

@@ -6,8 +6,9 @@ on CUDA PyTorch pads its rows for alignment and slices them again; the kernels n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
@@ -16,7 +17,7 @@ from . import layout
 from .attention_ops import bind, op_name
 from .layout import Dim
 
-_ALIASES = ("aten::alias", "aten::detach", "aten::clone")
+_ALIASES = ("aten::alias", "aten::detach")
 
 
 @dataclass(frozen=True)
@@ -44,27 +45,41 @@ def find_bias(mask: Node, gradient: Node | None, plane: Sequence[Dim]) -> Bias |
         gradient: the backward's output for it, if it is used.
         plane: the sizes of the scores, [batch, q heads, q_len, kv_len].
     """
-    tensor = _before_expansion(mask)
-    value = tensor.meta["val"]
-    if not value.dtype.is_floating_point or not _broadcasts(value.shape, plane):
+    found = [node for node in _before_expansion(mask) if _broadcasts(node.meta["val"].shape, plane)]
+    if not found or not mask.meta["val"].dtype.is_floating_point:
         return None
+    tensor = found[-1]
     if gradient is None:
         return Bias(tensor)
     return _with_sum(Bias(tensor, gradient))
 
 
-def _before_expansion(node: Node) -> Node:
-    """What is expanded, or padded and sliced again, to make the tensor of this node."""
+def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
+    """Whether a mask is one of the scores for some values of its sizes and theirs, [batch, q heads, q_len, kv_len]."""
+    size = mask.meta["val"].shape
+    pairs = zip(size[::-1], plane[::-1], strict=False)
+    return len(size) <= len(plane) and not any(layout.differ(a, b) and layout.static(a) != 1 for a, b in pairs)
+
+
+def _before_expansion(node: Node) -> Iterator[Node]:
+    """The node, and from what to what it is made by expanding, or by padding and slicing again."""
     while True:
+        yield node
         name = op_name(node)
-        if name in _ALIASES or name == "aten::expand":
+        if name in _ALIASES or name == "aten::expand" or (name == "aten::clone" and _is_fast_to_read(node.args[0])):
             source = node.args[0]
         elif name == "aten::slice" and (padded := _padded(node)) is not None:
             source = padded
         else:
-            return node
+            return
         assert isinstance(source, Node)
         node = source
+
+
+def _is_fast_to_read(node: Any) -> bool:
+    """Whether neighbours along the keys are neighbours in memory, or one element: a copy of it is of no use."""
+    value: Tensor = node.meta["val"]
+    return not value.dim() or layout.static(value.stride(-1)) in (0, 1) or layout.static(value.shape[-1]) == 1
 
 
 def _padded(node: Node) -> Node | None:

@@ -1,4 +1,4 @@
-"""Nodes of a mask: their shapes and numbers, what they are computed from, and which of them depend on inputs."""
+"""Nodes of a mask: their shapes and numbers, what they are computed from, and which of them are data."""
 
 from __future__ import annotations
 
@@ -70,15 +70,32 @@ def shape_env_of(nodes: list[Node]) -> ShapeEnv | None:
     return None
 
 
-def depends_on_input(node: Node, known: dict[Node, bool]) -> bool:
-    """Whether values of the graph's tensor inputs reach `node`; `known` remembers the answers."""
+def rule_name(node: Node) -> str:
+    """The name by which rules of the mask reader know a node: of its operator, or of the kind of node that it is."""
+    return op_name(node) if node.op == "call_function" else node.op
+
+
+def is_unknown(node: Node, readable: Container[str]) -> bool:
+    """Whether nobody knows a tensor when the graph is compiled: it is an input of the graph, or the result of an
+    operator that is not readable, as random numbers are.
+
+    Args:
+        readable: names of rules, see `rule_name`.
+    """
+    return node.op == "placeholder" or rule_name(node) not in readable
+
+
+def is_data(node: Node, readable: Container[str], known: dict[Node, bool]) -> bool:
+    """Whether values of tensors that `is_unknown` reach `node`; `known` remembers the answers."""
     stack = [node]
     while stack:
         current = stack[-1]
         if current in known:
             stack.pop()
-        elif is_size(current) or current.op == "placeholder":
-            known[current] = not is_size(current)
+        elif is_size(current):
+            known[current] = False
+        elif is_unknown(current, readable):
+            known[current] = True
         else:
             sources = _tensors_read(current)
             unknown = [n for n in sources if n not in known]
@@ -103,8 +120,7 @@ def inputs_of(node: Node) -> list[Node]:
 def producers(node: Node, readable: Container[str]) -> list[Node]:
     """The nodes on whose values `node` depends, numbers included, inputs first.
 
-    What depends on inputs of the graph and is no operator of `readable` (names, see `attention_ops.op_name`) is the
-    end of a chain: what it is computed from is left out.
+    What is not `readable` (names of rules, see `rule_name`) is the end of a chain: what it is made of is left out.
 
     Raises:
         NotRecognised: "unknown_op" for endless chains, and for tensors that are written in place.
@@ -112,7 +128,6 @@ def producers(node: Node, readable: Container[str]) -> list[Node]:
     order: dict[Node, None] = {}
     stack: list[tuple[Node, bool]] = [(node, False)]
     seen: set[Node] = set()
-    dependent: dict[Node, bool] = {}
     while stack:
         current, done = stack.pop()
         if done:
@@ -124,7 +139,7 @@ def producers(node: Node, readable: Container[str]) -> list[Node]:
         stack.append((current, True))
         if is_size(current):  # a number is known as an expression in the graph's size symbols
             continue
-        if op_name(current) in readable or not depends_on_input(current, dependent):
+        if rule_name(current) in readable:
             stack.extend((n, False) for n in current.all_input_nodes if is_size(n))
             stack.extend((n, False) for n in _tensors_read(current))
     if len(order) > MAX_PRODUCERS:

@@ -2,9 +2,10 @@
 
 `MaskReader.load(node, position)` asks a node for its element at a symbolic position; the node's rule asks its own
 inputs at the positions they are read from, until constants, index ramps and loads of data (`token_data`) are reached.
-Nothing is materialised, and nothing assumed: what is not proved to be exact for all positions and sizes raises
-`NotRecognised`.  The rules live in `mask_ops` and `arithmetic_ops` (elementwise), `index_ops` (creation and movement)
-and `reduce_ops`, keyed by operator name; arguments are bound by name.
+Nothing is materialised, and nothing assumed: what is not proved to be exact for all positions and sizes is a load
+itself, wherever it comes from, or raises `NotRecognised` where it is none.  The rules live in `mask_ops` and
+`arithmetic_ops` (elementwise), `index_ops` (creation and movement) and `reduce_ops`, keyed by operator name; arguments
+are bound by name.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import Node
 
-from .attention_ops import bind, op_name
+from .attention_ops import bind
 from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value
-from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
+from .mask_nodes import Position, as_expr, is_data, is_size, meta_of, rule_name, shape_of
 from .token_data import Load, Loads
 
 log = logging.getLogger("dash_inductor")
@@ -34,6 +36,27 @@ _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bf
 """Integers up to 2**bits are exact in these types."""
 
 
+@dataclass(frozen=True)
+class Way:
+    """What is read as it is, though a rule could read it.
+
+    Truth values of keys always are, if data decide in them: the graph computes what the mask needs.
+
+    Args:
+        words: the way, for the log.
+        vectors: numbers and truth values of tokens that are not one expression in their positions.
+        planes: truth values of all pairs in which data decide.
+        all_planes: truth values of all pairs.
+        dense: whether loads may be of pairs and of heads.
+    """
+
+    words: str
+    vectors: bool = False
+    planes: bool = False
+    all_planes: bool = False
+    dense: bool = False
+
+
 class MaskReader:
     """The elements of every node of one producer chain, by symbolic position.
 
@@ -41,14 +64,15 @@ class MaskReader:
         rules: by operator name.
         algebra: knows the symbols in positions.
         loads: takes up what is read of data.
-        planes_whole: whether tensors of truth values of all pairs are read as they are, if data decide in them.
+        way: what is read as it is.
     """
 
-    def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, planes_whole: bool = False) -> None:
+    def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, way: Way) -> None:
         self.algebra = algebra
-        self._planes_whole = planes_whole
+        self._way = way
         self._rules = rules
         self._loads = loads
+        self._data: dict[Node, bool] = {}
         self._memo: dict[tuple[Node, Position], Value] = {}
         self._bound: dict[Node, dict[str, Any]] = {}
 
@@ -62,16 +86,24 @@ class MaskReader:
     def _load(self, node: Node, position: Position) -> Value:
         if 0 in shape_of(node):
             raise NotRecognised("not_a_band", f"{node.name} has no elements")
-        data = self._loads.find(node, position)
-        if data is None:
+        load = self._loads.find(node, position)
+        if load is None:
             return self._logged(node, position, self._by_rule(node, position), "by its rule")
-        whole = data.axes <= {"b", "kv"} or self._planes_whole
-        if meta_of(node).dtype == torch.bool and whole:  # the graph computes what the mask needs
-            return self._logged(node, position, self._opaque(data), "as data")
+        if meta_of(node).dtype == torch.bool and self._is_read_whole(load):
+            return self._logged(node, position, self._opaque(load), "as data")
         try:
-            return self._logged(node, position, self._by_rule(node, position), "by its rule")
+            value = self._by_rule(node, position)
         except NotRecognised as error:
-            return self._logged(node, position, self._opaque(data), f"as data, because {error.detail}")
+            return self._logged(node, position, self._opaque(load), f"as data, because {error.detail}")
+        if self._way.vectors and isinstance(value, Branch) and not load.is_plane:
+            return self._logged(node, position, self._opaque(load), f"as data, because it is {value}")
+        return self._logged(node, position, value, "by its rule")
+
+    def _is_read_whole(self, load: Load) -> bool:
+        """Whether truth values are read as they are, and not by their rule."""
+        if load.axes <= {"b", "kv"}:
+            return is_data(load.node, self._rules, self._data)
+        return self._way.all_planes or (self._way.planes and is_data(load.node, self._rules, self._data))
 
     def _logged(self, node: Node, position: Position, value: Value, how: str) -> Value:
         if log.isEnabledFor(logging.DEBUG):
@@ -81,7 +113,7 @@ class MaskReader:
     def _by_rule(self, node: Node, position: Position) -> Value:
         if node not in self._bound:
             self._bound[node] = bind(node) if isinstance(node.target, torch._ops.OpOverload) else {}
-        rule = self._rules.get(op_name(node) if node.op == "call_function" else node.op)
+        rule = self._rules.get(rule_name(node))
         if rule is None:
             raise NotRecognised("unknown_op", f"{node.target} ({node.name})")
         return rule(self, node, self._bound[node], position)

@@ -1,7 +1,7 @@
 """Reads a mask tensor back: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
 
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
-key position and over data that the graph computes from its inputs.  The tree is split into a band, segments and the
+key position and over data that the graph computes.  The tree is split into a band, segments and the
 validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
 interval, that is the band (`bands`).  What is none of these may be a dense mask.
 
@@ -25,8 +25,8 @@ from . import arithmetic_ops, index_ops, mask_ops, reduce_ops, verification
 from .attention_ops import op_name
 from .bands import Scores, visibility
 from .index_expr import Algebra, NotRecognised
-from .mask_nodes import Position, depends_on_input, is_size, meta_of, producers, shape_env_of, shape_of
-from .mask_reader import MAX_ENTRIES, MaskReader
+from .mask_nodes import Position, is_data, is_size, meta_of, producers, rule_name, shape_env_of, shape_of
+from .mask_reader import MAX_ENTRIES, MaskReader, Way
 from .normal_form import Terms, require_visible_keys, terms
 from .restarts import Restarts
 from .token_data import Loads
@@ -36,11 +36,14 @@ log = logging.getLogger("dash_inductor")
 MOST_NAMES = 12
 """Operators that are named where it is told how a mask was read."""
 
-_WAYS = {
-    (False, False): "read as a band with vectors of data",
-    (True, False): "read with planes of data",
-    (True, True): "read with planes of data, as large as possible",
-}
+_WAYS = (
+    Way("as a band with vectors of data"),
+    Way("as a band with vectors of data and of positions", vectors=True),
+    Way("with planes of data", dense=True),
+    Way("with planes of data, as large as possible", dense=True, planes=True),
+    Way("with planes of data and of positions", dense=True, all_planes=True),
+)
+"""In the order in which they are tried: as little of a mask as possible is dense."""
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
@@ -53,10 +56,9 @@ class MaskResult:
 
     Args:
         terms: the mask in normal form; None if it is not recognised.
-        reason: why not: its producers reach tensor inputs of the graph in another way than the terms allow
-            ("depends_on_input"), positions decide otherwise than a band does ("not_a_band"), an operator has no rule
-            ("unknown_op"), or the values that the graph computes are not those of the terms, or could not be checked
-            ("value_mismatch").
+        reason: why not: data decide in another way than the terms allow ("depends_on_input"), positions decide
+            otherwise than a band does ("not_a_band"), an operator has no rule ("unknown_op"), or the values that the
+            graph computes are not those of the terms, or could not be checked ("value_mismatch").
         detail: the node, operator or condition that decided.
         how: in words, how the terms were read and verified.
     """
@@ -97,8 +99,8 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
 
     Args:
         node: mask of an attention node in a joint graph, any shape that broadcasts to ``[B, H, q_len, kv_len]``: bool
-            (True is visible), or added to the scores (0 is visible; -inf, or at most half of the type's lowest number,
-            is not).
+            (True is visible), or added to the scores (0 is visible; -inf, or the type's least finite number, is not:
+            Note [Finite values that hide] in `bands`).
         query, key: the attention node's query ``[B, H, q_len, D]`` and key ``[B, H_kv, kv_len, D]``; only shapes are
         read.
 
@@ -133,17 +135,20 @@ def forget(graph: Graph) -> None:
 def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     """`plane` is the shape of the scores, [B, H, q_len, kv_len].
 
-    What is no band with vectors of data may be one with a dense mask: as little of the mask as possible, or all of it.
+    What is no band with vectors of data may be one with a dense mask.
     """
     cause = None
-    for dense, whole in ((False, False), (True, False), (True, True)):
+    of_data = is_data(node, RULES, {})
+    for way in _WAYS:
+        if way.dense and not way.all_planes and not of_data:
+            continue
         try:
-            found, verified = _terms(node, chain, plane, dense, whole)
+            found, verified = _terms(node, chain, plane, way)
             return MaskResult(found, how=f"{_read_through(chain)}; {verified}")
         except NotRecognised as e:
-            log.debug("mask %s, %s: %s: %s", node.name, _WAYS[dense, whole], e.reason, e.detail)
+            log.debug("mask %s, read %s: %s: %s", node.name, way.words, e.reason, e.detail)
             cause = cause or e
-            if e.reason == "value_mismatch" or not depends_on_input(node, {}):
+            if e.reason == "value_mismatch":
                 break
         except RecursionError:
             return MaskResult(None, "unknown_op", f"{node.name} is computed in too many steps")
@@ -153,17 +158,14 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
 
 def _read_through(chain: list[Node]) -> str:
     """How many operators were read, and which."""
-    names = [op_name(node).partition("::")[2] for node in chain if op_name(node)]
+    names = [op_name(node).partition("::")[2] for node in chain if op_name(node) in RULES]
     kinds = list(dict.fromkeys(names))
     shown = ", ".join(kinds[:MOST_NAMES]) + (", ..." if len(kinds) > MOST_NAMES else "")
     return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _terms(node: Node, chain: list[Node], plane: Position, dense: bool, whole: bool) -> tuple[Terms, str]:
-    """The terms of a mask, read with loads of vectors alone or also of planes (`dense`), and how they were verified.
-
-    `whole` is `MaskReader`'s.
-    """
+def _terms(node: Node, chain: list[Node], plane: Position, way: Way) -> tuple[Terms, str]:
+    """The terms of a mask, read in this way, and how they were verified."""
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)
     for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
@@ -173,18 +175,18 @@ def _terms(node: Node, chain: list[Node], plane: Position, dense: bool, whole: b
     if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
         raise NotRecognised("not_a_band", f"{node.name} has shape {list(shape)}, the scores {list(plane)}")
     position = tuple(algebra.index(name, n) for name, n in zip(("b", "h", "q", "kv"), plane, strict=True))
-    if not dense:
+    if not way.dense:
         algebra.tell_apart(position[2], position[3])
     sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
     scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
-    loads = Loads(algebra, plane, position, dense)
-    value = MaskReader(RULES, algebra, loads, whole).operand(node, position)
+    loads = Loads(algebra, plane, position, way.dense)
+    value = MaskReader(RULES, algebra, loads, way).operand(node, position)
     visible, infinite = visibility(scores, value, meta_of(node).dtype)
-    found = terms(scores, visible, loads, None if dense else Restarts(RULES, shape_env))
+    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env))
     if not infinite:
         require_visible_keys(scores, found)
-    log.debug("mask %s, %s: %s", node.name, _WAYS[dense, whole], found)
-    return found, verification.verify(node, chain, found, plane, shape_env)
+    log.debug("mask %s, read %s: %s", node.name, way.words, found)
+    return found, verification.verify(node, chain, found, plane, shape_env, RULES)
 
 
 def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
@@ -206,7 +208,7 @@ def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
     for node in chain:
         if is_size(node):
             described: Any = ("size", str(node.meta["val"]))
-        elif node.op == "call_function" and op_name(node) not in RULES:
+        elif rule_name(node) not in RULES:
             described = ("node", node.name)  # it may be random
         else:
             arguments = (tuple(token(a) for a in node.args), tuple((k, token(v)) for k, v in node.kwargs.items()))

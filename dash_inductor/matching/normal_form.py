@@ -222,7 +222,7 @@ def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> Comparison:
     """A condition on data that belong to keys."""
     if scores.q in scores.algebra.moved_by(cond):
         names = ", ".join(load.node.name for _, load in loads.named_in(cond))
-        raise NotRecognised("depends_on_input", f"{names}, computed from an input, decides which queries see a key")
+        raise NotRecognised("depends_on_input", f"{names}, which is data, decides which queries see a key")
     return _of_numbers(cond, loads)
 
 
@@ -232,7 +232,7 @@ def _of_numbers(cond: sympy.Expr, loads: Loads) -> Comparison:
     comparison = Comparison.of(cond, *found[0]) if len(found) == 1 else None
     if comparison is None:
         names = ", ".join(load.node.name for _, load in found)
-        raise NotRecognised("depends_on_input", f"{names}, computed from an input, is compared with more than a number")
+        raise NotRecognised("depends_on_input", f"{names}, which is data, is compared with more than a number")
     return comparison
 
 
@@ -240,7 +240,7 @@ def require_visible_keys(scores: Scores, found: Terms) -> None:
     """Raise unless every query provably sees a key: a row of equal finite values is a uniform softmax, no empty one."""
     if found.loads:
         names = ", ".join(sorted({load.node.name for load in found.loads}))
-        cause = f"{names}, computed from an input, may hide all keys of a query by a finite value"
+        cause = f"{names}, which is data, may hide all keys of a query by a finite value"
         raise NotRecognised("depends_on_input", cause)
     if found.segments is not None or hides_a_row(scores, found.band):
         raise NotRecognised("not_a_band", f"{found} may hide all keys of a query by a finite value")

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from .attention_ops import bind, op_name
 from .index_expr import Algebra, NotRecognised, Value, assume, same
 from .mask_nodes import Position, meta_of, shape_of
-from .mask_reader import MaskReader, Rule
+from .mask_reader import MaskReader, Rule, Way
 from .token_data import Load, Loads, Place
 
 LARGEST = 2**61
@@ -64,7 +64,7 @@ class _Documents(Loads):
         self._entry = algebra.index("b", extents["b"]) if self._has_entries else sympy.S.Zero
         self._token = algebra.index("token", extents[token])
         self._found: dict[Position, tuple[Load, sympy.Symbol]] = {}
-        self._reader = MaskReader(rules, algebra, self)
+        self._reader = MaskReader(rules, algebra, self, Way("from positions alone"))
         here = self._place_of(position)
         before = tuple(sympy.expand(at - 1) if at == self._token else at for at in here)
         self._here, self._before = (self.symbol(self._load(at)) for at in (here, before))

@@ -36,7 +36,7 @@ from .attention_ops import (
     op_name,
     origin,
 )
-from .biases import Bias, find_bias
+from .biases import Bias, find_bias, may_broadcast
 from .documents import Documents
 from .mask_nodes import inputs_of
 from .masks import recognise
@@ -376,7 +376,7 @@ def _terms(node: Node, backend: Backend, args: dict[str, Any], facts: Facts) -> 
         if bias is not None:
             facts.recognised += ", which is added to the scores as it is"
         if bias is None:
-            raise NotReadable(cause.reason, cause.detail)
+            raise NotReadable(*_why_no_bias(mask, [*query.meta["val"].shape[:3], kv_len], cause))
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band) if found else Terms(band), bias, cause
 
@@ -391,6 +391,15 @@ def _bias(node: Node, backend: Backend, args: dict[str, Any]) -> Bias | None:
     assert backend.mask is not None
     query, key = (args[name].meta["val"].shape for name in ("query", "key"))
     return find_bias(args[backend.mask], _bias_gradient(node, args), [*query[:3], key[2]])
+
+
+def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[Reason, str]:
+    """Why a mask that cannot be read cannot be added to the scores either: the true cause, if that is in the sizes."""
+    value = mask.meta["val"]
+    if not value.dtype.is_floating_point or not may_broadcast(mask, plane):
+        return cause.reason, cause.detail
+    sizes = f"the mask has the sizes {list(value.shape)}, the scores {list(plane)}"
+    return Reason.DYNAMIC_DIMS, f"{sizes}: whether these are the same is not known"
 
 
 def mask_of(terms: Terms) -> Mask:

@@ -1,4 +1,4 @@
-"""What a mask reads of data: elements of tensors that the graph computes from its inputs, as opaque integers.
+"""What a mask reads of data: elements of tensors that the graph computes, as opaque integers.
 
 A `Load` is an element at a place of the batch entry and the query, or of the batch entry and the key; in a dense mask
 it may be one of the head, the query and the key as well.  How its tensor is computed does not matter, because a mask
@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from .index_expr import Algebra
-from .mask_nodes import Position, depends_on_input, meta_of, shape_of
+from .mask_nodes import Position, meta_of, shape_of
 
 Axis = Literal["b", "h", "q", "kv"]
 
@@ -69,6 +69,11 @@ class Load:
     def axes(self) -> frozenset[Axis]:
         return frozenset(place.axis for place in self.places if place.axis is not None)
 
+    @property
+    def is_plane(self) -> bool:
+        """Whether it is of pairs or of heads, which only dense masks read."""
+        return "h" in self.axes or {"q", "kv"} <= self.axes
+
 
 class Loads:
     """The loads of one mask, each with the data symbol that stands for it.
@@ -88,15 +93,14 @@ class Loads:
             if index.is_Symbol and (dense or name != "h"):  # where the extent is 1, the index is 0
                 self._axes[index] = name, extent
         self._symbols: dict[Load, sympy.Symbol] = {}
-        self._dependent: dict[Node, bool] = {}
 
     def named_in(self, expr: sympy.Expr) -> tuple[tuple[sympy.Symbol, Load], ...]:
         """The data symbols in an expression and their loads, in the order in which they were met."""
         return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
 
     def find(self, node: Node, position: Position) -> Load | None:
-        """`node` at `position` as a load; None if it does not depend on inputs, or is not read token by token."""
-        if meta_of(node).dtype not in RANGES or not depends_on_input(node, self._dependent):
+        """`node` at `position` as a load; None if it is of another type, or is not read token by token."""
+        if meta_of(node).dtype not in RANGES:
             return None
         places = [self._place(at, extent) for at, extent in zip(position, shape_of(node), strict=True)]
         known = tuple(place for place in places if place is not None)

@@ -5,14 +5,14 @@ and head, all columns of blocks of rows: the first, the middle and the last rows
 enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly
 small, that the ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more
 keys than queries and the reverse.  What the terms read of data gets random values, from which the graph's operators
-compute the mask.
+compute the mask.  Operators without a rule are never run: they may be random, or a user's own.
 
 Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
@@ -24,8 +24,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..model.mask import Band
 from . import predicates
+from .bands import HIDDEN
 from .index_expr import NotRecognised
-from .mask_nodes import Position, as_expr, is_size, meta_of, shape_of
+from .mask_nodes import Position, as_expr, is_size, is_unknown, meta_of, shape_of
 from .normal_form import Terms
 from .real_values import RealValues, Window, pieces
 from .token_data import RANGES, Axis, Load
@@ -49,19 +50,22 @@ FEW_VALUES = (-100, *range(-1, 4), 100)
 Sizes = dict[sympy.Symbol, sympy.Integer]
 
 
-def verify(node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None) -> str:
+def verify(
+    node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None, readable: Container[str]
+) -> str:
     """Raise `NotRecognised` ("value_mismatch") unless the checked elements of the mask are those of `terms`.
 
     Args:
         node: the mask; `chain` its producers.
         plane: shape of the scores, [B, H, q_len, kv_len].
+        readable: names of rules, see `mask_nodes.rule_name`; what is not readable is never run.
 
     Returns:
         What was compared, in words.
     """
     checked = elements = 0
     for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
-        elements += _compare(node, terms, plane, _values(terms, chain, sizes), sizes)
+        elements += _compare(node, terms, plane, _values(terms, chain, sizes, readable), sizes)
         checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
@@ -69,14 +73,15 @@ def verify(node: Node, chain: list[Node], terms: Terms, plane: Position, shape_e
     return f"{elements} elements compared with what the graph computes{lengths}"
 
 
-def _values(terms: Terms, chain: list[Node], sizes: Sizes) -> RealValues:
+def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[str]) -> RealValues:
     """The graph's values for these sizes, with random ones for what the terms read of data.
 
-    Inputs that the reading found not to matter are random truth values.
+    Inputs, and results of operators without a rule, are random truth values where the reading found that they do not
+    matter.
     """
     values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
     for node in chain:
-        if node.op == "placeholder" and not is_size(node) and meta_of(node).dtype in RANGES:
+        if is_unknown(node, readable) and not is_size(node):
             drawn = torch.randint(0, 2, (1,) * meta_of(node).dim(), generator=generator)
             values.give(node, drawn.to(meta_of(node).dtype).expand(values.shape(node)))
     close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
@@ -134,7 +139,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
-            wrong = torch.where(expected, mask != 0, ~(mask <= torch.finfo(mask.dtype).min / 2))
+            wrong = torch.where(expected, mask != 0, ~(mask <= HIDDEN[mask.dtype]))
         if wrong.any():
             place = [int(i) for i in wrong.nonzero()[0]]
             where = f"element {place} of the window {window}{_at(sizes)}"

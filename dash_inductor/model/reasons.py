@@ -128,7 +128,7 @@ class Reason(Enum):
     )
     MASK_DEPENDS_ON_INPUT = (
         "mask_depends_on_input",
-        "Model inputs decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",
+        "Data decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",
         (
             "`detail` names the node that decides. A mask that hides keys by a finite number, such as "
             "`torch.finfo(...).min`, is kept where data decide which: a query whose keys are all hidden would see "

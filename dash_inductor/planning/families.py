@@ -1,4 +1,4 @@
-"""The kernel families: which kernels there are, in which order they are considered, and what each covers.
+"""The kernel families: which kernels there are, which of them is preferred, and what each covers.
 
 This is the planner's half, which needs neither torch nor Triton; `kernels.registry` knows how the kernels of a family
 are compiled and launched.  Every limit of head dims stands here.
@@ -29,6 +29,8 @@ class KernelFamily:
         cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
         walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         candidates: the tiles to choose from at a site that is covered.
+        leaves: why a site that is covered is left to more general kernels, in words, with the measurement; None where
+            it is not.
     """
 
     name: str
@@ -39,6 +41,7 @@ class KernelFamily:
     cta_per_query_head: bool
     walks_by_tables: bool
     candidates: Callable[[Site, str], Sequence[Candidate]]
+    leaves: Callable[[Site], str | None] = lambda _: None
 
     def covers_dims(self, site: Site, arch: str) -> bool:
         """Whether it has the dtype and the head dims of `site` on `arch`, an architecture with tables of its own."""
@@ -52,6 +55,14 @@ class KernelFamily:
     def covers(self, site: Site, arch: str) -> bool:
         """Whether it can run `site` on `arch`, an architecture with tables of its own."""
         return self.covers_dims(site, arch) and site.call.data <= self.reads
+
+    def why_not(self, site: Site, arch: str) -> str:
+        """Why it cannot run a site that it does not cover, in words."""
+        if not self.runs_on(arch, BITS[site.dtype]):
+            return f"there are no such kernels for {arch} and {site.dtype}"
+        if not self.covers_dims(site, arch):
+            return f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {self.head_dims}"
+        return f"its kernels do not read {', '.join(sorted(site.call.data - self.reads))}"
 
 
 EVERYTHING = frozenset({"keys", "segments", "dense", "bias", "dropout"})
@@ -84,6 +95,19 @@ def _hopper_candidates(site: Site, arch: str) -> Sequence[Candidate]:
     return () if dims is None else (costs.HOPPER[dims],)
 
 
+NARROW = 64
+"""Where a band reaches at most so far to either side, about a third of the pairs of its Hopper tiles are visible."""
+
+
+def _narrow(site: Site) -> str | None:
+    """Narrow windows at small head dims: a tile of 64 x 64 suits them better than one of 128 x 128."""
+    reach = max(NARROW + 1 if bound is None else abs(bound) for bound in (site.band.lo, site.band.hi))
+    measured = site.group == 1 and site.call.data <= {"keys", "dropout"}
+    if hopper_dims(site.head_dim, site.value_dim) != (64, 64) or not 0 < reach <= NARROW or not measured:
+        return None
+    return f"a window of at most {NARROW} to either side takes longer on Hopper kernels: benchmarks/results/bands.json"
+
+
 def _portable_candidates(site: Site, arch: str) -> Sequence[Candidate]:
     found = costs.PORTABLE[arch, BITS[site.dtype], costs.padded(site.head_dim)]
     if site.call.bias is None or arch != "sm_80":
@@ -108,11 +132,13 @@ HOPPER = KernelFamily(
     "hopper", lambda arch, bits: (arch, bits) == ("sm_90", 16),
     "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value", _hopper_has,
     EVERYTHING - {"bias"}, True, True,
-    _hopper_candidates,
+    _hopper_candidates, _narrow,
 )  # fmt: skip
 
 FAMILIES = (REFERENCE, PORTABLE, HOPPER)
-"""In the order in which their candidates are considered: of equally good ones the first is taken."""
+"""From the most general to the most special.  The planner takes the last one that covers a site and does not leave it:
+predicted times of different families are not calibrated together, so it compares none of them.
+"""
 
 
 def family(name: str) -> KernelFamily:

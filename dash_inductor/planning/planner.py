@@ -1,10 +1,11 @@
 """`decide`: from the facts of a site to what becomes of it, as a pure function; `plan` raises where it says no.
 
 Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
-with dynamic lengths and one with static lengths must agree.  So schedule and tiles are chosen on a fixed nominal
-problem (`nominal`): the candidate with the shortest critical path wins, of equally good ones the earlier.  Predictions
-for the site itself (`prediction`) decide nothing.  Schedules that need co-residency, and `descending`, are never
-chosen, only taken when named.  Masks with segments are planned among `UPWARD` alone.
+with dynamic lengths and one with static lengths must agree.  The kernel family is the most special one that covers the
+site (`families`).  Among its candidates schedule and tiles are chosen on a fixed nominal problem (`nominal`): the one
+with the shortest critical path wins, of equally good ones the earlier.  Predictions for the site itself (`prediction`)
+decide nothing.  Schedules that need co-residency, and `descending`, are never chosen, only taken when named.  Masks
+with segments are planned among `UPWARD` alone.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -110,13 +111,21 @@ def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
     known = tables_of(arch)
     _check(site, arch, schedule)
     allowed = schedules_for(site) if schedule is None else (schedule,)
-    return _choose(known, candidates(site, arch), site.band, allowed, schedule is not None, likely_band(site))
+    named = schedule is not None
+    return _choose(known, candidates(site, arch, named), site.band, allowed, named, likely_band(site))
 
 
-def candidates(site: Site, arch: str) -> tuple[tuple[str, Candidate], ...]:
-    """The tiles to choose from at a site, with the names of their kernel families, in the order of `FAMILIES`."""
+def candidates(site: Site, arch: str, named: bool = False) -> tuple[tuple[str, Candidate], ...]:
+    """The tiles to choose from at a site, with the names of their kernel families: those that are preferred first.
+
+    Args:
+        named: whether the schedule is named; what families leave was measured with the schedules that are chosen.
+    """
     known = tables_of(arch)
-    return tuple((f.name, c) for f in FAMILIES if f.covers(site, known) for c in f.candidates(site, known))
+    covering = [f for f in reversed(FAMILIES) if f.covers(site, known)]
+    if not named:
+        covering.sort(key=lambda f: f.leaves(site) is not None)
+    return tuple((f.name, c) for f in covering for c in f.candidates(site, known))
 
 
 def schedules_for(site: Site) -> tuple[str, ...]:
@@ -204,18 +213,20 @@ def _choose(
     named: bool,
     likely: Band | None,
 ) -> Choice:
-    """The choice with the shortest critical path on the nominal problem.
+    """The choice with the shortest critical path on the nominal problem, of the first family that has one.
 
     Args:
+        candidates: those of a family next to one another.
         names: the schedules to choose from; if `named`, the one that must be taken.
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
     """
-    options = [
+    able = [
         (index, name, kernel, candidate, walked_band(name, kernel, mask, likely))
         for index, ((kernel, candidate), name) in enumerate(itertools.product(candidates, names))
         if objection(name, kernel, candidate, mask, likely, named) is None
     ]
+    options = [option for option in able if option[2] == able[0][2]]
     # What must be simulated comes last: its work alone is nearly always longer than the others' critical paths.
     options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
     best: tuple[float, int, Choice] | None = None

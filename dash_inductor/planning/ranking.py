@@ -16,7 +16,7 @@ from ..model.site import Site
 from ..schedule.names import NAMES
 from . import nominal, planner
 from .costs import Candidate
-from .families import BITS, FAMILIES, KernelFamily
+from .families import FAMILIES, KernelFamily, family
 from .prediction import GPU, Documents, predicted_us, unknown
 
 
@@ -125,13 +125,7 @@ def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
 
 
 def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
-    if not f.runs_on(arch, BITS[site.dtype]):
-        why = f"there are no such kernels for {arch} and {site.dtype}"
-    elif not f.covers_dims(site, arch):
-        why = f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {f.head_dims}"
-    else:
-        why = f"its kernels do not read {', '.join(sorted(site.call.data - f.reads))}"
-    return Candidacy(f.name, None, None, None, None, None, False, why, None)
+    return Candidacy(f.name, None, None, None, None, None, False, f.why_not(site, arch), None)
 
 
 def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate) -> Candidacy:
@@ -147,7 +141,8 @@ def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate
     if chosen:
         why = "its critical path is the shortest" if question.named is None else "it was named"
     else:
-        why = _objection(question, name, kernel, candidate) or _longer(best, length, nominal.work(*facts))
+        why = _objection(question, name, kernel, candidate) or _other_family(question, kernel)
+        why = why or _longer(best, length, nominal.work(*facts))
     predicted = predicted_us(plan, site, arch, question.gpu, question.documents)
     note = unknown(plan, site, arch, question.gpu, question.documents) or ""
     return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan, note)
@@ -163,6 +158,15 @@ def _objection(question: _Question, name: str, kernel: str, candidate: Candidate
     return planner.objection(
         name, kernel, candidate, question.site.band, question.likely, named=named is not None
     )  # fmt: skip
+
+
+def _other_family(question: _Question, kernel: str) -> str | None:
+    """Why the kernels of another family are preferred, None for those of the choice."""
+    best = question.best.kernel
+    if kernel == best:
+        return None
+    left = family(kernel).leaves(question.site) if question.named is None else None
+    return left or f"the {best} kernels are preferred: the times of the two families are not calibrated together"
 
 
 def _longer(best: planner.Choice, length: float | None, work: float) -> str:

@@ -54,19 +54,23 @@ def masks_in_joint_graph(model: Callable[..., Any], *, breaks: bool = False, **i
     return found
 
 
-def compile_joint_graph(model: Callable[..., Any], **inputs: Any) -> None:
-    """Compile a call until the passes over its first joint graph have run; no code is generated.
+def compile_joint_graph(model: Callable[..., Any], **inputs: Any) -> Graph:
+    """Compile a call until the passes over its first joint graph have run, and return that; no code is generated.
 
     Constants are not folded and products are not padded, because that computes on the device, which may be a fake one.
     """
 
+    found = []
+
     def look(graph: Graph) -> None:
+        found.append(graph)
         raise _Enough
 
     torch._dynamo.reset()
     settings = {"joint_custom_post_pass": look, "joint_graph_constant_folding": False, "shape_padding": False}
     with inductor_config.patch(settings), _ends_with_enough():
         torch.compile(model)(**inputs)
+    return found[0]
 
 
 @contextmanager

@@ -80,7 +80,7 @@ class JointGraphs:
         return sum(counts[op] for counts in self.before)
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """`torch.compile` with Inductor's joint passes and partitioner, where the graphs then run as they are.
+        """`torch.compile` with Inductor's passes before autograd, over joint graphs and its partitioner, and no more.
 
         Takes a fraction of the time of Inductor's code generation; within `capture`, `torch.compile` does the whole.
         """
@@ -124,7 +124,7 @@ def partition_with(see: Callable[[Graph], object]) -> Callable[[GraphModule, lis
             keep_inference_input_mutations=True,
         )
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
-            return compiler(module, inputs)
+            return compiler(compile_fx._recursive_pre_grad_passes(module, inputs), inputs)
 
     return backend
 

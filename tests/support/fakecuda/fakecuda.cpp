@@ -15,8 +15,11 @@ namespace {
 constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;
 std::atomic<int64_t> chosen{kFlash};
 
-int64_t choose_backend(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask,
+int64_t choose_backend(const at::Tensor& query, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask,
                        double, bool, std::optional<double>, bool) {
+  if (query.dim() != 4) {
+    return kMath;  // all fused kernels take four dimensions
+  }
   const int64_t backend = chosen.load();
   if (mask.has_value() && mask->defined() && mask->sym_stride(-1) != 1) {
     return kMath;  // no fused kernel reads such a mask
