@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.script:
         if not Path(arguments.script[0]).is_file():
             raise ArgumentError("script", arguments.script[0], "the path of a Python file")
-        findings = doctor.diagnose_program(lambda: _run_script(arguments.script))
+        findings = doctor.diagnose_program(lambda: _run_script(arguments.script), arguments.script[0])
     else:
         findings = doctor.diagnose()
     code = doctor.exit_code(findings)

@@ -1,9 +1,10 @@
 """What on a machine, or in a program, keeps dash_inductor from its work or a training run from being deterministic.
 
     diagnose()                      this machine and this process, as ``dash-inductor doctor`` prints it
-    diagnose_program(run)           the same while a program compiles: what it sets by itself counts too
+    diagnose_program(run)           the same while a program runs: what it sets and does by itself counts too
 
-Every check is a small function in one of the lists `machine.CHECKS`, `settings.CHECKS` and `program.COMPILING`.
+Every check is a small function in one of the lists `machine.CHECKS`, `settings.CHECKS`, `program.COMPILING` and
+`program.AFTERWARDS`, or a method of `running.Running`, which looks at a program while it runs.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from . import machine, program, settings
 from .findings import Finding, Severity, run
+from .running import Running
 
 
 def diagnose() -> tuple[Finding, ...]:
@@ -17,22 +18,24 @@ def diagnose() -> tuple[Finding, ...]:
     return tuple(run((*machine.CHECKS, *settings.CHECKS)))
 
 
-def diagnose_program(run_program: Callable[[], object]) -> tuple[Finding, ...]:
-    """As `diagnose`, and what there is to say about a program, whose settings are looked at whenever it compiles.
+def diagnose_program(run_program: Callable[[], object], name: str = "the program") -> tuple[Finding, ...]:
+    """As `diagnose`, and what there is to say about a program: its settings whenever it compiles, and what it does.
 
     Args:
-        run_program: runs the program.  No graph is taken from a cache.  An exception that ends it is a finding, and its
-            traceback goes to the standard error.
+        run_program: runs the program, in this thread.  No graph is taken from a cache.  An exception that ends it is a
+            finding, and its traceback goes to the standard error.
+        name: what findings call the program, for example its file.
     """
     found: dict[Finding, None] = dict.fromkeys(run(machine.CHECKS))
-    with program.watching(found):
+    running = Running(name)
+    with running.watched(), program.watching(found, running):
         try:
             run_program()
         except Exception as error:
             traceback.print_exc()
             what = f"the program ended with {type(error).__name__}{_first_line(error)}"
             found[Finding("program", Severity.WARNING, what, "Its traceback is on the standard error.")] = None
-    found.update(dict.fromkeys(run(program.AFTERWARDS)))
+    found.update(dict.fromkeys(run((*program.AFTERWARDS, *running.checks))))
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ class Severity(enum.IntEnum):
     WARNING = 2
     """Bits may differ between runs, or attention stays as PyTorch has it."""
     ERROR = 3
-    """dash_inductor cannot work here."""
+    """dash_inductor cannot work here, or gradients are wrong."""
 
 
 @dataclass(frozen=True)

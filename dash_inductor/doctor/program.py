@@ -5,18 +5,24 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
 
 from .. import _switch
+from ..matching.attention_ops import bind
+from ..matching.model_line import model_line
 from ..model.reasons import Reason
+from ..observe.elsewhere.patches import replaced
 from ..observe.fresh import every_graph_compiled
 from ..observe.records import sites
 from . import settings
 from .findings import Check, Finding, Seen, Severity, run
+from .running import Running
 
 OK, NOTE, WARNING, ERROR = Severity
 
@@ -75,23 +81,72 @@ AFTERWARDS: tuple[Check, ...] = (attention,)
 
 
 @contextmanager
-def watching(found: dict[Finding, None]) -> Iterator[None]:
+def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
     """Run the checks of `COMPILING` whenever a graph is compiled inside the block, and add what they find to `found`.
 
     No graph is taken from a cache meanwhile, because it would not be compiled.
+
+    Args:
+        running: is told of graphs in which the flag changes.
     """
     from torch._inductor import compile_fx
 
-    generate = compile_fx.fx_codegen_and_compile  # compile_fx looks it up by this name whenever it calls it
+    def look_at_dynamo(graph: Any, *args: Any, **kwargs: Any) -> None:
+        for line, value in switches(graph.graph):
+            running.toggled(line, "", value)
 
-    @functools.wraps(generate)
-    def look_and_generate(*args: Any, **kwargs: Any) -> Any:
-        found.update(dict.fromkeys(run(COMPILING)))
-        return generate(*args, **kwargs)
+    def look_at_part(graph: Any, *args: Any, **kwargs: Any) -> None:
+        backward = [draws_in(graph.graph)] if kwargs.get("is_backward") else []
+        found.update(dict.fromkeys(run([*COMPILING, *backward])))
 
-    compile_fx.fx_codegen_and_compile = look_and_generate
-    try:
-        with every_graph_compiled():
-            yield
-    finally:
-        compile_fx.fx_codegen_and_compile = generate
+    looks = {"compile_fx": look_at_dynamo, "fx_codegen_and_compile": look_at_part}  # compile_fx looks them up by name
+    changed = {name: _after(look, getattr(compile_fx, name)) for name, look in looks.items()}
+    with replaced(compile_fx, changed), every_graph_compiled():
+        yield
+
+
+def _after(look: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called after something has looked at its arguments."""
+
+    @functools.wraps(function)
+    def look_and_call(*args: Any, **kwargs: Any) -> Any:
+        look(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return look_and_call
+
+
+def switches(graph: Graph) -> Iterator[tuple[str, bool]]:
+    """Where a graph of Dynamo gives deterministic algorithms another value, and that value.
+
+    Dynamo keeps no line of the switch itself: it is that of what the graph computes next.
+    """
+    now, nodes = torch.are_deterministic_algorithms_enabled(), list(graph.nodes)
+    for place, node in enumerate(nodes):
+        if getattr(node.target, "__name__", "") == "_set_deterministic_algorithms" and node.args[0] is not now:
+            now = bool(node.args[0])
+            yield model_line(nodes[place:])[0] or "its end", now
+
+
+def draws_in(backward: Graph) -> Check:
+    """A check of the graph of a backward."""
+
+    def drawn_again() -> Iterator[Seen]:
+        """Whether it draws random numbers, where the partitioner was told to save less than it would."""
+        budget = torch._functorch.config.activation_memory_budget
+        draws = [node for node in backward.nodes if _draws(node)] if budget < 1 else []
+        for line in dict.fromkeys(model_line([node, *node.users])[0] or "an unknown line" for node in draws):
+            what = (
+                f"the backward draws the random numbers of {line} again, and they are others: with "
+                f"activation_memory_budget={budget} PyTorch recomputes what draws them, and the gradients are wrong"
+            )
+            yield ERROR, what, "Set torch._functorch.config.activation_memory_budget to 1, or dropout to 0."
+
+    return drawn_again
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node takes random numbers from a generator; attention without dropout does not."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    return bool(bind(node).get("dropout_p", 1))

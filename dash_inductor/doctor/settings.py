@@ -19,6 +19,7 @@ from .. import compat, toolchain
 from ..matching.arch import allow_tf32
 from . import machine
 from .findings import Check, Seen, Severity
+from .running import original
 
 OK, NOTE, WARNING, ERROR = Severity
 
@@ -221,7 +222,7 @@ def kernel_compiler() -> Iterator[Seen]:
 
 def attention_function() -> Iterator[Seen]:
     """Whether `scaled_dot_product_attention` is PyTorch's, and which of its implementations are on."""
-    found = torch.nn.functional.scaled_dot_product_attention
+    found = original(torch.nn.functional.scaled_dot_product_attention)
     if found is not torch._C._nn.scaled_dot_product_attention:
         where = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', '?')}"
         what = f"torch.nn.functional.scaled_dot_product_attention has been replaced by {where}"

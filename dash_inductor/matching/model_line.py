@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
-_OF_PYTORCH = re.compile(r"/torch/(nn/attention|nested/_internal)/\w+\.py$")
+_NOT_OF_THE_MODEL = re.compile(r"/(torch/(nn/attention|nested/_internal)|dash_inductor/doctor)/\w+\.py$")
 
 _ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
 """Dynamo's name of the root module: L['self'], G['model'], or L['args'][0] where a wrapper passes it on."""
@@ -16,11 +16,12 @@ _ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
 def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
     """``file:line`` and the path of the module, from the first of these nodes that knows the line; "" is unknown.
 
-    The line is the innermost one of the model's stack, without PyTorch's own functions that call an attention operator.
+    The line is the innermost one of the model's stack, without functions of PyTorch, and of ours, that call an
+    attention operator.
     """
     for node in nodes:
         frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-        while len(frames) > 1 and _OF_PYTORCH.search(frames[-1][0]):
+        while len(frames) > 1 and _NOT_OF_THE_MODEL.search(frames[-1][0]):
             frames.pop()
         if frames:
             file, line = frames[-1]

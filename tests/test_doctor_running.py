@@ -1,0 +1,272 @@
+"""What the doctor sees while a program runs, each in a program that does it and in one that does nothing wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dash_inductor import cli
+from dash_inductor.doctor import Severity
+from dash_inductor.doctor.running import original
+
+OPENING = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(0)
+Q = torch.randn(1, 2, 64, 16, requires_grad=True)
+
+def attend(q, dropout_p=0.0):
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=dropout_p)
+
+def step(fn, *args):
+    fn(*args).sum().backward()
+
+"""
+
+CHECKS = ("eager_attention", "flag_inside_a_forward", "seed", "drawn_again")
+
+
+def found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str, opening: str = OPENING
+) -> dict[str, list[dict[str, str]]]:
+    """What the checks of this file say, by check; `HERE` stands for the line of the program with that comment."""
+    script = tmp_path / "train.py"
+    text = opening + program
+    script.write_text(text)
+    here = [f"{script}:{number}" for number, line in enumerate(text.splitlines(), start=1) if line.endswith("# here")]
+    status = cli.main(["doctor", "--json", str(script)])
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_code"] == status
+    problems: dict[str, list[dict[str, str]]] = {}
+    for finding in document["findings"]:
+        assert finding["check"] != "program", finding  # it ran to its end
+        if finding["check"] in CHECKS:
+            assert finding["advice"]
+            finding["what"] = finding["what"].replace(here[0], "HERE") if here else finding["what"]
+            problems.setdefault(finding["check"], []).append(finding)
+    return problems
+
+
+def the_only(problems: dict[str, list[dict[str, str]]], check: str, severity: Severity) -> str:
+    """What the only finding says."""
+    assert list(problems) == [check], problems
+    (finding,) = problems[check]
+    assert finding["severity"] == severity.name.lower()
+    return finding["what"]
+
+
+NOTHING_WRONG = {
+    "compiled": "step(torch.compile(attend), Q)",
+    "compiled module": """
+class Model(nn.Module):
+    def forward(self, q):
+        return attend(q)
+model = torch.compile(Model())
+step(model, Q)
+with torch.no_grad():
+    model(Q)
+""",
+    "eager without the flag": """
+torch.use_deterministic_algorithms(False)
+step(attend, Q)
+""",
+    "eager evaluation": """
+with torch.no_grad():
+    attend(Q)
+torch.use_deterministic_algorithms(False)
+attend(Q.detach())
+""",
+    "the flag outside of a forward": """
+torch.use_deterministic_algorithms(False)
+step(nn.Linear(16, 16), Q)
+torch.use_deterministic_algorithms(True)
+step(torch.compile(attend), Q)
+""",
+    "the flag as it is, inside a forward": """
+class Model(nn.Module):
+    def forward(self, q):
+        torch.use_deterministic_algorithms(True)
+        return q * 2
+step(Model(), Q)
+step(torch.compile(Model()), Q)
+""",
+    "dropout": "step(torch.compile(lambda q: F.dropout(attend(q), 0.1)), Q)",
+    "dropout that is recomputed": """
+step(torch.compile(lambda q: checkpoint(lambda q: F.dropout(attend(q), 0.1), q, use_reentrant=False)), Q)
+""",
+    "a budget without dropout": """
+with torch._functorch.config.patch(activation_memory_budget=0.0):
+    step(torch.compile(lambda q: attend(q).sin().cos()), Q)
+""",
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_WRONG)
+def test_nothing_wrong(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert found(tmp_path, capsys, NOTHING_WRONG[name]) == {}
+
+
+def test_attention_is_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.nn.functional.scaled_dot_product_attention, torch.use_deterministic_algorithms, torch.manual_seed
+    found(tmp_path, capsys, "step(attend, Q)")
+    after = torch.nn.functional.scaled_dot_product_attention, torch.use_deterministic_algorithms, torch.manual_seed
+    assert after == before
+    assert [original(function) for function in after] == list(before)
+
+
+EAGER = {
+    "eager": ("step(lambda q: F.scaled_dot_product_attention(q, q, q), Q)  # here", ""),
+    "packed": (
+        """
+from torch.nn.attention.varlen import varlen_attn
+try:
+    q, bounds = torch.zeros(4, 1, 16, requires_grad=True), torch.tensor([0, 4])
+    varlen_attn(q, q, q, bounds, bounds, 4, 4)  # here
+except Exception:  # it runs on GPUs alone
+    pass
+""",
+        "",
+    ),
+    "module of PyTorch": (
+        """
+model = nn.MultiheadAttention(16, 2, batch_first=True)
+x = torch.randn(1, 8, 16)
+step(lambda x: model(x, x, x, need_weights=False)[0], x)  # here
+""",
+        "",
+    ),
+    "graph break": (
+        """
+def broken(q):
+    for _ in range(2):
+        torch._dynamo.graph_break()  # in a loop, so that all of the function is left out
+        q = F.scaled_dot_product_attention(q, q, q)  # here
+    return q
+step(torch.compile(broken), Q)
+""",
+        ", behind a graph break of a compiled function",
+    ),
+    "disabled": (
+        """
+@torch._dynamo.disable
+def disabled(q):
+    return F.scaled_dot_product_attention(q, q, q)  # here
+step(torch.compile(lambda q: disabled(q * 2)), Q)
+""",
+        ", inside torch._dynamo.disable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_attention_in_eager_mode(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, around = EAGER[name]
+    what = the_only(found(tmp_path, capsys, program), "eager_attention", Severity.WARNING)
+    assert what == f"the attention at HERE ran in eager mode{around}: dash_inductor did not see it"
+
+
+def test_a_line_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (one,) = found(tmp_path, capsys, "for _ in range(3): step(attend, Q)")["eager_attention"]
+    assert f"train.py:{OPENING[: OPENING.index('is_causal')].count(chr(10)) + 1} " in one["what"]
+
+
+SWITCHED = """
+class Model(nn.Module):
+    def forward(self, q):
+        torch.use_deterministic_algorithms(False)  # EAGER
+        q = q.sin()  # COMPILED
+        torch.use_deterministic_algorithms(True)
+        return q
+"""
+
+
+def test_the_flag_inside_a_forward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = found(tmp_path, capsys, SWITCHED.replace("EAGER", "here") + "step(Model(), Q)")
+    off, on = [finding["what"] for finding in problems.pop("flag_inside_a_forward")]
+    assert off == "HERE switches deterministic algorithms off inside the forward of Model"
+    assert on.endswith(" switches deterministic algorithms on inside the forward of Model")
+    assert problems == {}
+
+
+@pytest.mark.parametrize("model", ["Model()", "nn.Sequential(Model())"])
+def test_the_flag_inside_a_compiled_forward(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = SWITCHED.replace("COMPILED", "here") + f"step(torch.compile({model}), Q)"
+    problems = found(tmp_path, capsys, program)
+    assert [finding["what"] for finding in problems.pop("flag_inside_a_forward")] == [
+        "a compiled function switches deterministic algorithms off before HERE",
+        "a compiled function switches deterministic algorithms on before its end",
+    ]
+    assert problems == {}
+
+
+WITHOUT_A_SEED = OPENING.replace("torch.manual_seed(0)\n", "")
+SEEDED: dict[str, tuple[str, bool]] = {
+    "not at all": ("", False),
+    "manual_seed": ("torch.manual_seed(1)", True),
+    "manual_seed of its module": ("torch.random.manual_seed(1)", True),
+    "a state that was saved": ("torch.set_rng_state(torch.Generator().manual_seed(1).get_state())", True),
+    "another generator": ("torch.Generator().manual_seed(1)", False),
+    "numpy alone": ("import numpy; numpy.random.seed(0)", False),
+    "what PyTorch puts back": ("checkpoint(lambda q: q.sin(), Q, use_reentrant=False).sum().backward()", False),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_seed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, seeded = SEEDED[name]
+    problems = found(tmp_path, capsys, program, WITHOUT_A_SEED)
+    if seeded:
+        assert problems == {}
+    else:
+        what = the_only(problems, "seed", Severity.WARNING)
+        assert (
+            what == f"{tmp_path / 'train.py'} draws random numbers and seeds no generator: they are others in every run"
+        )
+
+
+def test_a_program_without_random_numbers_needs_no_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opening = WITHOUT_A_SEED.replace("torch.randn(1, 2, 64, 16", "torch.ones(1, 2, 64, 16")
+    assert found(tmp_path, capsys, "step(torch.compile(attend), Q)", opening) == {}
+
+
+DRAWN_AGAIN = """
+def layer(q):
+    q = F.dropout(q @ q.mT @ q, 0.1)  # here
+    return attend(q)
+torch._functorch.config.activation_memory_budget = {budget}
+step(torch.compile(layer), Q)
+"""
+
+
+@pytest.mark.parametrize("budget", ["0.0", "1.0"])
+def test_dropout_that_the_backward_draws_again(budget: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with torch._functorch.config.patch(activation_memory_budget=1.0):
+        problems = found(tmp_path, capsys, DRAWN_AGAIN.format(budget=budget))
+    if budget == "1.0":
+        assert problems == {}
+        return
+    what = the_only(problems, "drawn_again", Severity.ERROR)
+    assert what.startswith("the backward draws the random numbers of HERE again")
+    assert "activation_memory_budget=0.0" in what
+
+
+def test_exit_status_of_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    compiled = "import dash_inductor\ndash_inductor.config.cpu = 'reference'\n" + OPENING
+    programs = {
+        0: "step(torch.compile(attend), Q)",
+        1: "step(torch.compile(attend), Q); step(attend, Q)",
+        2: DRAWN_AGAIN.format(budget="0.0"),
+    }
+    for status, program in programs.items():
+        script.write_text(compiled + program)
+        with torch._functorch.config.patch(activation_memory_budget=1.0):
+            assert cli.main(["doctor", "--json", str(script)]) == status
+        capsys.readouterr()
