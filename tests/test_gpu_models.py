@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.model import Band, Plan, Reason, Tiles
+from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.observe.records import sites
 
 from .support.attention import Attention

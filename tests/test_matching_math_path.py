@@ -23,6 +23,7 @@ from .support.graphs import CPU_BACKWARD, JointGraphs, capture, tensors
 pytestmark = pytest.mark.usefixtures("deterministic")
 
 QKV = [(2, 4, 8, 16)] * 3
+OF_QKV = "on cpu [2, 4, 8, 16] with strides [512, 128, 16, 1]"
 Function = Callable[..., Tensor]
 
 
@@ -61,13 +62,19 @@ def compiled(function: Function, inputs: list[Tensor], **settings: Any) -> Joint
     ("function", "shapes", "dtype", "facts"),
     [
         (dropout, QKV, torch.float32, ["float32 on cpu", "dropout"]),
-        (dropout, QKV, torch.bfloat16, ["on cpu", "dropout"]),
+        (dropout, QKV, torch.bfloat16, [f"called with query bfloat16 {OF_QKV}, key bfloat16 {OF_QKV}", "dropout"]),
+        (
+            biased,
+            [*QKV, (4, 8, 8)],
+            torch.bfloat16,
+            ["a mask that needs a gradient", "mask bfloat16 on cpu [1, 4, 8, 8]"],
+        ),
         (dropout, QKV, torch.float64, ["float64 on cpu", "dropout"]),
         (plain, [(4, 8, 16)] * 3, torch.float32, ["3 dimensions instead of 4"]),
         (plain, [*QKV[:2], (2, 4, 8, 24)], torch.float32, ["head dimension 16, of value 24"]),
         (grouped, [QKV[0], (2, 2, 8, 16), (2, 2, 8, 24)], torch.float32, ["grouped heads", "of value 24"]),
-        (biased, [*QKV, (2, 4, 8, 8)], torch.float32, ["a mask"]),
-        (by_choice, QKV, torch.float32, ["float32 on cpu"]),
+        (biased, [*QKV, (2, 4, 8, 8)], torch.float32, ["a mask that needs a gradient", "float32 on cpu [2, 4, 8, 8]"]),
+        (by_choice, QKV, torch.float32, ["no condition", "SDPBackend.MATH has asked for it", "float32 on cpu"]),
     ],
 )
 def test_every_call_has_a_record(function: Function, shapes: list[Any], dtype: torch.dtype, facts: list[str]) -> None:
@@ -82,6 +89,21 @@ def test_every_call_has_a_record(function: Function, shapes: list[Any], dtype: t
     assert record.op == "aten::_scaled_dot_product_attention_math"
     assert all(fact in record.detail for fact in facts), record.detail
     assert record.source.startswith(f"{__file__}:{function.__code__.co_firstlineno + 1}") or function is by_choice
+
+
+def test_only_what_failed_is_named() -> None:
+    """A mask of truth values needs no gradient, and heads of other types are told as they are."""
+
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        visible = torch.ones(8, 8, dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=0.1)
+
+    compiled(masked, tensors(*QKV))
+    (record,) = sites()
+    assert record.detail.startswith("dropout, which the fused operator of the CPU does not have; called with query")
+    assert record.detail.endswith(", mask bool on cpu [8, 8] with strides [8, 1]")
+    assert record.tensors is not None
+    assert (record.tensors.query, record.tensors.dtype) == ((2, 4, 8, 16), "float32")
 
 
 def test_only_the_value_needs_a_gradient() -> None:

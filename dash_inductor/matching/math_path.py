@@ -67,11 +67,8 @@ def math_calls(graph: Graph) -> Iterator[MathCall]:
             if found is None:
                 yield MathCall(tuple(nodes), value.device, _little_known(value, same), has_backward, None)
                 continue
-            causes = list(_causes(value.device.type == "cpu", found)) or [_NO_CAUSE]
+            causes = list(_causes(value.device.type == "cpu", found)) or [_without_a_cause(found)]
             yield MathCall(tuple(nodes), value.device, "; ".join([*causes, str(found)]), has_backward, found.tensors)
-
-
-_NO_CAUSE = "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"
 
 
 @dataclass(frozen=True)
@@ -124,12 +121,15 @@ def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
         stride = layout.static(tensor.stride(-1))
         if stride != 1:
             yield f"the {name} is not contiguous in its last dimension, whose stride is {stride}: call .contiguous()"
-    if on_cpu and mask is not None:
-        yield (
-            "a mask that needs a gradient, which the fused operator of the CPU does not give"
-            if mask.dim() in (2, 4)
-            else f"a mask of {mask.dim()} dimensions: the fused operator of the CPU takes 2 or 4"
-        )
+    if on_cpu and mask is not None and mask.dim() not in (2, 4):
+        yield f"a mask of {mask.dim()} dimensions: the fused operator of the CPU takes 2 or 4"
+
+
+def _without_a_cause(found: _Arguments) -> str:
+    """What is left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
+    if found.query.device.type == "cpu" and found.mask is not None and found.mask.dtype.is_floating_point:
+        return "a mask that needs a gradient, which the fused operator of the CPU does not give, or SDPBackend.MATH"
+    return "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"
 
 
 def _arguments(nodes: Sequence[Node]) -> _Arguments | None:

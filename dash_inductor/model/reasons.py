@@ -43,9 +43,10 @@ class Reason(Enum):
         "math_path",
         "PyTorch computes this call by its math implementation, without a fused operator.",
         (
-            "`detail` says what can be seen of the call, and the cause is part of it: dropout (on CPU), float64, "
-            "three dimensions, unequal head dimensions, or grouped heads with a mask. A program that uses "
-            "`sdpa_kernel(SDPBackend.MATH)` has asked for it."
+            "`detail` says which condition of PyTorch's fused operators the call does not meet, and with which tensors "
+            "the program made it. On the CPU these are dropout, a mask that needs a gradient, and unequal head "
+            "dimensions; elsewhere float64, grouped heads with a mask, and leading dimensions that no view of all "
+            "tensors makes one. A program that uses `sdpa_kernel(SDPBackend.MATH)` has asked for it."
         ),
     )
     VARLEN = (
@@ -113,7 +114,7 @@ class Reason(Enum):
         (
             "The number of heads, the head dimension and `scale` may change from call to call, but they must not "
             "come out of a tensor (`.item()`), nor be marked by `mark_dynamic`, which allows no guard. Use "
-            "`maybe_mark_dynamic` instead."
+            "`maybe_mark_dynamic` instead. The sizes of a bias must be known to be those of the scores, too."
         ),
     )
     CAUSAL_LENGTHS = (
@@ -140,8 +141,8 @@ class Reason(Enum):
         "mask_not_a_band",
         "The mask is not a diagonal band, or not proved to be one for every length.",
         (
-            "Nothing, if the mask is the intended one. Where `detail` says that values are not proved to be exact "
-            "in a type, compute positions in int64."
+            "Nothing, if the mask is the intended one. Where `detail` says that a number is added to the scores, use a "
+            "bool mask, minus infinity or `torch.finfo(...).min` of the mask's own type for keys that are to be hidden."
         ),
     )
     MASK_UNKNOWN_OP = (

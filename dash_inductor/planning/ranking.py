@@ -141,8 +141,11 @@ def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate
     if chosen:
         why = "its critical path is the shortest" if question.named is None else "it was named"
     else:
-        why = _objection(question, name, kernel, candidate) or _other_family(question, kernel)
-        why = why or _longer(best, length, nominal.work(*facts))
+        why = (
+            _objection(question, name, kernel, candidate)
+            or _other_family(question, kernel)
+            or _longer(best, length, nominal.work(*facts))
+        )
     predicted = predicted_us(plan, site, arch, question.gpu, question.documents)
     note = unknown(plan, site, arch, question.gpu, question.documents) or ""
     return Candidacy(kernel, name, candidate.dkdv, candidate.dq, predicted, length, chosen, why, plan, note)
