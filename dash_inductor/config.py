@@ -80,7 +80,7 @@ class Config:
     """Settings of dash_inductor.
 
     Attributes:
-        strict: an attention backward that is kept raises `SiteKeptError` at compile time, and so does whatever else
+        strict: an attention that is kept raises `SiteKeptError` at compile time, and so does whatever else
             keeps dash_inductor from its work (DASH_INDUCTOR_STRICT).
         cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU
             kernel is deterministic (DASH_INDUCTOR_CPU).

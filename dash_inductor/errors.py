@@ -62,4 +62,4 @@ class UnsupportedVersionError(DashError, RuntimeError):
 
 
 class SiteKeptError(DashError, RuntimeError):
-    """With `strict` set: an attention backward could not be replaced (raised at compile time)."""
+    """With `strict` set: an attention could not be replaced (raised at compile time)."""

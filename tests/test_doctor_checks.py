@@ -336,7 +336,7 @@ def disabled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dash_inductor._switch, "_on", False)
 
 
-@breaks(program.attention, WARNING, "no attention backward was compiled")
+@breaks(program.attention, WARNING, "no attention was compiled")
 def no_attention(patch: pytest.MonkeyPatch) -> None:
     dash_inductor.clear_sites()
 

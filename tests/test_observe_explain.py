@@ -272,7 +272,7 @@ def test_the_text_fits_and_says_all(explanation: Explanation, with_rich: bool) -
     assert text.splitlines()[0] == explanation_text.headline(explanation)
     assert ("─" in text) is with_rich
     words = " ".join(text.split())
-    assert "2 of 3 attention backwards replaced on sm_90, 1 kept" in words
+    assert "2 of 3 attention sites replaced on sm_90, 1 kept" in words
     assert "sites 1-2: " in words  # equal layers are told once
     assert "layers.*" in words
     assert "read from attention_mask" in words

@@ -53,11 +53,11 @@ def switch() -> Iterator[Seen]:
 
 
 def attention() -> Iterator[Seen]:
-    """What became of every attention backward."""
+    """What became of every attention."""
     fates = Counter(record.reason for record in sites())
     if not fates:
         loaded = [name for name in LIBRARIES if name in sys.modules]
-        what = "no attention backward was compiled"
+        what = "no attention was compiled"
         if loaded:
             what += f"; the program has loaded {', '.join(loaded)}, whose attention is not PyTorch's"
         advice = (
@@ -66,11 +66,11 @@ def attention() -> Iterator[Seen]:
         yield WARNING, what, advice
     for reason, count in fates.items():
         if reason is None:
-            yield OK, f"attention backwards that are replaced: {count}", ""
+            yield OK, f"attention sites that are replaced: {count}", ""
         elif reason is Reason.CPU_OFF:
-            yield OK, f"attention backwards on the CPU, left to PyTorch, which is deterministic there: {count}", ""
+            yield OK, f"attention sites on the CPU, left to PyTorch, which is deterministic there: {count}", ""
         else:
-            what = f"attention backwards that stay as PyTorch has them: {count}. {reason.value}: {reason.explanation}"
+            what = f"attention sites that stay as PyTorch has them: {count}. {reason.value}: {reason.explanation}"
             yield WARNING, what, f"docs/troubleshooting.md says what to do about `{reason.value}`."
 
 

@@ -126,9 +126,10 @@ def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Calla
             look(*args, **kwargs)
         return function(*args, **kwargs)
 
-    setattr(call, _LOOKS, function)
+    looking: Any = call
+    setattr(looking, _LOOKS, function)
     # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
-    compat.resolve("torch._dynamo.decorators", "skip_code")(call.__code__)
+    compat.resolve("torch._dynamo.decorators", "skip_code")(looking.__code__)
     return call
 
 

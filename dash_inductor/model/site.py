@@ -1,4 +1,4 @@
-"""`Site`: what matching found of one attention backward, as the planner and the kernels need it."""
+"""`Site`: what matching found of one attention, as the planner and the kernels need it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ OF_THE_PLANNER = (
 
 @dataclass(frozen=True)
 class SiteExplanation:
-    """What becomes of one attention backward, and why.
+    """What becomes of one attention, and why.
 
     Attributes:
         record: the record of the site, as `dash_inductor.sites` has it.
@@ -124,7 +124,7 @@ class Explanation:
 
     @property
     def all_replaced(self) -> bool:
-        """Whether there are attention backwards, and all of them are known and replaced."""
+        """Whether there are attention sites, and all of them are known and replaced."""
         return not self.unknown and bool(self.sites) and all(site.kept is None for site in self.sites)
 
     def to_dict(self) -> dict[str, Any]:

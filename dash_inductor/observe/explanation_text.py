@@ -50,7 +50,7 @@ def blocks(explanation: Explanation) -> Iterator[Block]:
 
 
 def headline(explanation: Explanation) -> str:
-    """For example ``5 of 6 attention backwards are replaced on sm_90, 1 is kept``."""
+    """For example ``5 of 6 attention sites are replaced on sm_90, 1 is kept``."""
     if explanation.unknown:
         return "what becomes of every attention is unknown"
     kept = sum(site.kept is not None for site in explanation.sites)
@@ -58,8 +58,8 @@ def headline(explanation: Explanation) -> str:
     archs = sorted({site.arch for site in explanation.sites if site.arch})
     where = f" on {' and '.join(archs)}" if archs else ""
     if not sites:
-        return "no attention backward was seen"
-    return f"{sites - kept} of {sites} attention backward{'s' * (sites > 1)} replaced{where}, {kept} kept"
+        return "no attention was seen"
+    return f"{sites - kept} of {sites} attention site{'s' * (sites > 1)} replaced{where}, {kept} kept"
 
 
 def grouped(explanation: Explanation) -> list[Group]:

@@ -24,7 +24,7 @@ def graphs(run: str, pages: Sequence[GraphPage]) -> str:
                 escape(", ".join(dict.fromkeys(site.record.module for site in sites if site.record.module)))[:200],
             )
         )  # fmt: skip
-    header = ("graph", "kind", ">attention backwards", ">replaced", "kept because of", "modules")
+    header = ("graph", "kind", ">attention sites", ">replaced", "kept because of", "modules")
     trail = '<a href="../index.html">runs</a>'
     return html.page(f"{len(pages)} graph{'s' * (len(pages) != 1)} of {run}", [html.table(header, rows)], trail)
 
