@@ -62,6 +62,7 @@ def test_a_run_that_is_cut_off_keeps_its_rows(
             raise KeyboardInterrupt
         return {"shape": row.name, "dash forward": 2.0, "columns": columns, "not run": {}}
 
+    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)  # which the program switches off
     monkeypatch.setattr(masks, "measure", measure)
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["masks", "--columns", "dash", "--name", "cut_off"])

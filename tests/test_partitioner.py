@@ -104,20 +104,7 @@ def check(case: Case, found: Comparison) -> None:
 ASKED = [(group, case) for group, questions in GROUPS.items() for case, _ in questions]
 
 
-@pytest.mark.parametrize(
-    ("group", "case"),
-    [
-        pytest.param(
-            group,
-            case,
-            marks=pytest.mark.xfail(strict=True, reason="views that the emitter makes are saved beside their bases")
-            if case.attention in PACKED
-            else (),
-        )
-        for group, case in ASKED
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("group", "case"), ASKED, ids=str)
 def test_no_budget_is_worse_on_an_h100(group: str, case: Case) -> None:
     check(case, on_h100(group)[case])
 
