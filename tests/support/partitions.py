@@ -33,7 +33,7 @@ from .graphs import FORWARD, partition_with
 from .packed import GROUPED, documents
 
 aten = torch.ops.aten
-FORWARDS = {FORWARD, *(backend.forward for backend in BACKENDS.values())}
+FORWARDS = {FORWARD, *(backend.forward for backend in BACKENDS)}
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 2, 256, 4, 2, 64
 WIDTH = HEADS * DIM
 TOKENS = BATCH * LENGTH
