@@ -31,6 +31,9 @@ NOT_OURS = (
 )  # fmt: skip
 """Variables that pytest sets for every test, and Inductor and libraries that are loaded set once."""
 
+FOLLOWS_A_FLAG = ("deterministic",)
+"""Settings of Inductor that `torch.use_deterministic_algorithms` writes, which every test finds off."""
+
 
 def _environment(name: str, value: str | None) -> None:
     if value is None:
@@ -95,7 +98,10 @@ def _torch() -> dict[str, Part]:
     for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
         config: Any = sys.modules.get(name)
         if config is not None:
-            parts[name] = Part(config.get_config_copy, lambda key, value, config=config: setattr(config, key, value))  # type: ignore[misc]
+            parts[name] = Part(
+                lambda config=config: {k: v for k, v in config.get_config_copy().items() if k not in FOLLOWS_A_FLAG},  # type: ignore[misc]
+                lambda key, value, config=config: setattr(config, key, value),  # type: ignore[misc]
+            )
     return parts
 
 
