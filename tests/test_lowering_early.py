@@ -165,7 +165,7 @@ def test_the_nominal_problem_of_a_portable_plan_compiles(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("strict", [False, True])
 def test_one_site_of_two_does_not_compile(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
-    def refuse_full(site: Site, plan: Plan, device: torch.device) -> None:
+    def refuse_full(site: Site, plan: Plan, device: torch.device, has_backward: bool) -> None:
         assert device.type == "cuda"
         if site.band.is_full:
             raise RuntimeError("on purpose\n" + 1000 * "x ")

@@ -11,7 +11,7 @@ backward, from what they are views of: PyTorch then saves that, under its versio
 is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its own
 buffer again.  Vectors (valid keys, numbers of documents) are small and saved in any case.  The output of attention is
 saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph returns a view of
-it, which would be another tensor, the program gets a copy of that.
+it, which would be another tensor, the program gets a view of a copy.
 """
 
 from __future__ import annotations
@@ -62,18 +62,21 @@ def watch(graph: Graph) -> None:
 
 
 def _return_copies(graph: Graph, outputs: set[Any]) -> None:
-    """Return copies in the place of views of these nodes.
+    """Return views of copies in the place of views of these nodes.
 
     An output of packed attention may be a view where a template has made it, so that it counts as one.
     """
     results, emitter = graph.output_node(), Emitter(graph)
 
     def returned(node: Node) -> Node:
-        shown, *behind = _views(node)
-        whole = shown in outputs and shown.meta["val"].dim() == 4
-        if whole or outputs.isdisjoint((shown, *behind)):
+        *views, base = _views(node)
+        shown = next((view for view in (*views, base) if view in outputs), None)
+        if shown is None or (shown is node and node.meta["val"].dim() == 4):
             return node
-        return emitter.call(aten.clone.default, (node,), before=results, like=node)
+        copy = emitter.call(aten.clone.default, (shown,), before=results, like=shown)
+        for view in reversed(views[: views.index(shown)] if shown in views else views):
+            copy = emitter.call(view.target, (copy, *view.args[1:]), view.kwargs, before=results, like=view)
+        return copy
 
     results.args = tree_map_only(Node, returned, results.args)
 
