@@ -6,12 +6,12 @@ graph are watched there in the same way; a view of one is not, because Inductor 
 that has the memory of the input.  So the backward would silently read what the program has written.
 
 Note [What the backward reads]
-Three rules keep that from happening.  Views that lead to what a backward of ours reads are computed again in the
-backward, from what they are views of: PyTorch then saves that, under its version.  And what a mask reads of an input
-is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its own
-buffer again.  Vectors (valid keys, numbers of documents) are small and saved in any case.  The output of attention is
-saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph returns a view of
-it, which would be another tensor, the program gets a view of a copy.
+Three rules keep that from happening.  Views of inputs and outputs of the graph that a backward of ours reads are
+computed again in the backward: PyTorch then saves what they are views of, under its version.  What a mask reads of an
+input is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its
+own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
+attention is saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph
+returns a view of it, which would be another tensor, the program gets a view of a copy.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def watch(graph: Graph) -> None:
     if not is_joint(graph):
         return
     backwards = [node for node in graph.nodes if node.target in BACKWARDS]
+    returned = set(graph.output_node().all_input_nodes)
     for node in backwards:
         grad_out = node.args[0]
         for read in node.all_input_nodes:
-            if read is not grad_out:
-                for view in list(_views(read))[:-1]:
+            *views, base = _views(read)
+            if read is not grad_out and (shows_input(base) or base in returned):
+                for view in views:
                     view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     _return_copies(graph, {node.args[4] for node in backwards})
 
