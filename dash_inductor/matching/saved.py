@@ -77,6 +77,7 @@ def _return_copies(graph: Graph, outputs: set[Any]) -> None:
             return node
         copy = emitter.call(aten.clone.default, (shown,), before=results, like=shown)
         for view in reversed(views[: views.index(shown)] if shown in views else views):
+            assert callable(view.target)
             copy = emitter.call(view.target, (copy, *view.args[1:]), view.kwargs, before=results, like=view)
         return copy
 
