@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -84,8 +85,12 @@ class JointGraphs:
 
         Takes a fraction of the time of Inductor's code generation; within `capture`, `torch.compile` does the whole.
         """
-        compiled: Callable[..., Any] = torch.compile(function, backend=partition_with(self._see_partition), **options)
+        compiled: Callable[..., Any] = torch.compile(function, backend=self._backend, **options)
         return compiled
+
+    @functools.cached_property  # one for all: Dynamo compiles anew for every other backend
+    def _backend(self) -> Callable[[GraphModule, list[Any]], Any]:
+        return partition_with(self._see_partition)
 
     def _see_before(self, graph: Graph) -> None:
         self.before.append(op_counts(graph))
