@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..ops import BACKWARDS
+from . import layout
 from .emit import Emitter
 from .views import viewed
 
@@ -71,17 +72,29 @@ def _return_copies(graph: Graph, outputs: set[Any]) -> None:
     results, emitter = graph.output_node(), Emitter(graph)
 
     def returned(node: Node) -> Node:
-        *views, base = _views(node)
-        shown = next((view for view in (*views, base) if view in outputs), None)
-        if shown is None or (shown is node and node.meta["val"].dim() == 4):
+        chain = list(_views(node))
+        places = [place for place, view in enumerate(chain) if view in outputs]
+        if not places or (places[0] == 0 and node.meta["val"].dim() == 4):
             return node
-        copy = emitter.call(aten.clone.default, (shown,), before=results, like=shown)
-        for view in reversed(views[: views.index(shown)] if shown in views else views):
+        views, shown = chain[: places[0]], chain[places[0]]
+        found = _copy(emitter, shown, results)
+        for view in reversed(views):
             assert callable(view.target)
-            copy = emitter.call(view.target, (copy, *view.args[1:]), view.kwargs, before=results, like=view)
-        return copy
+            found = emitter.call(view.target, (found, *view.args[1:]), view.kwargs, before=results, like=view)
+        return found
 
     results.args = tree_map_only(Node, returned, results.args)
+
+
+def _copy(emitter: Emitter, node: Node, before: Node) -> Node:
+    """A copy with the same strides: Inductor keeps the order of dimensions of what is contiguous alone."""
+    value = node.meta["val"]
+    order = layout.dense_order(value.shape, value.stride())
+    assert order is not None  # only such forwards are replaced
+    inverse = [order.index(dim) for dim in range(len(order))]
+    found = emitter.call(aten.permute.default, (node, list(order)), before=before, like=node)
+    found = emitter.call(aten.clone.default, (found,), before=before, like=node)
+    return emitter.call(aten.permute.default, (found, inverse), before=before, like=node)
 
 
 def _views(node: Node) -> Iterator[Node]:
