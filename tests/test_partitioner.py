@@ -159,9 +159,7 @@ def test_what_is_worse_without_it() -> None:
             assert run_again() == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("maker", "known"), [(flash, True), (efficient, True), (cudnn, False)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("maker", "known"), [(flash, True), (efficient, True), (cudnn, False)])
 def test_a_forward_is_what_it_stands_for(maker: Callable[..., Any], known: bool) -> None:
     joint = joint_graph(maker)
     (before,) = (node for node in joint.graph.nodes if op_name(node).endswith("attention"))
