@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from dash_inductor import explain
 from dash_inductor.model.reasons import Reason
-from dash_inductor.observe.records import SiteRecord, clear_sites, sites
+from dash_inductor.observe.records import FORWARD_ONLY, SiteRecord, clear_sites, sites
 
 from .hf_models import FAMILIES, build, inputs_of
 from .processes import run_python
@@ -125,8 +125,24 @@ def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable
     assert all(tensor.isfinite().all() for tensor in first.values())
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+    if not on_cuda and all(record.status == "replaced" for record in sites()):
+        check_scoring(run, first["loss"], inputs)
     if calls and not cell.dropout:
         check_accuracy(model, first, inputs)
+
+
+def check_scoring(run: Any, trained: Tensor, inputs: dict[str, Any]) -> None:
+    """The loss without gradients is that of training bit for bit, where all attention is replaced in both.
+
+    On a CPU, where graphs run as they are: how Inductor fuses the rest of a model may differ between the two.
+    """
+    seen = len(sites())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        scored = run(**inputs).loss
+    alone = sites()[seen:]
+    assert {(record.status, record.kind) for record in alone} <= {("replaced", FORWARD_ONLY)}
+    assert torch.equal(scored, trained)
 
 
 def fates(text: str) -> Counter[str]:
