@@ -78,7 +78,8 @@ def without_kernels(program: str) -> str:
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_operator_reads_interleaved_heads_in_place() -> None:
-    output = run_python(PROGRAM, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    program = PROGRAM.replace(".transpose(1, 2).reshape(b, s, e)", "")  # of which the graph would return a copy
+    output = run_python(program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1).stdout
     plan, codes, compiled = json.loads(output.splitlines()[-1])
     assert plan.startswith("hopper/bent_fold/")
     assert sorted(compiled) == ["finish", "hopper_backward", "prepare"]  # with the graph, not in the first step
@@ -90,12 +91,13 @@ def test_operator_reads_interleaved_heads_in_place() -> None:
     )
     grad_out, *saved = (ast.unparse(argument) for argument in node.args[:6])
     assert ast.unparse(node.args[-2]) == repr(plan)
-    # The gradient of the output is a view of an input of the graph, the others are inputs as they are.
-    assert grad_out == "reinterpret_tensor(tangents_1, (2, 8, 1024, 64), (524288, 64, 512, 1), 0)"
+    # All are inputs of the graph as they are.
+    assert grad_out == "tangents_1"
     (inputs,) = re.findall(r"^ *(.+) = args$", body, re.MULTILINE)
     assert set(saved) <= set(inputs.split(", "))
     strides = asserted_strides(codes[1])
     assert [strides[name] for name in saved[:4]] == ["(1572864, 64, 1536, 1)"] * 3 + ["(524288, 64, 512, 1)"]
+    assert strides[grad_out] == "(524288, 64, 512, 1)"
     before = body.split("torch.ops.dash_inductor.attention_backward", 1)[0]
     assert not re.search(r"\.run\(|empty_strided|clone|contiguous|copy_\(", before), before
 
