@@ -21,6 +21,7 @@ def test_no_template_takes_its_options_from_the_environment(schedule: str, kerne
     The forward is kept: without CUDA, code with a template of ours cannot be loaded, and the backward comes second.
     """
     program = PROGRAM.replace("is_causal=True", "is_causal=False").replace("torch.bfloat16", "torch.float32")
+    program = program.replace(".transpose(1, 2).reshape(b, s, e)", "")  # of which the graph would return a copy
     output = run_python(
         program, path=Path(__file__).parents[1], TORCHINDUCTOR_COMPILE_THREADS=1, DASH_INDUCTOR_SCHEDULE=schedule,
         DASH_INDUCTOR_FORWARD="keep", TRITON_DEFAULT_FP_FUSION=0,

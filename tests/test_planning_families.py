@@ -87,7 +87,7 @@ def test_the_first_of_these_would_be_portable_by_its_critical_path() -> None:
         (site("band(-64,64)", 40), "portable"),
         (site("band(-64,64) & keys(0)"), "portable"),
         (site("band(-64,64)", 128), "hopper"),
-        (site("band(-64,64)", group=2), "hopper"),
+        (site("band(-64,64)", group=2), "portable"),
         (site("band(-64,64) & segments(0,0)"), "hopper"),
         (site("band(-64,64) & dense(0)"), "hopper"),
         (site("band(-64,65)"), "hopper"),

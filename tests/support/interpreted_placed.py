@@ -47,10 +47,13 @@ def problem(rows: Rows, group: int, dtype: torch.dtype) -> list[Tensor]:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], band: Band, plan: Plan
 ) -> tuple[Tensor, ...]:
-    """The output, the log-sum-exp, dq, dk and dv."""
+    """The output, the log-sum-exp, dq, dk and dv, by operators that take and give [tokens, heads, DIM]."""
     calls = [str(Call(mask_of(band), SCALE, (ORDER,) * n)) for n in (1, 3)]
+    q, k, v, do = (t.transpose(1, 2)[0] for t in (q, k, v, do))
     out, lse = ops.attention_forward(q, k, v, extras, calls[0], str(plan), "forward")
-    return out, lse, *ops.attention_backward(do, q, k, v, out, lse, extras, calls[1], str(plan), "backward")
+    gradients = ops.attention_backward(do, q, k, v, out, lse, extras, calls[1], str(plan), "backward")
+    out, *gradients = (t[None].transpose(1, 2) for t in (out, *gradients))
+    return out, lse, *gradients
 
 
 def exact(tensors: list[Tensor], rows: Rows, band: Band) -> list[Tensor]:
