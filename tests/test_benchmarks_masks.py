@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 
 from benchmarks import common, masks
 from benchmarks.masks import ROWS, Row
@@ -62,11 +63,13 @@ def test_a_run_that_is_cut_off_keeps_its_rows(
             raise KeyboardInterrupt
         return {"shape": row.name, "dash forward": 2.0, "columns": columns, "not run": {}}
 
-    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)  # which the program switches off
     monkeypatch.setattr(masks, "measure", measure)
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["masks", "--columns", "dash", "--name", "cut_off"])
-    with pytest.raises(KeyboardInterrupt):
+    with (
+        functorch_config.patch(donated_buffer=True),
+        pytest.raises(KeyboardInterrupt),
+    ):  # which the program switches off
         masks.main()
     written = json.loads((tmp_path / "cut_off.json").read_text())
     assert [row["shape"] for row in written["rows"]] == [ROWS[0].name]
