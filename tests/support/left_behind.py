@@ -62,6 +62,12 @@ PROCESS = {
 }
 
 
+def _default_device(torch: Any) -> Any:
+    """None where none was ever set: one that was set, be it the CPU, is a mode under which every function of torch is called."""
+    mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if mode is None else mode.device
+
+
 def _torch() -> dict[str, Part]:
     """Of torch, where it has been imported: tests of dash_inductor.schedule do not import it."""
     torch = sys.modules.get("torch")
@@ -70,7 +76,7 @@ def _torch() -> dict[str, Part]:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     functions: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-        "default device": (torch.get_default_device, torch.set_default_device),
+        "default device": (lambda: _default_device(torch), torch.set_default_device),
         "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
         "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         "threads": (torch.get_num_threads, torch.set_num_threads),
