@@ -39,13 +39,13 @@ test: $(READY)
 # What a version of torch or triton can break: adoption, caches, how graphs look, are rewritten and cut in two, lowering, and compiled
 # kernels with their budgets.  Left out is what is no matter of versions (the package's files, settings, broken packages,
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
-TEST_TORCH := $(foreach name,autoload cache compat embeddings saved switch toolchain,tests/test_adoption_$(name).py) \
-	$(foreach name,gqa masks math_path models packed replace rewrite sites training,tests/test_matching_$(name).py) \
-	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/test_lowering_$(name).py) \
-	$(foreach name,cached dump explain traces,tests/test_observe_$(name).py) \
-	tests/test_partitioner.py tests/test_partitioner_flops.py tests/test_matching_lone_forwards.py \
-	tests/test_matching_rewritten_tensors.py tests/test_matching_dropout.py \
-	$(foreach name,budgets hopper_budgets hopper_data_budgets hopper_dropout_budgets hopper_forward_budgets hopper_placed_budgets,tests/test_kernels_$(name).py)
+TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/rewrites/test_embeddings.py \
+	$(foreach name,repeat_kv math_path varlen,tests/entries/test_$(name).py) tests/masks/test_recognition.py tests/models/test_models.py \
+	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/rewrites/attention/test_$(name).py) \
+	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
+	$(foreach name,dump explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
+	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py \
+	$(foreach name,budgets data_budgets dropout_budgets placed_budgets,tests/kernels/hopper/backward/test_$(name).py)
 
 test-torch: $(READY)
 	$(PYTEST) -k "not broken" $(TEST_TORCH)
@@ -57,9 +57,9 @@ test-newest: PYTHON := $(CURDIR)/.venv-newest/bin/python
 test-newest:
 	tools/setup.sh .venv-newest newest $(WITH)
 	$(PYTHON) -m pip freeze --exclude-editable
-	$(PYTEST) -k "not broken" $(TEST_TORCH) tests/test_matching_model_table.py tests/test_matching_parallel.py \
-		tests/test_matching_ways.py tests/test_adoption_package.py tests/test_docs_snippets.py tests/test_docs_site.py \
-		tests/test_examples_demo.py tests/test_examples_training.py tests/test_kernels_interpreter.py
+	$(PYTEST) -k "not broken" $(TEST_TORCH) tests/models/test_model_table.py tests/models/test_parallel.py \
+		tests/rewrites/attention/test_ways.py tests/test_package.py tests/docs/test_snippets.py tests/docs/test_site.py \
+		tests/examples/test_demo.py tests/examples/test_training.py tests/kernels/portable/test_interpreter.py
 
 # What takes long: every family of models with every kind of inputs, and more compiled and interpreted kernels.  35 minutes.
 test-models: $(READY)
@@ -70,9 +70,9 @@ model-table: $(READY)
 	$(PYTHON) -m tests.support.model_versions $(if $(ONLY),--only $(ONLY))
 	$(PYTHON) tools/readme_models.py
 
-# Only files with such tests, which need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
+# They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
 test-gpu:
-	$(GPU_PYTHON) -m pytest -m gpu $(shell grep -lE '\bmark\.gpu\b|\bMARKS\b' tests/test_*.py)
+	$(GPU_PYTHON) -m pytest -m gpu tests/gpu
 
 # mypy needs the installed layout, where lowering/ and kernels/ lie inside the package.
 lint: $(READY)

@@ -47,7 +47,7 @@ def autoload() -> None:
 
 
 def _record() -> None:
-    importlib.import_module("dash_inductor.divergence.start").from_environment()
+    importlib.import_module("dash_inductor.observers.start").from_environment()
 
 
 def _install() -> None:
@@ -58,9 +58,9 @@ def _install() -> None:
 
 
 def _install_package() -> None:
-    from dash_inductor import _install
+    from dash_inductor.install import installation
 
-    _install.install()
+    installation.install()
 
 
 def _refuse_to_compile() -> None:
@@ -91,9 +91,9 @@ def _offer_operators() -> None:
         __module__ = torch_ops._OpNamespace.__module__  # generated code names operators by it
 
         def __getattr__(self, name: str) -> Any:
-            if not name.startswith("_") and "dash_inductor.ops" not in sys.modules:
-                importlib.import_module("dash_inductor.ops")
-                installed: Any = sys.modules.get("dash_inductor._install")
+            if not name.startswith("_") and "dash_inductor.operators.attention" not in sys.modules:
+                importlib.import_module("dash_inductor.operators.attention")
+                installed: Any = sys.modules.get("dash_inductor.install.installation")
                 if installed is not None:
                     installed.lower_operators()
                 if name in vars(self):  # that import asked for it too, and every operator must remain one object

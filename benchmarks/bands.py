@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
-from dash_inductor.kernels import standalone
+from dash_inductor.kernels.portable import standalone
 
-from dash_inductor.matching.data_masks import CONTRIBUTIONS, KEYS_SEEN, KV_CODES, Q_CODES, STEPS, VISITS
 from dash_inductor.model import Call, Mask, Plan, Site
-from dash_inductor.ops import attention_backward
+from dash_inductor.operators.attention import attention_backward
+from dash_inductor.operators.mask_tables import mask_tables
 from dash_inductor.planning import planner
 from dash_inductor.planning.families import FAMILIES
-from dash_inductor.table_ops import mask_tables
+from dash_inductor.rewrites.attention.data_masks import CONTRIBUTIONS, KEYS_SEEN, KV_CODES, Q_CODES, STEPS, VISITS
 
 from . import common
 from .shapes import Shape

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dash_inductor import ops
 from dash_inductor.model import Call, Mask
+from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan as make_plan
 
 from . import library

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from dash_inductor.kernels import standalone
-from dash_inductor.kernels.hopper_forward import launch
+from dash_inductor.kernels.hopper.forward import launch
+from dash_inductor.kernels.portable import standalone
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Plan, Site, Tiles

@@ -22,8 +22,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dash_inductor
-from dash_inductor.divergence.file import path_of
-from dash_inductor.divergence.recording import Recording
+from dash_inductor.observers.recordings.file import path_of
+from dash_inductor.observers.recordings.recording import Recording
 
 from . import common
 

@@ -129,7 +129,7 @@ class _TimedPasses:
         from dash_inductor.lowering import backward
 
         from dash_inductor import lowering
-        from dash_inductor.matching import rewrite
+        from dash_inductor.rewrites.attention import rewrite
 
         self.seconds = 0.0
         backward.attention_backward = self.timed(backward.attention_backward)

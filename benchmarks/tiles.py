@@ -14,7 +14,7 @@ import multiprocessing
 from typing import Any
 
 import torch
-from dash_inductor.kernels import standalone
+from dash_inductor.kernels.portable import standalone
 
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
 

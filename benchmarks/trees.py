@@ -53,7 +53,7 @@ class Kind(NamedTuple):
 
 
 def prepare_backward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
-    from dash_inductor.kernels.hopper import launch
+    from dash_inductor.kernels.hopper.backward import launch
 
     tensors = shape.tensors()
     out, lse, _, _ = forward(shape, tensors)
@@ -63,7 +63,7 @@ def prepare_backward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
 
 
 def prepare_forward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
-    from dash_inductor.kernels.hopper_forward import launch
+    from dash_inductor.kernels.hopper.forward import launch
 
     q, k, v, _ = shape.tensors()
     return partial(launch.forward, q, k, v, shape.mask, shape.scale, BSHD)

@@ -25,29 +25,29 @@ from typing import TYPE_CHECKING
 import _dash_inductor_autoload
 
 from ._switch import disable, disabled, enable, is_enabled
+from .version import __version__
 
 if TYPE_CHECKING:
     from .config import config
-    from .divergence.recorder import record
-    from .observe.explain import explain
-    from .observe.profile import clear_profile_runs, profile_runs, write_profiles
-    from .observe.records import clear_sites, graphs, sites
+    from .explanations.explain import explain
+    from .observers.recorder import record
+    from .records.profiles import clear_profile_runs, profile_runs, write_profiles
+    from .records.records import clear_sites, graphs, sites
 
-__version__ = "0.1.0"
 __all__ = [
     "__version__", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs",
     "is_enabled", "profile_runs", "record", "sites", "write_profiles",
 ]  # fmt: skip
 
 _HOMES = {
-    "clear_profile_runs": ".observe.profile",
-    "clear_sites": ".observe.records",
-    "explain": ".observe.explain",
-    "graphs": ".observe.records",
-    "profile_runs": ".observe.profile",
-    "record": ".divergence.recorder",
-    "sites": ".observe.records",
-    "write_profiles": ".observe.profile",
+    "clear_profile_runs": ".records.profiles",
+    "clear_sites": ".records.records",
+    "explain": ".explanations.explain",
+    "graphs": ".records.records",
+    "profile_runs": ".records.profiles",
+    "record": ".observers.recorder",
+    "sites": ".records.records",
+    "write_profiles": ".records.profiles",
 }
 """The modules of the names that are imported when they are first asked for, because they import torch."""
 

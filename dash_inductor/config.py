@@ -90,9 +90,9 @@ class Config:
             them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
-        dump: a folder that gets pages about every graph that is compiled, see `observe.dump`; "" for none.  While it is
-            set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
-        profile: the Hopper backward writes down when it computes and adds what, see `observe.profile`.  It is read at
+        dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
+            it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
+        profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at
             every call, too, and changes no bit (DASH_INDUCTOR_PROFILE).
 
     Args:

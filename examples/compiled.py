@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dash_inductor.kernels.standalone import Rendered, Resources, compile_for, render, resources
+from dash_inductor.kernels.portable.standalone import Rendered, Resources, compile_for, render, resources
 
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
 from dash_inductor.planning import costs, plan
@@ -61,7 +61,7 @@ def _portable(chosen: Plan, site: Site, arch: str) -> Iterator[Row]:
 
 def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
     """Before, in and after the Hopper kernel; registers are those at the start, before roles share them."""
-    from dash_inductor.kernels.hopper import build
+    from dash_inductor.kernels.hopper.backward import build
 
     assert site.batch is not None
     assert site.q_len is not None

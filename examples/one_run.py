@@ -15,8 +15,8 @@ import torch
 
 import dash_inductor
 from dash_inductor.cli.progress import Progress
-from dash_inductor.observe.fresh import every_graph_compiled
-from dash_inductor.observe.records import SiteRecord, shape_text
+from dash_inductor.records.records import SiteRecord, shape_text
+from dash_inductor.upstream.fresh import every_graph_compiled
 
 from . import training
 from .training import Run

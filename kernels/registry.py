@@ -21,7 +21,7 @@ from ..model.site import Site
 from ..planning import families
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""grad_out, query, key, value, out and log-sum-exp, shaped as `dash_inductor.ops` says."""
+"""grad_out, query, key, value, out and log-sum-exp, shaped as `dash_inductor.operators.attention` says."""
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dq, dk and dv."""
 Results = tuple[Tensor, Tensor]
@@ -35,7 +35,7 @@ def _usual_q_lens(site: Site, usual: int) -> tuple[int, ...]:
 
 
 def _hopper_q_lens(site: Site, usual: int) -> tuple[int, ...]:
-    from .hopper_forward import build
+    from .hopper.forward import build
 
     return build.nominal_q_lens(site, usual)
 
@@ -60,7 +60,7 @@ class Execution:
 
 
 def _reference(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
-    from . import reference
+    from .reference import backward as reference
 
     return reference.backward(*tensors, extras, call, plan)
 
@@ -68,7 +68,7 @@ def _reference(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Pla
 def _reference_forward(
     query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
 ) -> Results:
-    from . import reference_forward
+    from .reference import forward as reference_forward
 
     return reference_forward.forward(query, key, value, extras, call, tiles)
 
@@ -77,8 +77,8 @@ def _hopper(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, 
     if not tensors[0].is_cuda:
         return _reference(tensors, extras, call, plan, site)
     _check_data(call)
-    from .hopper.data import BackwardData
-    from .hopper.launch import backward
+    from .hopper.backward.data import BackwardData
+    from .hopper.backward.launch import backward
 
     dropout = call.dropout
     drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
@@ -91,9 +91,9 @@ def _hopper_forward(
     if not query.is_cuda:
         return _reference_forward(query, key, value, extras, call, tiles)
     _check_data(call)
-    from .hopper_forward.build import check_tiles, dims_of
-    from .hopper_forward.data import ForwardData, ForwardDropout
-    from .hopper_forward.launch import forward
+    from .hopper.forward.build import check_tiles, dims_of
+    from .hopper.forward.data import ForwardData, ForwardDropout
+    from .hopper.forward.launch import forward
 
     check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
     (order,) = call.orders
@@ -113,14 +113,14 @@ def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
 
 
 def _compiled_templates(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from . import standalone
+    from .portable import standalone
 
     for kernel in standalone.render(plan, site):
         yield standalone.build(kernel, _arch_of(device))
 
 
 def _compiled_forward_template(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from . import standalone
+    from .portable import standalone
 
     yield standalone.build(standalone.render_forward(plan, site), _arch_of(device))
 
@@ -131,14 +131,14 @@ def _arch_of(device: torch.device) -> str:
 
 
 def _compiled_hopper(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from .hopper import build
+    from .hopper.backward import build
 
     kernels = build.kernels(build.Specialisation.of_site(site, plan, config.profile), device.index)
     yield from (kernels.prepare, kernels.main, kernels.finish)
 
 
 def _compiled_hopper_forward(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from .hopper_forward import build
+    from .hopper.forward import build
 
     kernels = build.kernels(build.Specialisation.of_site(site), device.index)
     yield from (kernels.prepare, kernels.main)
@@ -185,7 +185,7 @@ def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: 
     """The gradient of a call's bias outside of Inductor, by the reference executor: the families that read a bias are
     lowered from templates, or are that executor.
     """
-    from . import reference
+    from .reference import backward as reference
 
     _execution("plan.kernel", plan.kernel)
     return reference.bias_gradient(*tensors, extras, call, plan, summed)

@@ -17,12 +17,14 @@ from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
-from .. import compat, ops
-from ..kernels import registry, templates
+from ..kernels import registry
+from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.plan import Plan, Tiles
+from ..operators import attention as ops
 from ..planning import costs
 from ..schedule import schedules
+from ..upstream import compat
 from . import early
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, kind, q_grid, realized, strides, template

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor_config
 
-from .. import compat
 from ..config import config
 from ..errors import ArgumentError, DashError
 from ..kernels import registry
-from ..matching import arch
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
-from ..observe import profile
 from ..planning import families
+from ..records import profiles
+from ..upstream import arch, compat
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
@@ -37,7 +36,7 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
         Exception: whatever the compiler raised.
     """
     if config.profile and plan.kernel != families.HOPPER.name:
-        profile.warn(f"sites of the {plan.kernel} kernel are not profiled: the {families.HOPPER.name} kernel alone is")
+        profiles.warn(f"sites of the {plan.kernel} kernel are not profiled: the {families.HOPPER.name} kernel alone is")
     if site.device == "cpu" or compat.interpreting() or not arch.is_there():
         return
     attempts = []

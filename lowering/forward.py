@@ -10,10 +10,12 @@ from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
-from .. import compat, ops
-from ..kernels import registry, templates
+from ..kernels import registry
+from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.plan import Plan
+from ..operators import attention as ops
+from ..upstream import compat
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, kind, q_grid, realized, strides, template
 from .vectors import Vectors, lengths

@@ -7,8 +7,8 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.virtualized import V
 
-from .. import ops
 from ..errors import DashError
+from ..operators import attention as ops
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def dropout_seed(drawn: TensorBox, site: str) -> TensorBox:
 
     Raises:
         DashError: in a backward graph.  PyTorch's partitioner saves the seeds of the forward unless it is told to save
-            nothing, for which `matching.sites` looks; this is for what else may tell it.
+            nothing, for which `rewrites.attention.sites` looks; this is for what else may tell it.
     """
     if V.graph.is_backward:
         raise DashError(f"the seed of dropout of {site} would be drawn again in the backward, where it is another one")

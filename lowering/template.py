@@ -16,10 +16,10 @@ from torch._inductor.ir import BaseView, ExternKernel, FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided, lowerings
 from torch._inductor.select_algorithm import SymbolicGridFn
 
-from .. import compat, toolchain
-from ..kernels.strides import dense_strides
+from ..kernels.common.strides import dense_strides
 from ..model.call import Call
 from ..model.plan import Tiles
+from ..upstream import compat, toolchain
 
 aten = torch.ops.aten
 

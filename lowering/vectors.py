@@ -10,7 +10,7 @@ from torch._inductor.ir import Pointwise, TensorBox
 from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V, ops
 
-from ..kernels import templates
+from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from .template import realized

@@ -28,7 +28,7 @@ if _CACHE:  # else this is one of several processes, and the first one has set a
         del os.environ[_name]
 
 from dash_inductor.config import config  # noqa: E402  # only after the environment is set
-from dash_inductor.observe.records import clear_sites  # noqa: E402
+from dash_inductor.records.records import clear_sites  # noqa: E402
 
 from .support.distribution import build_wheel, copy_sources, install_wheel  # noqa: E402
 from .support.global_hooks import no_global_hooks_stay  # noqa: E402, F401  # a fixture of every file

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from dash_inductor import compat
+from dash_inductor.upstream import compat
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from ..errors import ArgumentError, MissingPackageError
-from ..observe.records import SiteRecord
+from ..records.records import SiteRecord
+from ..version import __version__
 from .timing import Timing
 from .variants import DASH, DEFAULT, DETERMINISTIC, VARIANTS
 

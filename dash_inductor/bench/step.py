@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..observe.fresh import every_graph_compiled
-from ..observe.records import sites
+from ..records.records import sites
+from ..upstream.fresh import every_graph_compiled
 from .results import REPEATS, Row
 from .timing import take_turns
 from .variants import VARIANTS, Variant, same_bits

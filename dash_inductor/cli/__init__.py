@@ -9,9 +9,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from .. import __version__
 from .._untrusted import printable_lines
 from ..errors import DashError
+from ..version import __version__
 
 COMMANDS = {
     "bench": "times the kernels on this machine, beside what PyTorch has there",

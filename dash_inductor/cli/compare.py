@@ -12,7 +12,7 @@ from ..errors import DashError
 from . import drop_output
 
 if TYPE_CHECKING:
-    from ..divergence.compare import Comparison
+    from ..observers.recordings.compare import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..divergence.compare import compare
+    from ..observers.recordings.compare import compare
 
     return show(compare(arguments.a, arguments.b), arguments)
 
@@ -35,7 +35,7 @@ def show(result: Comparison, arguments: argparse.Namespace) -> int:
         DashError: the page or the output cannot be written.
         BrokenPipeError: nobody reads the output.
     """
-    from ..divergence import page, report
+    from ..observers.recordings import page, report
 
     if arguments.html is not None:
         try:

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..observe.dump import writer
-    from ..observe.script import explain_script
+    from ..explanations.dump import writer
+    from ..explanations.script import explain_script
 
     with writer.dumping(str(Path(arguments.output).resolve()), arguments.arch):
         explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..observe.script import explain_script
+    from ..explanations.script import explain_script
 
     explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
     if arguments.html:

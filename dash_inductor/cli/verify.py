@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..divergence.verify import verify
+    from ..observers.verify import verify
 
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")

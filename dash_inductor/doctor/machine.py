@@ -19,8 +19,10 @@ import torch
 
 import _dash_inductor_state as state
 
-from .. import __version__, _switch, compat, probe
+from .. import _switch
 from ..planning import costs
+from ..upstream import compat, probe
+from ..version import __version__
 from .findings import Check, Seen, Severity
 
 OK, NOTE, WARNING, ERROR = Severity
@@ -130,14 +132,14 @@ def hook() -> Iterator[Seen]:
         yield WARNING, f"dash_inductor is off: DASH_INDUCTOR={value} is set", "Unset the variable to use it."
         return
     importlib.import_module("torch._inductor.compile_fx")  # the hook installs now, at the latest
-    from .. import _install
+    from ..install import installation
 
     if state.failure is None:
-        _install.lower_operators()  # loads what rewrites and lowers graphs, as the first compile does
+        installation.lower_operators()  # loads what rewrites and lowers graphs, as the first compile does
     reason = _switch.off_reason()
     if reason is not None:
         yield ERROR, f"dash_inductor is inactive: {reason}", "Mend what the message names; see docs/troubleshooting.md."
-    elif not any(isinstance(entry, _install.JointPass) for entry in compat.joint_passes()):
+    elif not any(isinstance(entry, installation.JointPass) for entry in compat.joint_passes()):
         what = "dash_inductor is not among the passes of Inductor"
         yield ERROR, what, "Something has replaced torch._inductor.fx_passes.joint_graph.pass_patterns: remove it."
     else:

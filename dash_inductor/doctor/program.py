@@ -14,12 +14,12 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from .. import _switch
-from ..matching.attention_ops import bind
-from ..matching.model_line import model_line
+from ..entries.attention_ops import bind
+from ..graph.model_line import model_line
 from ..model.reasons import Reason
-from ..observe.elsewhere.patches import replaced
-from ..observe.fresh import every_graph_compiled
-from ..observe.records import sites
+from ..records.records import sites
+from ..upstream.fresh import every_graph_compiled
+from ..upstream.patches import replaced
 from . import settings
 from .findings import Check, Finding, Seen, Severity, run
 from .running import Running

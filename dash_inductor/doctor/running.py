@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._dynamo import eval_frame
 from torch.nn.attention import varlen
 
-from .. import compat
-from ..observe.elsewhere.patches import replaced
+from ..upstream import compat
+from ..upstream.patches import replaced
 from .findings import Check, Seen, Severity
 
 OK, NOTE, WARNING, ERROR = Severity

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import compat, toolchain
-from ..matching.arch import allow_tf32
+from ..upstream import compat, toolchain
+from ..upstream.arch import allow_tf32
 from . import machine
 from .findings import Check, Seen, Severity
 from .running import original
@@ -68,10 +68,10 @@ def own_variables() -> Iterator[Seen]:
 @functools.cache
 def _own_names() -> frozenset[str]:
     """Every variable that a source of the package names."""
-    from .. import _cache_key
+    from ..install import cache_key
 
     found: set[str] = set()
-    for path in _cache_key._sources().values():
+    for path in cache_key._sources().values():
         if path.suffix == ".py":
             found.update(re.findall(r"\bDASH_INDUCTOR(?:_[A-Z]+)*\b", path.read_text(encoding="utf-8")))
     return frozenset(found)

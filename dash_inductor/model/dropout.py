@@ -16,7 +16,7 @@ _BETWEEN_ZEROS = 0x7F81
 """No bfloat16 number has so many below it: as many, and the negative zero, are less than the positive one."""
 
 ROUNDS = 7
-"""Rounds of Philox4x32 that make random bits, see Note [Random bits of dropout] in `kernels/reference_dropout.py`."""
+"""Rounds of Philox4x32 that make random bits, see Note [Random bits of dropout] in `kernels/reference/dropout.py`."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Dropout:
 
     Args:
         p: greater than 0 and less than 1.
-        seed: an int64 tensor [1], from which every probability's random bits follow (`kernels/dropout.py`).
+        seed: an int64 tensor [1], from which every probability's random bits follow (`kernels/reference/dropout.py`).
     """
 
     p: float

@@ -1,6 +1,6 @@
 """Which tile pairs of one batch element are visible: classified from the mask, element by element.
 
-This is the definition that the kernels (`kernels/tables.py`) are compared with, and it is slow.  A tile pair is
+`kernels/common/device/tables.py` is compared with this definition, which is slow.  A tile pair is
 *empty* iff no existing row sees an existing key, and *full* iff a kernel may skip the mask there, as `geometry` defines
 it: every existing row sees every key, and the kv tile is complete.  Every other pair is *partial*.
 """

@@ -9,7 +9,7 @@ A CTA computes a tile pair from `start` to `wait`, waits for its turn until `add
 are counted through all batch elements.  Different warps write the times down, so one may precede the one before it by
 the clock's resolution; it then counts as equal.
 
-A file has at most 256 MiB and 2^20 spans; `observe.profile` writes no longer ones.  Query heads are below 2^20, tiles,
+A file has at most 256 MiB and 2^20 spans; `records.profiles` writes no longer ones.  Query heads are below 2^20, tiles,
 tickets and SMs below 2^31, and times below 2^63.
 """
 

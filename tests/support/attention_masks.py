@@ -10,8 +10,8 @@ import torch
 import torch._inductor.config as inductor_config
 from torch.fx import Graph
 
-from dash_inductor.matching.attention_ops import bind, op_name
-from dash_inductor.matching.masks import recognise
+from dash_inductor.entries.attention_ops import bind, op_name
+from dash_inductor.masks.recognition import recognise
 
 
 class _Enough(Exception):

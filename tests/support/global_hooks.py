@@ -27,7 +27,7 @@ def global_hooks() -> list[dict[int, object]]:
 def no_global_hooks_stay() -> Iterator[None]:
     """A graph that is compiled beside them has another compile id, so they end with the file that left them."""
     yield
-    hooks = sys.modules.get("dash_inductor.divergence.hooks")
+    hooks = sys.modules.get("dash_inductor.observers.hooks")
     if hooks is not None:
         for kind in global_hooks():
             kind.clear()

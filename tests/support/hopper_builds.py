@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from dash_inductor.kernels.hopper import build
+from dash_inductor.kernels.hopper.backward import build
 
 from dash_inductor.model import Band, Tiles
 

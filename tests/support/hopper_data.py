@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from dash_inductor.kernels.hopper.data import BackwardData
+from dash_inductor.kernels.hopper.backward.data import BackwardData
 from torch import Tensor
 
 from dash_inductor.model import Band

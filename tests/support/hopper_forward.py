@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper_forward import build, consumer, entry, launch
-from dash_inductor.kernels.reference import visible
+from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward.device import consumer, entry
+from dash_inductor.kernels.reference.backward import visible
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -143,7 +144,7 @@ def results_of_the_cta() -> Iterator[None]:
 
 
 def whole_tiles() -> AbstractContextManager[None]:
-    """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves] in `kernels.hopper_forward.half`)."""
+    """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves])."""
     plain = ({dims: replace(v, halves=False) for dims, v in of.items()} for of in (build.SETTINGS, build.SHORT))
     return _built_with(**dict(zip(("SETTINGS", "SHORT"), plain, strict=True)))
 

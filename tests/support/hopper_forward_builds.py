@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from dash_inductor.kernels.hopper_forward import build
+from dash_inductor.kernels.hopper.forward import build
 
 from dash_inductor.model import Band
 

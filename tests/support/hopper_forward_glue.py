@@ -20,9 +20,20 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels import reference_dropout
-from dash_inductor.kernels.hopper import clear, places
-from dash_inductor.kernels.hopper_forward import build, consumer, drop, entry, half, listed, producer, seen, steps, work
+from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.forward.device import (
+    consumer,
+    drop,
+    entry,
+    half,
+    listed,
+    producer,
+    seen,
+    steps,
+    work,
+)
+from dash_inductor.kernels.hopper.shared.device import clear, places
+from dash_inductor.kernels.reference import dropout as reference_dropout
 from torch import Tensor
 
 from dash_inductor.model import dropout as definition

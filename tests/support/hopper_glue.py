@@ -24,26 +24,19 @@ from dataclasses import dataclass, field
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from dash_inductor.kernels.hopper import (
-    clear,
+from dash_inductor.kernels.hopper.backward.device import (
     closed_form,
     consumer,
-    dropout,
-    ends,
     entry,
     group,
-    operations,
-    places,
     producer,
     reducer,
     runs,
     stamps,
-    steps,
     table_walk,
     tickets,
-    told,
-    work,
 )
+from dash_inductor.kernels.hopper.shared.device import clear, dropout, ends, operations, places, steps, told, work
 
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS

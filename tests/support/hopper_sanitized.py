@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dash_inductor import compat
 from dash_inductor.model import Band
+from dash_inductor.upstream import compat
 
 from .attention import Attention
 from .hopper import Direct, any_forward

@@ -25,8 +25,9 @@ import torch  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from dash_inductor import lowering, ops  # noqa: E402
+from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Band, Call, Plan, Tiles  # noqa: E402
+from dash_inductor.operators import attention as ops  # noqa: E402
 
 from .packed import packed_attention  # noqa: E402
 from .placed import Rows, mask_of  # noqa: E402

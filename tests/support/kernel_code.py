@@ -32,10 +32,10 @@ def golden() -> dict[str, str]:
 
 
 def main() -> None:
-    from .. import test_kernels_hopper_budgets as bands
-    from .. import test_kernels_hopper_data_budgets as data
-    from .. import test_kernels_hopper_dropout_budgets as dropout
-    from .. import test_kernels_hopper_placed_budgets as placed
+    from ..kernels.hopper.backward import test_budgets as bands
+    from ..kernels.hopper.backward import test_data_budgets as data
+    from ..kernels.hopper.backward import test_dropout_budgets as dropout
+    from ..kernels.hopper.backward import test_placed_budgets as placed
 
     cases: list[Case] = [*bands.CASES, *data.SOON, *data.LATER, *dropout.CASES, *placed.BACKWARDS]
     print(json.dumps({str(case): digest(built(case).ptx) for case in cases}, indent=1))

@@ -17,14 +17,14 @@ from dash_inductor.planning import costs
 from .distribution import ROOT
 
 HOST = {
-    "registry.py", "standalone.py", "launch.py", "forward.py", "strides.py", "schedule_functions.py", "mask_tables.py",
+    "registry.py", "standalone.py", "launch.py", "strides.py", "schedule_functions.py", "mask_tables.py",
     "mask_data.py", "data.py", "place_arguments.py", "recording.py",
 }  # fmt: skip
 """Modules of kernels/ of which nothing runs on a device."""
 
 
 def sources() -> dict[str, str]:
-    """SHA-256 (hex) by file, of the code without comments, docstrings and blank lines."""
+    """SHA-256 (hex) by file, of the code without comments, docstrings, imports and blank lines."""
     files = [path for path in sorted((ROOT / "kernels").rglob("*.py")) if path.name not in HOST]
     names = "codegen.py", "geometry.py", "schedules.py", "symbols.py", "table_walk.py", "visibility.py"
     files += [ROOT / "dash_inductor/schedule" / name for name in names]
@@ -35,14 +35,16 @@ def sources() -> dict[str, str]:
 
 
 def code(text: str) -> str:
-    """The lines of a module that Python would run."""
+    """The lines of a module that Python would run, without imports: where a name comes from changes no kernel."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        is_text = isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            assert isinstance(node, ast.stmt)
             assert node.end_lineno is not None
             lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(line.rstrip() for line in lines if line.strip())

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_inductor import ops
 from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Site
+from dash_inductor.operators import attention as ops
 
 from .attention import Attention as Dense
 from .attention import Gradients

@@ -48,8 +48,8 @@ def main() -> None:
     import torch
 
     torch.cuda.current_device = lambda: 0
-    from dash_inductor.kernels import launcher
-    from dash_inductor.kernels.hopper_forward import build as forward_build
+    from dash_inductor.kernels.common import launcher
+    from dash_inductor.kernels.hopper.forward import build as forward_build
     from triton import knobs
 
     from dash_inductor.errors import DashError, LaunchError

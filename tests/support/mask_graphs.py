@@ -13,11 +13,11 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor.matching.mask_nodes import as_expr
-from dash_inductor.matching.masks import MaskResult, recognise
-from dash_inductor.matching.normal_form import Terms
-from dash_inductor.matching.predicates import compute
-from dash_inductor.matching.token_vectors import PLANE
+from dash_inductor.masks.nodes import as_expr
+from dash_inductor.masks.normal_form import Terms
+from dash_inductor.masks.predicates import compute
+from dash_inductor.masks.recognition import MaskResult, recognise
+from dash_inductor.masks.token_vectors import PLANE
 from dash_inductor.model.mask import Band
 
 MaskMaker = Callable[..., Tensor]
@@ -80,7 +80,7 @@ def assert_visible(mask: Tensor, expected: Tensor, message: str) -> None:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Computes terms of a mask; see `dash_inductor.matching.token_vectors.Calculator`."""
+    """Computes terms of a mask; see `dash_inductor.masks.token_vectors.Calculator`."""
 
     value: Callable[[Node], Tensor]
     lengths: dict[str, int]

@@ -1,7 +1,7 @@
 """Random mask programs, and whether what `recognise` says of them is true of the masks that they compute.
 
 ``python -m tests.support.mask_programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly
-as Python source; `tests/test_matching_mask_fuzz.py` runs a few hundred.
+as Python source; `tests/masks/test_fuzz.py` runs a few hundred.
 
 A program is a function of query, key, a number and two vectors of data, written from what mask code is written from:
 positions (arange, cumsum, cat, slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms;
@@ -30,9 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from dash_inductor.matching import masks, verification
-from dash_inductor.matching.masks import MaskResult
-from dash_inductor.matching.normal_form import Terms
+from dash_inductor.masks import recognition as masks
+from dash_inductor.masks import verification
+from dash_inductor.masks.normal_form import Terms
+from dash_inductor.masks.recognition import MaskResult
 
 from .mask_graphs import assert_visible, trace_mask, visible_by
 

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from dash_inductor import explain
 from dash_inductor.model.reasons import Reason
-from dash_inductor.observe.records import FORWARD_ONLY, SiteRecord, clear_sites, sites
+from dash_inductor.records.records import FORWARD_ONLY, SiteRecord, clear_sites, sites
 
 from .hf_models import FAMILIES, build, inputs_of
 from .processes import run_python

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from .distribution import ROOT
 
 _FOLDERS = ("dash_inductor", "kernels", "lowering")
-_TEXTS = ("kernels/templates.py", "dash_inductor/schedule/codegen.py")
+_TEXTS = ("kernels/portable/templates.py", "dash_inductor/schedule/codegen.py")
 """Files that hold Triton code as text."""
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_inductor import ops
 from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Site
+from dash_inductor.operators import attention as ops
 
 from .attention import Attention
 from .calls import BSHD

@@ -26,8 +26,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dash_inductor
 from dash_inductor import lowering
 from dash_inductor.config import config
-from dash_inductor.matching.attention_ops import BACKENDS
-from dash_inductor.observe.records import clear_sites, sites
+from dash_inductor.entries.attention_ops import BACKENDS
+from dash_inductor.records.records import clear_sites, sites
 
 from .graphs import FORWARD, partition_with
 from .packed import GROUPED, documents

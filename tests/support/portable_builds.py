@@ -7,7 +7,7 @@ import os
 from typing import Any
 from unittest import mock
 
-from dash_inductor.kernels import standalone
+from dash_inductor.kernels.portable import standalone
 
 from . import sass
 

@@ -6,7 +6,7 @@ import json
 import zlib
 from typing import Any
 
-from dash_inductor.divergence.file import ENTRY, HEAD, MAGIC, STEP
+from dash_inductor.observers.recordings.file import ENTRY, HEAD, MAGIC, STEP
 
 
 def environment(rank: int = 0, world_size: int = 1, **facts: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from dash_inductor.kernels.mask_data import MaskData, MaskTables
+from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from torch import Tensor
 
 from dash_inductor.model.mask import Band

@@ -12,8 +12,9 @@ import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch._inductor.async_compile import AsyncCompile
 
-from dash_inductor import lowering, ops
+from dash_inductor import lowering
 from dash_inductor.model import Order, Plan
+from dash_inductor.operators import attention as ops
 
 from .attention import Attention, Gradients
 from .calls import BSHD

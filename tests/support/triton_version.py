@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import triton
 
-from dash_inductor import compat
+from dash_inductor.upstream import compat
 
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 

@@ -1,0 +1,121 @@
+"""A tensor that is added to the scores as it is: what a mask argument is where it cannot be read as a mask.
+
+Nothing is assumed of its values, so any such tensor may be one.  Graphs expand it to all batch elements and heads, and
+on CUDA PyTorch pads its rows for alignment and slices them again; the kernels need neither and read the tensor before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from ..graph import sizes
+from ..graph.sizes import Dim
+from .attention_ops import bind, op_name
+
+_ALIASES = ("aten::alias", "aten::detach")
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A bias and what becomes of its gradient.
+
+    Attributes:
+        tensor: 1 to 4 dimensions; it broadcasts to the scores.
+        gradient: the graph's gradient, [batch, q heads, q_len, kv_len], or its sum over `summed`; None without one.
+        summed: over which dimensions of these the operator's result is summed.
+        rest: over which others that result has to be summed to be `gradient`.
+    """
+
+    tensor: Node
+    gradient: Node | None = None
+    summed: tuple[int, ...] = ()
+    rest: tuple[int, ...] = ()
+
+
+def find_bias(mask: Node, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:
+    """The bias of a site; None if the tensor is none that kernels read.
+
+    Args:
+        mask: what is added to the scores.
+        gradient: the backward's output for it, if it is used.
+        plane: the sizes of the scores, [batch, q heads, q_len, kv_len].
+    """
+    found = [node for node in _before_expansion(mask) if _broadcasts(node.meta["val"].shape, plane)]
+    if not found or not mask.meta["val"].dtype.is_floating_point:
+        return None
+    tensor = found[-1]
+    if gradient is None:
+        return Bias(tensor)
+    return _with_sum(Bias(tensor, gradient))
+
+
+def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
+    """Whether a mask is one of the scores for some values of its sizes and theirs, [batch, q heads, q_len, kv_len]."""
+    size = mask.meta["val"].shape
+    pairs = zip(size[::-1], plane[::-1], strict=False)
+    return len(size) <= len(plane) and not any(sizes.differ(a, b) and sizes.static(a) != 1 for a, b in pairs)
+
+
+def _before_expansion(node: Node) -> Iterator[Node]:
+    """The node, and from what to what it is made by expanding, or by padding and slicing again."""
+    while True:
+        yield node
+        name = op_name(node)
+        if name in _ALIASES or name == "aten::expand" or (name == "aten::clone" and _is_fast_to_read(node.args[0])):
+            source = node.args[0]
+        elif name == "aten::slice" and (padded := _padded(node)) is not None:
+            source = padded
+        else:
+            return
+        assert isinstance(source, Node)
+        node = source
+
+
+def _is_fast_to_read(node: Any) -> bool:
+    """Whether neighbours along the keys are neighbours in memory, or one element: a copy of it is of no use."""
+    value: Tensor = node.meta["val"]
+    return not value.dim() or sizes.static(value.stride(-1)) in (0, 1) or sizes.static(value.shape[-1]) == 1
+
+
+def _padded(node: Node) -> Node | None:
+    """The tensor behind which something was appended in the last dimension, which this slice takes away again."""
+    args = bind(node)
+    pad = args["self"]
+    if op_name(pad) != "aten::constant_pad_nd":
+        return None
+    found = bind(pad)
+    source, amounts = found["self"], found["pad"]
+    size = source.meta["val"].shape
+    whole = args["start"] in (None, 0) and args["step"] == 1 and args["dim"] in (-1, len(size) - 1)
+    appended = len(amounts) == 2 and isinstance(amounts[0], int) and amounts[0] == 0
+    return source if whole and appended and sizes.same_all(node.meta["val"].shape, size) else None
+
+
+def _broadcasts(size: Sequence[Dim], plane: Sequence[Dim]) -> bool:
+    if not 1 <= len(size) <= len(plane):
+        return False
+    pairs = zip(size, plane[len(plane) - len(size) :], strict=True)
+    return all(sizes.static(a) == 1 or sizes.same(a, b) for a, b in pairs)
+
+
+def _with_sum(bias: Bias) -> Bias:
+    """The same bias with the graph's sum of its gradient over batch elements or heads, if nothing else reads it."""
+    gradient = bias.gradient
+    assert gradient is not None
+    if len(gradient.users) != 1:
+        return bias
+    (user,) = gradient.users
+    if op_name(user) != "aten::sum" or "dim" not in (args := bind(user)) or not args["keepdim"]:
+        return bias
+    total: Tensor = user.meta["val"]
+    if not args["dim"] or total.dtype != gradient.meta["val"].dtype:
+        return bias
+    dims = {dim % 4 for dim in args["dim"]}
+    if not dims & {0, 1}:
+        return bias
+    return Bias(bias.tensor, user, tuple(sorted(dims & {0, 1})), tuple(sorted(dims - {0, 1})))

@@ -1,0 +1,185 @@
+"""Attention that PyTorch computes without a fused operator: matrix products around ``aten::_safe_softmax``.
+
+Only PyTorch's own math implementation of `scaled_dot_product_attention` calls ``_safe_softmax``; a softmax that a model
+writes by hand is ``_softmax``.  The operator is decomposed before a joint graph is made, but its nodes keep its name
+(`original_aten`), and all nodes of one call its autograd sequence number, those of the backward too.  What the nodes of
+a call read of others are its arguments, as the program passed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ..graph import sizes
+from ..records.records import Tensors
+from .attention_ops import op_name
+from .fusable import CALLS
+
+OP = "aten::_scaled_dot_product_attention_math"
+_PRODUCTS = ("aten::bmm", "aten::matmul", "aten::baddbmm")
+_MASKED = ("aten::add", "aten::where", "aten::masked_fill")
+
+
+@dataclass(frozen=True)
+class MathCall:
+    """One call of `scaled_dot_product_attention`.
+
+    Attributes:
+        softmax: the nodes of its softmax.
+        device: where it runs.
+        detail: which conditions of fused operators it does not meet, and what it was called with.
+        has_backward: whether its backward is in the graph, too.
+        tensors: its query, key and value; None where they cannot be told.
+    """
+
+    softmax: tuple[Node, ...]
+    device: torch.device
+    detail: str
+    has_backward: bool
+    tensors: Tensors | None
+
+
+def math_calls(graph: Graph) -> Iterator[MathCall]:
+    """Every call of the math implementation in this graph."""
+    softmax: dict[object, list[Node]] = {}
+    forward: dict[object, list[Node]] = {}
+    with_backward: set[object] = set()
+    for node in graph.nodes:
+        number = node.meta.get("seq_nr")
+        if _aten(node) == "aten::_safe_softmax":
+            softmax.setdefault(number, []).append(node)
+        if _aten(node) == "aten::_softmax_backward_data":
+            with_backward.add(number)
+        forward.setdefault(_call(node, "source_fn_stack"), []).append(node)
+        with_backward.add(_call(node, "fwd_source_fn_stack"))
+    for number, nodes in softmax.items():
+        call = _call(nodes[0], "source_fn_stack")
+        value = nodes[0].meta.get("val")
+        if isinstance(value, Tensor):
+            same = nodes if call is None else forward[call]
+            has_backward = number in with_backward or (call is not None and call in with_backward)
+            found = _arguments(same)
+            if found is None:
+                yield MathCall(tuple(nodes), value.device, _little_known(value, same), has_backward, None)
+                continue
+            causes = list(_causes(value.device.type == "cpu", found)) or [_without_a_cause(found)]
+            yield MathCall(tuple(nodes), value.device, "; ".join([*causes, str(found)]), has_backward, found.tensors)
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What a call was called with, as far as it can be told; `dropout` is whether it has any."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: bool
+
+    @property
+    def tensors(self) -> Tensors:
+        query, key, value = (tuple(map(sizes.static, t.shape)) for t in (self.query, self.key, self.value))
+        return Tensors(query, key, value, _type(self.query), str(self.query.device))
+
+    def __str__(self) -> str:
+        named = [("query", self.query), ("key", self.key), ("value", self.value), ("mask", self.mask)]
+        return "called with " + ", ".join(f"{name} {_in_words(t)}" for name, t in named if t is not None)
+
+
+def _little_known(scores: Tensor, nodes: Sequence[Node]) -> str:
+    """What can be told of a call inside of another function, whose arguments are not those of the call."""
+    dropout = "dropout; " if _drops(nodes) else ""
+    return f"{dropout}its arguments cannot be told; its scores are {_in_words(scores)}"
+
+
+def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
+    """The conditions of PyTorch's fused operators that a call does not meet (``sdp_utils.cpp``)."""
+    query, key, value, mask = found.query, found.key, found.value, found.mask
+    types = [_type(tensor) for tensor in (query, key, value)]
+    if len(set(types)) > 1:
+        yield f"query, key and value are of different types: {', '.join(types)}"
+    elif types[0] == "float64" and not on_cpu:
+        yield "float64 has no fused operator on cuda"
+    if query.dim() != 4:
+        yield f"{query.dim()} dimensions instead of 4: make all in front of the heads one, those of the mask too"
+        return
+    if found.dropout and on_cpu:
+        yield "dropout, which the fused operator of the CPU does not have"
+    if not sizes.same(query.shape[1], key.shape[1]) and (mask is not None or on_cpu):
+        heads = f"grouped heads, {query.shape[1]} of query and {key.shape[1]} of key"
+        yield f"{heads}, beside a mask: repeat key and value" if mask is not None else heads
+    if on_cpu and not sizes.same(query.shape[3], value.shape[3]):
+        yield f"head dimension {query.shape[3]}, of value {value.shape[3]}"
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("mask", mask)):
+        if tensor is None or (name == "mask" and on_cpu) or not tensor.dim():
+            continue
+        stride = sizes.static(tensor.stride(-1))
+        if stride != 1:
+            yield f"the {name} is not contiguous in its last dimension, whose stride is {stride}: call .contiguous()"
+    if on_cpu and mask is not None and mask.dim() not in (2, 4):
+        yield f"a mask of {mask.dim()} dimensions: the fused operator of the CPU takes 2 or 4"
+
+
+def _without_a_cause(found: _Arguments) -> str:
+    """What is left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
+    if found.query.device.type == "cpu" and found.mask is not None and found.mask.dtype.is_floating_point:
+        return "a mask that needs a gradient, which the fused operator of the CPU does not give, or SDPBackend.MATH"
+    return "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"
+
+
+def _arguments(nodes: Sequence[Node]) -> _Arguments | None:
+    """The arguments of the call that these nodes compute; None where they are not those of a call in Dynamo's graph, or
+    its two products cannot be told.
+    """
+    of_call = frozenset(nodes)
+    stack = nodes[0].meta.get("source_fn_stack")
+    products = [node.all_input_nodes for node in nodes if _aten(node) in _PRODUCTS]
+    if not stack or stack[-1][1] not in CALLS or [len(factors) for factors in products] != [2, 2]:
+        return None
+    (query, key), (_, value) = products
+    masks = [node.all_input_nodes[-1] for node in nodes if _aten(node) in _MASKED]
+    found = [_passed(node, of_call) for node in (query, key, value, *masks[-1:])]
+    if any(node is None for node in found):
+        return None
+    tensors = [node.meta["val"] for node in found if node is not None]
+    return _Arguments(tensors[0], tensors[1], tensors[2], tensors[3] if masks else None, _drops(nodes))
+
+
+def _drops(nodes: Sequence[Node]) -> bool:
+    return any(_aten(node) == "aten::native_dropout" for node in nodes)
+
+
+def _passed(node: Node, of_call: frozenset[Node]) -> Node | None:
+    """The argument that a node of a call is made of: through casts, views, repeats and the scale."""
+    while node in of_call:
+        sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
+        if not sources:
+            return None
+        node = sources[0]
+    return node if isinstance(node.meta.get("val"), Tensor) else None
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _in_words(tensor: Tensor) -> str:
+    size, stride = (", ".join(map(str, numbers)) for numbers in (tensor.shape, tensor.stride()))
+    return f"{_type(tensor)} on {tensor.device.type} [{size}] with strides [{stride}]"
+
+
+def _aten(node: Node) -> str:
+    """The operator before decomposition, else the one that the node calls."""
+    original = node.meta.get("original_aten")
+    return original._schema.name if isinstance(original, torch._ops.OpOverload) else op_name(node)
+
+
+def _call(node: Node, kind: str) -> tuple[str, ...] | None:
+    """Names of the calls in Dynamo's graph from which a node comes, from the outside in; None if it has none."""
+    stack = node.meta.get(kind)
+    return tuple(name for name, _ in stack) if stack else None

@@ -1,0 +1,201 @@
+"""Grouped heads that a model spelled out: key or value repeated to the query heads before attention.
+
+A repeat is ``expand`` along a new dimension right after the heads, then a view that merges both; in the backward, the
+gradient is viewed apart again and summed over that dimension.  Both may happen in any order of the other dimensions,
+with permutations between them and the attention operator.
+
+Under autocast the repeated tensor may have another dtype and be cast before attention, once.  A cast and a repeat give
+the same values in either order, so the smaller tensor is cast instead.  The gradient is cast back per query head and
+summed in the dtype of the smaller tensor; ours is summed in fp32, rounded once to the dtype of the attention and then
+cast.  Casting bfloat16 to float32 is exact, so both are sums of fp32 numbers that were rounded to bfloat16: the graph
+rounds every summand, we round the sum, whose error is never larger than the bound of the graph's.  A cast to float16
+is not looked through: a sum over the group may overflow there where the graph's own sum in float32 does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ..graph.sizes import Dim, same, same_all, specialised, static
+from .attention_ops import op_name
+
+_VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
+_COPIES = ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous")
+_CAST = "prims::convert_element_type"
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A tensor [batch, heads, length, head_dim] that repeats every head of a smaller one `group` times in a row.
+
+    Attributes:
+        base: the smaller tensor, in its own layout.
+        squeeze: the dimension of size 1 that `base` has besides its four, or None.
+        head: where the heads are in the smaller tensor's own layout.
+        perm: dimension d of the attention operand is dimension ``perm[d]`` of the smaller tensor's own layout.
+        kv_heads, group: its heads, and how often each is repeated.
+        dtype: of the operand; the smaller tensor may have another one.
+    """
+
+    base: Node
+    squeeze: int | None
+    head: int
+    perm: tuple[int, ...]
+    kv_heads: int
+    group: int
+    dtype: torch.dtype
+
+    @property
+    def loses_range(self) -> bool:
+        """Whether the operand's dtype has a smaller range of exponents than the smaller tensor's."""
+        return torch.finfo(self.dtype).tiny > torch.finfo(self.base.meta["val"].dtype).tiny
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The graph's own sum of a repeated operand's gradient over the group: `total` is replaced.
+
+    Attributes:
+        total: the sum (and the squeeze after it), in the layout of the smaller tensor.
+        keepdim: whether the summed dimension remains, with size 1.
+    """
+
+    total: Node
+    keepdim: bool
+
+
+def find_repeat(operand: Node) -> Repeat | None:
+    """Read `operand` (key or value of an attention operator) as a repeat; None if it is something else."""
+    perm: tuple[int, ...] = (0, 1, 2, 3)
+    node = operand
+    casts = 0
+    while op_name(node) not in _VIEWS:
+        step = _permutation(node)
+        if step is not None:
+            perm = tuple(step[d] for d in perm)
+        elif op_name(node) not in (*_COPIES, _CAST):
+            return None
+        casts += op_name(node) == _CAST
+        node = _input(node)
+    head, merged = perm[1], _shape(node)
+    node = _input(node)
+    parts = _shape(node)
+    if not _splits(merged, parts, head):
+        return None
+    while op_name(node) in (*_COPIES, _CAST):
+        casts += op_name(node) == _CAST
+        node = _input(node)
+    if op_name(node) != "aten::expand" or casts > 1:
+        return None
+    base = _input(node)
+    kv_heads, group = static(parts[head]), static(parts[head + 1])
+    narrow = [*parts[: head + 1], 1, *parts[head + 2 :]]
+    if kv_heads is None or group is None or not same_all(_shape(base), narrow):
+        return None
+    dtype = operand.meta["val"].dtype
+    if not base.meta["val"].dtype.is_floating_point:
+        return None
+    if op_name(base) == "aten::unsqueeze" and same_all(_shape(_input(base)), _without(narrow, head + 1)):
+        return Repeat(_input(base), None, head, perm, kv_heads, group, dtype)
+    return Repeat(base, head + 1, head, perm, kv_heads, group, dtype)
+
+
+def is_padded_repeat(operand: Node) -> bool:
+    """Whether `operand` is a repeat whose head dim was padded afterwards, as PyTorch does for some head dims."""
+    return op_name(operand) == "aten::constant_pad_nd" and find_repeat(_input(operand)) is not None
+
+
+def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
+    """The sum over the group, if it alone uses the repeated operand's `gradient`; else None."""
+    perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
+    node = gradient
+    casts = 0
+    while True:
+        if len(node.users) != 1:
+            return None
+        user = next(iter(node.users))
+        step = _permutation(user)
+        if step is not None:
+            perm = tuple(perm[d] for d in step)
+        elif op_name(user) in _VIEWS:
+            break
+        elif op_name(user) not in (*_COPIES, _CAST):
+            return None
+        casts += op_name(user) == _CAST
+        node = user
+    if any(perm[repeat.perm[d]] != d for d in range(4)) or not _splits(_shape(node), _shape(user), repeat.head):
+        return None
+    node = user
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        if op_name(user) == "aten::sum":
+            return _as_reduction(user, repeat) if casts <= 1 else None
+        if op_name(user) not in (*_COPIES, _CAST):
+            return None
+        casts += op_name(user) == _CAST
+        node = user
+    return None
+
+
+def _as_reduction(total: Node, repeat: Repeat) -> Reduction | None:
+    summed = total.args[0]
+    assert isinstance(summed, Node)
+    dims = total.args[1] if len(total.args) > 1 else None
+    keepdim = bool(total.args[2]) if len(total.args) > 2 else bool(total.kwargs.get("keepdim", False))
+    if not isinstance(dims, (list, tuple)) or list(dims) not in ([repeat.head + 1], [repeat.head + 1 - 5]):
+        return None
+    dtypes = {node.meta["val"].dtype for node in (total, summed, repeat.base)}
+    if len(dtypes) > 1 or static(_shape(summed)[repeat.head]) != repeat.kv_heads:
+        return None
+    if keepdim and len(total.users) == 1:
+        user = next(iter(total.users))
+        if op_name(user) == "aten::squeeze" and user.args[1:] in ((repeat.head + 1,), ([repeat.head + 1],)):
+            return Reduction(user, keepdim=False)
+    return Reduction(total, keepdim)
+
+
+def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
+    """Whether `parts` is `merged` with dimension `head` split in two, which are fixed by guards where dynamic."""
+    if len(merged) != 4 or len(parts) != 5:
+        return False
+    if not all(map(same, _without(merged, head), [*parts[:head], *parts[head + 2 :]])):
+        return False
+    heads, kv_heads, group = map(specialised, (merged[head], parts[head], parts[head + 1]))
+    return heads is not None and kv_heads is not None and group is not None and heads == kv_heads * group
+
+
+def _permutation(node: Node) -> tuple[int, ...] | None:
+    """What a permuting node does to its input: its dimension i is dimension ``result[i]`` of the input."""
+    name = op_name(node)
+    if name == "aten::permute":
+        dims = node.args[1]
+        assert isinstance(dims, (list, tuple))
+        return tuple(int(d) % len(dims) for d in dims if isinstance(d, int))
+    if name == "aten::transpose":
+        a, b = node.args[1:]
+        assert isinstance(a, int)
+        assert isinstance(b, int)
+        rank = len(_shape(node))
+        order = list(range(rank))
+        order[a], order[b] = order[b], order[a]
+        return tuple(order)
+    return None
+
+
+def _input(node: Node) -> Node:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def _shape(node: Node) -> Sequence[Dim]:
+    value = node.meta.get("val")
+    return value.shape if isinstance(value, torch.Tensor) else ()
+
+
+def _without(dims: Sequence[Dim], index: int) -> list[Dim]:
+    return [*dims[:index], *dims[index + 1 :]]

@@ -1,0 +1,112 @@
+"""Packed operators: documents of any lengths that lie one behind the other in [tokens, heads, head dim].
+
+Where queries and keys have the same documents, this is attention of one batch element of all tokens: a query sees the
+keys of its own document that the operator's window leaves, and places within a document differ as places among all
+tokens do, so that the window is a band.  The numbers of documents are `Segments` (see `documents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..graph import sizes
+from ..model.mask import MAX_LENGTH, Band
+from .attention_ops import op_name, origin
+
+_READ = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
+"""The tensors of a packed forward that are read."""
+
+_DEPTH = 20
+"""Operators behind one another that are compared to tell whether two nodes have the same value."""
+
+
+def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
+    """What is not replaced of a packed call; "" if it is one that `Documents` and `band` describe.
+
+    Args:
+        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Backend.arguments`;
+            of the forward both where that is alone.
+    """
+    starts, key_starts = args["cu_seq_q"], args["cu_seq_k"]
+    if not (isinstance(starts, Node) and isinstance(key_starts, Node)):
+        return "it has no cu_seq_q and cu_seq_k; scaled_dot_product_attention, which needs none, is replaced"
+    query, key = args["query"].meta["val"], args["key"].meta["val"]
+    if not query.dim() == key.dim() == 3:
+        return f"query and key have {query.dim()} and {key.dim()} dimensions; those of three are replaced"
+    if not _same_value(starts, key_starts):
+        return "cu_seq_q and cu_seq_k are not the same tensor; calls with one tensor for both are replaced"
+    if not sizes.made_same(query.shape[0], key.shape[0]):
+        counts = f"there are {query.shape[0]} tokens of query and {key.shape[0]} of key"
+        return f"{counts}; calls with as many of both are replaced"
+    found: Tensor = starts.meta["val"]
+    readable = found.dim() == 1 and found.dtype in (torch.int32, torch.int64) and found.device == query.device
+    if not readable or sizes.static(found.shape[0]) == 0:
+        given = f"cu_seq_q is {found.dtype} {tuple(found.shape)} on {found.device}"
+        return f"{given}; int32 or int64 [documents + 1] on {query.device} is read"
+    if args["dropout_p"] != 0.0:
+        return f"it has dropout_p={args['dropout_p']}; with 0.0 it is replaced"
+    own = [name for name, value in forward.items() if name not in _READ and _is_tensor(value)]
+    if own:
+        return f"its forward has {' and '.join(own)}; without that it is replaced"
+    if None in map(_number, _window(args)):
+        return f"its window is {_window(args)}, which no guard can fix; one of known numbers is replaced"
+    return ""
+
+
+def band(args: Mapping[str, Any]) -> Band:
+    """Which places within a document see each other, of a call that has no `cause_to_keep`."""
+    left, right = (_reach(_number(bound)) for bound in _window(args))
+    if args["is_causal"]:
+        right = 0
+    return Band(None if right is None else -right, left)
+
+
+def _reach(bound: int | None) -> int | None:
+    """How many tokens a window reaches to one side, None without an end: what is negative has none."""
+    return None if bound is None or not 0 <= bound <= MAX_LENGTH else bound
+
+
+def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
+    """How far a query sees to the left and to the right."""
+    if "window_size" in args:
+        left, right = (-1, -1) if args["window_size"] is None else args["window_size"]
+        return left, right
+    left, right = args["window_size_left"], args["window_size_right"]
+    return -1 if left is None else left, -1 if right is None else right
+
+
+def _number(bound: Any) -> int | None:
+    """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
+    value = sizes.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
+    return None if value is None else int(value)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Node) and isinstance(value.meta["val"], Tensor)
+
+
+def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
+    """Whether two nodes certainly have the same value: one node, or the same operators on the same nodes."""
+    a, b = origin(a), origin(b)
+    if a is b:
+        return True
+    computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))
+    if not depth or not computed or a.target is not b.target or a.kwargs.keys() != b.kwargs.keys():
+        return False
+    # What is random, or is not written, has other values in every node.
+    if torch.Tag.nondeterministic_seeded in a.target.tags or "empty" in op_name(a):  # type: ignore[union-attr]
+        return False
+
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, Node) and isinstance(y, Node):
+            return _same_value(x, y, depth - 1)
+        if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+            return len(x) == len(y) and all(map(same, x, y))
+        return type(x) is type(y) and bool(x == y)
+
+    return same(a.args, b.args) and all(same(a.kwargs[name], b.kwargs[name]) for name in a.kwargs)

@@ -1,0 +1,161 @@
+"""The folder and the page of one graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from ...planning.families import PORTABLE
+from ...records.records import GraphRecord
+from .. import html
+from .. import page as explanation_page
+from .. import text as explanation_text
+from ..explanation import Explanation, SiteExplanation
+from . import drawing, files, kernels, schedule
+from .snapshot import Snapshot
+
+DIFF_LINES = 400
+"""A page shows a difference up to this length; the file has all of it."""
+
+
+@dataclass
+class GraphPage:
+    """What is known of one graph.
+
+    Args:
+        folder: its own.
+        record: its sites.
+        arch: the architecture that sites are explained for; None for that of the tensors' device.
+        texts: files by name, the graph before and after the pass and the difference.
+        before, after: the graph around the pass.
+        code: Inductor's generated code by "forward", "backward" or "inference".
+    """
+
+    folder: Path
+    record: GraphRecord
+    arch: str | None
+    texts: dict[str, str]
+    before: Snapshot
+    after: Snapshot
+    code: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.explanation = Explanation.of([self.record], self.arch)
+        self.extras: dict[int, str] = {}
+
+    def write(self) -> None:
+        """Write all files."""
+        for name, text in self.texts.items():
+            files.write(self.folder / name, text)
+        files.write(self.folder / "sites.json", json.dumps(self.explanation.to_dict(), indent=2) + "\n")
+        self._write_index()  # there is a page even if something below fails
+        for group in explanation_text.grouped(self.explanation):
+            (number, site), *others = group
+            drawings = self._drawings(number, site, others)
+            self.extras[number] = drawings + self._schedule(number, site) + self._kernels(number, site)
+        self._write_index()
+
+    def add_code(self, kind: str, code: str) -> None:
+        """Add generated code; another piece of the same kind gets a number."""
+        name, number = kind, 1
+        while name in self.code:
+            number += 1
+            name = f"{kind}_{number}"
+        self.code[name] = code
+        files.write(self.folder / f"{name}.py", code)
+        self._write_index()
+
+    def _write_index(self) -> None:
+        links = [*self.texts, "sites.json", *(f"{name}.py" for name in self.code)]
+        listed = "".join(f'<a href="{name}">{name}</a>' for name in links)
+        lines = self.texts["joint.diff"].count("\n")
+        if lines == 0:
+            changed = '<p class="soft">The pass changed nothing.</p>'
+        else:
+            shown = "\n".join(self.texts["joint.diff"].splitlines()[:DIFF_LINES])
+            title = f"what the pass changed: {lines} lines" + (
+                f", the first {DIFF_LINES}" if lines > DIFF_LINES else ""
+            )
+            changed = html.details(title, html.diff(shown))
+        code = "" if self.code else '<p class="soft">No code was generated yet, or it came from elsewhere.</p>'
+        body = [
+            f'<div class="links">{listed}</div>{code}{changed}',
+            *explanation_page.body(self.explanation, lambda number: self.extras.get(number, "")),
+        ]
+        name = f"graph {self.record.compile_id}" if self.record.compile_id else self.folder.name
+        title = f"{name}: {explanation_text.headline(self.explanation)}"
+        trail = '<a href="../../index.html">runs</a> / <a href="../index.html">graphs</a>'
+        files.write(self.folder / "index.html", html.page(title, body, trail))
+
+    def _drawings(self, number: int, site: SiteExplanation, others: explanation_text.Group) -> str:
+        """Draw the neighbourhoods of equal sites, and show that of the first."""
+        figures = "".join(_figure(f"{when} the pass", file, text) for when, file, text in self._draw(number, site))
+        links = [f'<a href="{file}">{file}</a>' for other in others for _, file, _ in self._draw(*other)]
+        more = f'<p class="links legend">{"".join(links)}</p>' if links else ""
+        return html.details("where it is in the graph", f'<div class="figures">{figures}</div>{more}', opened=True)
+
+    def _draw(self, number: int, site: SiteExplanation) -> Iterator[tuple[str, str, str]]:
+        """Draw the neighbourhood of a site before and, if it was replaced, after the pass: when, the file, its text."""
+        name = site.record.name
+        graphs = {"before": self.before, "after": self.after}
+        if site.record.status == "kept":
+            del graphs["after"]  # the pass left it alone
+        for when, graph in graphs.items():
+            centres = graph.of_site(name)
+            text = drawing.svg(graph, graph.around(centres), centres, f"{name}, {when} the pass")
+            file = f"site_{number}_{when}.svg"
+            files.write(self.folder / file, text)
+            yield when, file, text
+
+    def _schedule(self, number: int, site: SiteExplanation) -> str:
+        """Draw the schedule that was chosen."""
+        if site.plan is None or site.site is None:
+            return ""
+        text = schedule.svg(site.site, site.arch, site.plan)
+        file = f"site_{number}_schedule.svg"
+        files.write(self.folder / file, text)
+        return html.details(f"the schedule {site.plan.schedule}", _figure("workers over time", file, text))
+
+    def _kernels(self, number: int, site: SiteExplanation) -> str:
+        """Compile the kernels and write their texts; the error in words where that fails."""
+        plan, facts = site.plan, site.site
+        if plan is None or facts is None:
+            return ""
+        try:
+            found = kernels.built(facts, plan, site.arch)
+        except Exception as error:
+            return f'<p class="note">The kernels do not compile: {escape(f"{type(error).__name__}: {error}"[:400])}</p>'
+        if not found:
+            return (
+                '<p class="soft">The reference runs operators of PyTorch: there are no kernels of its own. With '
+                "<code>dash-inductor dump --arch sm_90</code> those of a GPU are compiled.</p>"
+            )
+        folder = self.folder / "kernels" / f"site_{number}"
+        folder.mkdir(parents=True)
+        rows = []
+        for place, kernel in enumerate(found, start=1):
+            links = []
+            for kind, ending in kernels.TEXTS.items():
+                file = f"{place}_{kernel.of}_{kernel.name}.{ending}"
+                files.write(folder / file, kernel.texts[kind])
+                links.append(f'<a href="kernels/{folder.name}/{file}">{kind}</a>')
+            r = kernel.resources
+            numbers = (str(kernel.warps), str(r.registers), f"{r.spill_stores}/{r.spill_loads}", f"{r.shared_memory}")
+            rows.append((escape(kernel.of), escape(kernel.name), *numbers, " ".join(links)))
+        header = ("of", "kernel", ">warps", ">registers", ">spilled bytes, stored/loaded", ">shared bytes", "texts")
+        note = ""
+        if PORTABLE.name in (plan.kernel, plan.forward):
+            note = (
+                '<p class="legend">Portable kernels are compiled here as for contiguous tensors of nominal or known '
+                "sizes; the code that runs is Inductor's.</p>"
+            )
+        return f"<h3>Kernels on {escape(site.arch)}</h3>" + html.table(header, rows) + note
+
+
+def _figure(caption: str, file: str, svg: str) -> str:
+    svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "")  # a page needs no name of that kind
+    named = f'<figcaption>{caption}: <a href="{file}">{file}</a></figcaption>'
+    return f'<figure>{named}<div class="drawn">{svg}</div></figure>'

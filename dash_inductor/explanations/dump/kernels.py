@@ -1,0 +1,75 @@
+"""The compiled kernels of a plan, their texts, and what they take; no GPU is needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...kernels import registry
+from ...kernels.portable import standalone
+from ...model.plan import Plan
+from ...model.site import Site
+from ...planning import costs
+from ...planning.families import REFERENCE
+
+TEXTS = {"source": "py", "ttgir": "ttgir", "ptx": "ptx"}
+"""The texts of a kernel, and the endings of their files."""
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A compiled kernel.
+
+    Args:
+        name: of its function.
+        of: "forward" or "backward".
+        resources: registers and spilled bytes of a thread, bytes of shared memory of a CTA.
+        warps: of a CTA.
+        texts: its source, Triton's intermediate code for GPUs and its PTX, by the names of `TEXTS`.
+    """
+
+    name: str
+    of: str
+    resources: standalone.Resources
+    warps: int
+    texts: dict[str, str]
+
+
+@functools.lru_cache(maxsize=64)
+def built(site: Site, plan: Plan, arch: str) -> tuple[BuiltKernel, ...]:
+    """The kernels of a plan for `arch`, compiled now; none for the reference, which calls operators of PyTorch.
+
+    Sizes that are dynamic count as the planner's nominal ones.
+
+    Raises:
+        Exception: whatever the compiler raised.
+    """
+    length = costs.NOMINAL_LEN
+    site = replace(site, batch=site.batch or 1, q_len=site.q_len or length, kv_len=site.kv_len or length)
+    found = [] if plan.kernel == REFERENCE.name else [("backward", kernel) for kernel in _backward(site, plan, arch)]
+    if plan.forward_tiles is not None and plan.forward != REFERENCE.name:
+        found += [("forward", kernel) for kernel in _forward(site, plan, arch)]
+    return tuple(_described(of, kernel, arch) for of, kernel in found)
+
+
+def _backward(site: Site, plan: Plan, arch: str) -> Iterator[Any]:
+    if registry.has_templates(plan.kernel):
+        return (standalone.build(kernel, arch) for kernel in standalone.render(plan, site))
+    return registry.EXECUTIONS[plan.kernel].compiled(site, plan, torch.device("cuda", 0))
+
+
+def _forward(site: Site, plan: Plan, arch: str) -> Iterator[Any]:
+    if registry.has_templates(plan.forward):
+        return iter((standalone.build(standalone.render_forward(plan, site), arch),))
+    return registry.EXECUTIONS[plan.forward].compiled_forward(site, plan, torch.device("cuda", 0))
+
+
+def _described(of: str, kernel: Any, arch: str) -> BuiltKernel:
+    source = kernel.src.fn.raw_src  # the lines of the function
+    texts = {"source": "".join(source), **{name: kernel.asm[name] for name in TEXTS if name != "source"}}
+    resources = standalone.resources(kernel, arch)
+    return BuiltKernel(kernel.metadata.name, of, resources, kernel.metadata.num_warps, texts)

@@ -1,0 +1,115 @@
+"""``torch.cuda`` as on a machine with one GPU of another architecture, as far as tracing a program asks it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import config as inductor_config
+from torch._inductor.fx_passes import joint_graph
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...upstream import arch as machine
+from ...upstream.patches import replaced
+from . import Untraceable, sdpa, stand_in
+
+
+@dataclass(frozen=True)
+class Properties:
+    """Of ``torch.cuda.get_device_properties`` what follows from an architecture; whoever asks for more has an error."""
+
+    name: str
+    major: int
+    minor: int
+    warp_size: int = 32
+
+
+@contextmanager
+def pretended(arch: str) -> Iterator[FakeTensorMode]:
+    """In the block there is a GPU of an architecture, whose tensors are fake and belong to the mode that is returned.
+
+    Raises:
+        Untraceable: this build of PyTorch cannot record the gradients of such tensors.
+    """
+    joint_graph.lazy_init()  # it traces Inductor's patterns for the machine that is there
+    _let_autograd_know_cuda()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    settings = {"joint_graph_constant_folding": False, "shape_padding": False}  # both compute on the device
+    with ExitStack() as stack:
+        for owner, values in _answers(arch):
+            stack.enter_context(replaced(owner, values))
+        stack.enter_context(machine.asked_about(arch))
+        stack.enter_context(sdpa.chosen_for(arch))
+        stack.enter_context(stand_in.flex_attention_there())
+        stack.enter_context(inductor_config.patch(settings))
+        stack.enter_context(_autocast())
+        stack.enter_context(mode)
+        yield mode
+
+
+def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What is asked of the device, by the module or class that is asked, and the answers."""
+    number = int(arch.removeprefix("sm_"))
+    properties = Properties(f"a GPU of {arch}", number // 10, number % 10)
+    capability = (properties.major, properties.minor)
+    facts: dict[str, Callable[..., Any]] = {
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "is_bf16_supported": lambda including_emulation=True: number >= 80,
+    }
+    if not torch.cuda.is_available():
+        state = torch.zeros(16, dtype=torch.uint8)
+        facts |= {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "synchronize": lambda device=None: None,
+        }
+        yield torch.cuda, {"get_rng_state": lambda device=None: state, "set_rng_state": lambda new, device=None: None}
+        yield FakeTensorMode, {"avoid_device_init": property(lambda mode: True)}
+    yield torch.cuda, facts
+    yield CudaInterface, {name: staticmethod(answer) for name, answer in facts.items() if hasattr(CudaInterface, name)}
+
+
+def _autocast() -> AbstractContextManager[Any]:
+    """Autocast for CUDA where it is on for the CPU: the program would have asked for its device."""
+    on = torch.is_autocast_enabled("cpu")
+    return torch.autocast("cuda", torch.get_autocast_dtype("cpu")) if on else nullcontext()
+
+
+_CUDA, _LAZY = 1, 17
+"""``c10::DeviceType``."""
+
+
+@functools.cache
+def _let_autograd_know_cuda() -> None:
+    """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU ends the process else.
+
+    PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
+    of which there are none.  In a build for the CPU nothing is in its place, so we put such a kind there: that of lazy
+    tensors.
+    """
+    if torch.backends.cuda.is_built():
+        return
+    try:
+        (library,) = Path(torch.__file__).parent.joinpath("lib").glob("libc10.*")
+        c10 = ctypes.CDLL(str(library))
+        kinds = (ctypes.c_void_p * (_LAZY + 1)).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+        register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
+    except (OSError, ValueError, AttributeError) as error:
+        raise Untraceable(f"this build of PyTorch is not laid out as expected: {error}") from None
+    if kinds[_CUDA] is None and kinds[_LAZY] is not None:
+        register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
+        register(_CUDA, kinds[_LAZY])
+        torch._C._ensureCUDADeviceGuardSet()
+    if kinds[_CUDA] in (None, kinds[_LAZY]):
+        register(_CUDA, None)
+        raise Untraceable("this build of PyTorch knows no CUDA devices, not even fake ones")

@@ -1,0 +1,193 @@
+"""Moves the graph of Dynamo to the device that stands for a GPU, and the joint graph back; see `elsewhere`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, _meta_registrations
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import default_partition
+from torch._inductor import config as inductor_config
+from torch._inductor import pattern_matcher
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...upstream.patches import replaced
+
+_NAME = re.compile(r"cuda(?::(\d+))?")
+
+
+def stands_for_a_gpu(device: torch.device) -> bool:
+    """Whether a device is a GPU, or ``cpu:1`` and so on, which stand for the first GPU and so on."""
+    return device.type == "cuda" or _is_stand_in(device)
+
+
+def _is_stand_in(device: torch.device) -> bool:
+    return device.type == "cpu" and bool(device.index)
+
+
+def _there(device: torch.device) -> torch.device:
+    """What stands for a GPU; any other device itself."""
+    return torch.device("cpu", (device.index or 0) + 1) if device.type == "cuda" else device
+
+
+def _back(device: torch.device) -> torch.device:
+    """Inverse of `_there`."""
+    return torch.device("cuda", device.index - 1) if _is_stand_in(device) else device
+
+
+@contextmanager
+def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    """Inside the block, compile this graph of Dynamo, with its `inputs`, for the stand-in; joint graphs are for CUDA.
+
+    The graph stays on the stand-in: nothing else reads it.
+    """
+    for module in graph.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:
+                _move(node)
+            module.recompile()
+    held = [inputs, vars(graph), dict(graph.named_parameters()), dict(graph.named_buffers())]
+    passes = _first(inductor_config.joint_custom_pre_pass)
+    with (
+        _tensors_there(held),
+        inductor_config.patch(joint_custom_pre_pass=passes),
+        replaced(_meta_registrations, {"device_hint": _hint}),
+        replaced(pattern_matcher, {"aot_function": _patterns_there(aot_function)}),
+    ):
+        yield
+
+
+@contextmanager
+def flex_attention_there() -> Iterator[None]:
+    """Inside the block, the gradients that FlexAttention takes while Dynamo traces it are taken on the stand-in."""
+    flex_attention = importlib.import_module("torch._higher_order_ops.flex_attention")  # beside it is an operator
+    create = flex_attention.create_fw_bw_graph
+
+    def create_there(score_mod: Callable[..., Any], *given: Any) -> Any:
+        with _tensors_there(given):
+            return create(score_mod, *given)
+
+    with replaced(flex_attention, {"create_fw_bw_graph": create_there}):
+        yield
+
+
+@contextmanager
+def _tensors_there(values: Any) -> Iterator[None]:
+    """The fake tensors among `values` are on the stand-in, inside the block."""
+    before = [(tensor, tensor.fake_device) for tensor in _fakes(values)]
+    for tensor, device in before:
+        tensor.fake_device = _there(device)
+    try:
+        yield
+    finally:
+        for tensor, device in before:
+            tensor.fake_device = device
+
+
+def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """What traces a pattern of Inductor with its backward, for the sizes that it was found with, on the stand-in."""
+
+    def there(
+        fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any
+    ) -> Callable[..., Any]:
+        recorded: list[Graph] = []
+
+        def partition(joint: GraphModule, *rest: Any, **more: Any) -> Any:
+            copied = pattern_matcher.clone_graph(joint)
+            _arguments_back(copied.graph)
+            recorded.append(copied.graph)
+            partition_fn(copied, *rest, **more)  # it keeps the graph; what follows is run, on the stand-in
+            return default_partition(joint, *rest, **more)
+
+        def call(*given: Any) -> Any:
+            with _tensors_there(given):
+                result = trace(fn, *args, partition_fn=partition, **kwargs)(*given)
+            for graph in recorded:
+                _values_back(graph)
+            return result
+
+        return call
+
+    return there
+
+
+_hint_of = _meta_registrations.device_hint
+
+
+def _hint(tensor: Tensor) -> str:
+    """The type of device by which shapes and dtypes of results differ."""
+    device = getattr(tensor, "fake_device", None)
+    return _back(device).type if device is not None else _hint_of(tensor)
+
+
+def _move(node: Node) -> None:
+    """Let a node of Dynamo name the stand-in wherever it names CUDA."""
+    autocast = getattr(node.target, "__name__", "") == "_enter_autocast"
+
+    def there(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return _there(value)
+        if isinstance(value, str) and _NAME.fullmatch(value):
+            return "cpu" if autocast else str(_there(torch.device(value)))
+        return value
+
+    node.args, node.kwargs = map_aggregate(node.args, there), map_aggregate(node.kwargs, there)
+    if node.op == "call_method" and node.target == "cuda":
+        index: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("device")
+        device = index if isinstance(index, (torch.device, str)) else torch.device("cpu", int(index or 0) + 1)
+        node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
+
+
+def _first(passes: Any) -> Any:
+    """What Inductor runs first over a joint graph: `_bring_back`, and what the program runs there."""
+    if isinstance(passes, (list, tuple)):
+        return [_bring_back, *passes]
+    if passes is None:
+        return _bring_back
+
+    def both(graph: Graph) -> None:
+        _bring_back(graph)
+        passes(graph)
+
+    return both
+
+
+def _bring_back(graph: Graph) -> None:
+    """Let a joint graph name CUDA wherever it names the stand-in."""
+    _arguments_back(graph)
+    _values_back(graph)
+
+
+def _arguments_back(graph: Graph) -> None:
+    def back(value: Any) -> Any:
+        return _back(value) if isinstance(value, torch.device) else value
+
+    for node in graph.nodes:
+        node.args, node.kwargs = map_aggregate(node.args, back), map_aggregate(node.kwargs, back)
+
+
+def _values_back(graph: Graph) -> None:
+    for node in graph.nodes:
+        for tensor in _fakes(node.meta):
+            tensor.fake_device = _back(tensor.fake_device)
+
+
+def _fakes(values: Any) -> list[FakeTensor]:
+    """The fake tensors in nested containers, and inside other tensors."""
+    found = []
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, FakeTensor):
+            found.append(leaf)
+        elif isinstance(leaf, Tensor) and is_traceable_wrapper_subclass(leaf):
+            names, _ = leaf.__tensor_flatten__()
+            found += _fakes([getattr(leaf, name) for name in names])
+    return found

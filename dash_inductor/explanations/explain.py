@@ -1,0 +1,259 @@
+"""`explain`: compiles a function aside, up to the pass that replaces attention, and says what that did and why."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import pgo
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from .. import _switch
+from ..config import config
+from ..errors import DashError
+from ..planning import planner
+from ..records import records
+from ..records.records import GraphRecord
+from ..upstream import arch as machine
+from .elsewhere import why
+from .explanation import Explanation
+
+
+class _Seen(Exception):
+    """Ends the compile of a graph: the joint-graph passes have run."""
+
+
+def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwargs: Any) -> Explanation:
+    """What becomes of every attention that ``torch.compile(fn)(*args, **kwargs)`` would compile, and why.
+
+    `fn` is compiled anew, forward and backward together, past all caches and aside of what the program has compiled
+    itself, and no further than to the pass that replaces attention.  Graphs do not run: zeros take the place of what
+    they return, so neither parameters, buffers and gradients nor the random state change, and activations need no
+    memory.  Python code that Dynamo leaves out of graphs does run.  Deterministic algorithms count as on, and
+    `config.strict` as off.
+
+    Args:
+        fn: a module, or a function of tensors: a model, or a model with its loss.  It needs no ``backward()``: a graph
+            is seen together with the backward of its outputs.
+        args, kwargs: what it is called with.  Something must need a gradient, a parameter or an argument.
+        arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be there: tensors
+            on the CPU count as on that GPU, and PyTorch's choice between its implementations of attention is that
+            GPU's.  What cannot be traced so, values of tensors in Python code for example, makes the answer
+            `Explanation.unknown`.  "cpu": plan for the CPU.
+
+    Raises:
+        ArgumentError: an unknown `arch`.
+        DashError: dash_inductor is off, by DASH_INDUCTOR=0 or because it does not load.
+        Exception: what `fn` or PyTorch's compiler raised before a graph with attention was seen, without an `arch`.
+    """
+    if arch is not None:
+        planner.tables_of(arch)  # it raises where the name is unknown
+    with _switch.override(True):
+        off = _switch.off_reason()
+    if off is not None:
+        raise DashError(f"nothing can be explained: {off}")
+    notes = []
+    if not torch.are_deterministic_algorithms_enabled():
+        notes.append(
+            "Deterministic algorithms are off, so that nothing is replaced now: this is what happens with "
+            "torch.use_deterministic_algorithms(True)."
+        )
+    found = explained(fn, args, kwargs, arch)
+    if not found.graphs and not found.unknown:
+        notes.append("There is no attention with a backward: no graph calls it, or nothing needs a gradient.")
+    return Explanation.of(found.graphs, arch, [*notes, *found.notes], found.unknown)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The graphs of a call, and what a reader must know beside them; see `Explanation`."""
+
+    graphs: list[GraphRecord]
+    notes: list[str]
+    unknown: str
+
+
+def explained(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
+    *, gradients: bool = True, dump: str = "",
+) -> Explained:  # fmt: skip
+    """What a call compiles for an architecture, as `explain` does it.
+
+    Args:
+        gradients: whether the call is one with gradients, or one under ``torch.no_grad()``.
+        dump: the folder for pages about the graphs, "" for none.
+    """
+    fn = _plain(fn)
+    elsewhere = arch not in (None, "cpu") and not _is_here(arch, fn, args, kwargs)
+    notes, unknown = [], ""
+    with _settings(arch, gradients, dump), _unchanged(fn, args, kwargs), records.aside() as graphs:
+        try:
+            if arch is not None and elsewhere:
+                _compile_elsewhere(arch, fn, args, kwargs)
+            else:
+                _compile(fn, args, kwargs, _look)
+        except Exception as error:
+            if elsewhere:
+                unknown = why.unknown(error)
+            elif not graphs:
+                raise
+            else:
+                notes.append(
+                    f"The call ended with {type(error).__name__} behind these graphs, which return zeros here: there "
+                    "may be others."
+                )
+    if elsewhere and not unknown:
+        unknown = why.left_on_the_cpu(graphs)
+    return Explained(graphs, notes, unknown)
+
+
+def _compile(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], look: Callable[..., Any]) -> None:
+    torch.compile(fn, backend=look, **_apart())(*args, **kwargs)
+
+
+def _compile_elsewhere(arch: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The same for a GPU that is not there; see `elsewhere`."""
+    from .elsewhere import device, moving, stand_in
+
+    def look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        outputs = _outputs(graph)
+        with stand_in.standing_in(graph, inputs):
+            _run_passes(graph, inputs)
+        return outputs
+
+    with device.pretended(arch) as mode, moving.moved(mode, fn, args, kwargs) as (there, named):
+        _compile(fn, there, named, look)
+
+
+def _is_here(arch: str | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes on a GPU of this architecture."""
+    if not torch.cuda.is_available() or machine.arch_of(torch.device("cuda")) != arch:
+        return False
+    modules = [part for part in (fn, getattr(fn, "__self__", None), *args, *kwargs.values()) if _is_module(part)]
+    tensors = [*pytree.tree_leaves((args, kwargs)), *(tensor for part in modules for tensor in part.parameters())]
+    return all(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What the program compiled, where `fn` is the result of `torch.compile`."""
+    for name in ("_orig_mod", "_torchdynamo_orig_callable"):
+        fn = getattr(fn, name, fn)
+    return fn
+
+
+def _apart() -> dict[str, Any]:
+    """Options of `torch.compile` that keep our entries in Dynamo's cache from those of the program (torch 2.13)."""
+    return {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+
+
+@contextmanager
+def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
+    """Everything is looked at, nothing is raised or taken from a cache, and all of it is as before at the end."""
+    sizes_seen = pgo.get_code_state()
+    before = copy.deepcopy(sizes_seen)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    limits: dict[str, Any] = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
+    dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **limits)
+    ours = config.patch(strict=False, dump=dump, cpu="reference" if arch not in (None, "cpu") else config.cpu)
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with (
+        _switch.override(True), dynamo, ours,
+        torch.random.fork_rng(gpus), torch.set_grad_enabled(gradients),
+    ):  # fmt: skip
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            sizes_seen.clear()  # else other sizes than the program's would make it compile dynamic ones
+            sizes_seen.update(before)
+
+
+def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
+    outputs = _outputs(graph)
+    _run_passes(graph, inputs)
+    return outputs
+
+
+def _run_passes(graph: GraphModule, inputs: Sequence[Any]) -> None:
+    with suppress(_Seen), inductor_config.patch(force_disable_caches=True):
+        compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
+
+
+def _outputs(graph: GraphModule) -> Callable[..., Any]:
+    """What stands for a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
+    outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
+    places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
+
+
+def _stop(*args: object, **kwargs: object) -> NoReturn:
+    raise _Seen
+
+
+@dataclass(frozen=True)
+class _Result:
+    """An output of a graph of Dynamo: the node's name, and what it would be."""
+
+    name: str
+    value: Any
+
+    @staticmethod
+    def of(node: Any) -> _Result:
+        return _Result(node.name, node.meta["example_value"]) if isinstance(node, Node) else _Result("", node)
+
+    def zeros(self) -> Any:
+        """Zeros of its kind."""
+        value = self.value
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value.node.hint
+        if not isinstance(value, Tensor):
+            return value
+        if hasattr(value, "__tensor_flatten__"):
+            raise DashError(f"graphs that return {type(value).__name__} cannot be left out")
+        sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in value.shape]
+        zeros = torch.zeros(sizes, dtype=value.dtype, device=value.device)
+        return zeros.requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
+    """Put back what Python code assigns to attributes, parameters and buffers of the modules of a call."""
+    seen = [fn, getattr(fn, "__self__", None), *_variables(fn), *args, *kwargs.values()]
+    modules = {part for root in seen if isinstance(root, torch.nn.Module) for part in root.modules()}
+    held = [vars(part) for part in modules]
+    held += [values[name] for values in held[:] for name in ("_parameters", "_buffers", "_modules")]
+    before = [(values, values.copy()) for values in held]
+    try:
+        yield
+    finally:
+        for values, old in before:
+            values.clear()
+            values.update(old)
+
+
+def _variables(fn: object) -> list[object]:
+    """The values of variables of outer functions and of the module that a function names itself."""
+    if not inspect.isfunction(fn):
+        return []
+    found = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
+    for cell in fn.__closure__ or ():
+        with suppress(ValueError):  # a variable without a value yet
+            found.append(cell.cell_contents)
+    return found

@@ -1,0 +1,74 @@
+"""An explanation as a page: a table of all sites, and a card for each; equal sites share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from html import escape
+
+from . import html
+from . import text as words
+from .explanation import Explanation, SiteExplanation
+
+Extra = Callable[[int], str]
+"""From the number of the first site of a card, counted from 1, to what else the card shows, in HTML."""
+
+
+def page(explanation: Explanation) -> str:
+    """The whole page."""
+    return html.page(words.headline(explanation), body(explanation))
+
+
+def body(explanation: Explanation, extra: Extra = lambda number: "") -> Iterator[str]:
+    """Notes, graphs, the table and the cards."""
+    if explanation.unknown:
+        yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'
+    yield from (f'<p class="note">{html.words(note)}</p>' for note in explanation.notes)
+    yield "".join(f'<p class="soft">{escape(str(graph))}</p>' for graph in explanation.graphs)
+    if not explanation.sites:
+        return
+    header = (">site", "module", "line", "shape", "mask", "what runs", ">µs")
+    yield html.table(header, (_row(number, site) for number, site in enumerate(explanation.sites, start=1)))
+    yield from (_card(group, extra(group[0][0])) for group in words.grouped(explanation))
+    yield "".join(f'<p class="legend"><b>{escape(name)}</b>: {escape(text)}</p>' for name, text in words.LEGEND[1:])
+
+
+def _row(number: int, site: SiteExplanation) -> tuple[str, ...]:
+    record, plan = site.record, site.plan
+    runs = f"{plan.kernel} {plan.schedule}" if plan else ""
+    if site.kept is not None:
+        runs = f"<span class='tag kept'>kept: {site.kept.reason.value}</span>"
+    link = f'<a href="#site-{number}">{number}</a>'
+    return (
+        link, escape(record.module), escape(record.line), escape(record.shape), escape(record.mask), runs,
+        words.microseconds(site.predicted_us),
+    )  # fmt: skip
+
+
+def _card(group: words.Group, extra: str) -> str:
+    site = group[0][1]
+    status = "replaced" if site.kept is None else "kept"
+    name = words.module(group) or site.record.name
+    anchors = "".join(f'<a id="site-{number}"></a>' for number, _ in group)
+    names = ", ".join(member.record.name for _, member in group)
+    head = f"<h2>{words.numbers(group)}. {escape(name)}</h2><span class='tag {status}'>{status}</span>"
+    parts = [
+        f"{anchors}<div class=head>{head}<span class=soft>{escape(names)}</span></div>",
+        html.facts((label, html.words(text)) for label, text in words.facts(group)),
+        extra,
+    ]
+    able, not_able = words.candidates(site)
+    if able:
+        rows = [
+            (
+                words.microseconds(c.predicted_us), "" if c.critical_path is None else f"{c.critical_path:.0f}",
+                escape(c.kernel), escape(c.schedule or ""), escape(words.tiles(c)), html.words(c.why),
+            )
+            for c in able
+        ]  # fmt: skip
+        header = (">µs", ">path", "kernel", "schedule", "tiles", "why")
+        listed = html.table(header, rows, (i for i, c in enumerate(able) if c.chosen))
+        cannot = f'<p class="legend">Cannot run: {html.words(not_able)}</p>' if not_able else ""
+        parts.append(html.details(f"{len(able)} candidates", listed + cannot))
+    elif not_able:
+        parts.append(f'<p class="legend">Cannot run: {html.words(not_able)}</p>')
+    return f"<section class=card>{''.join(parts)}</section>"

@@ -1,0 +1,91 @@
+"""Runs a user's script in this process, as ``python script.py`` would, and looks at what it compiled."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import torch
+
+from ..config import config
+from ..errors import ArgumentError
+from ..planning import planner
+from ..records import records
+from ..upstream import arch as machine
+from .compiled_calls import CompiledCalls
+from .elsewhere.why import left_on_the_cpu
+from .explanation import Explanation
+
+NOTHING = (
+    "No attention with a backward was compiled under deterministic algorithms. Does the script call "
+    "torch.use_deterministic_algorithms(True) and torch.compile, and does something need a gradient?"
+)
+
+
+def explain_script(path: str, arguments: Sequence[str], arch: str | None = None) -> tuple[Explanation, bool]:
+    """Run a script and explain the graphs that it compiled.  What it prints goes to the standard error.
+
+    Args:
+        path: the script.
+        arguments: of the script.
+        arch: explain what would be compiled for a GPU of this architecture, see `explain`, beside what the script
+            compiles for the devices that it finds: each call that compiles something is traced once more.
+
+    Returns:
+        The explanation, and whether the script came to its end without an error, which else is printed.
+
+    Raises:
+        ArgumentError: there is no such file, or an unknown architecture.
+    """
+    if not Path(path).is_file():
+        raise ArgumentError("script", path, "a file that exists")
+    if arch is not None:
+        planner.tables_of(arch)  # it raises where the name is unknown
+    known = {id(graph) for graph in records.graphs()}
+    if arch in (None, "cpu") or arch == _arch_here():
+        with redirect_stdout(sys.stderr), _arguments([path, *arguments]):
+            error = _run(path)
+        graphs = [graph for graph in records.graphs() if id(graph) not in known]
+        unknown = "" if arch in (None, "cpu") else left_on_the_cpu(graphs)
+    else:
+        calls = CompiledCalls(arch, config.dump)
+        with config.patch(dump=""), calls.watched(), redirect_stdout(sys.stderr), _arguments([path, *arguments]):
+            error = _run(path)
+        graphs, unknown = calls.graphs, calls.unknown
+    notes = [] if error is None else [f"The script ended early: {error}."]
+    if not unknown and not any(graph.sites or graph.missing for graph in graphs):
+        notes.append(NOTHING)
+    return Explanation.of(graphs, arch, notes, unknown), error is None
+
+
+def _arch_here() -> str:
+    return machine.arch_of(torch.device("cuda")) if torch.cuda.is_available() else "cpu"
+
+
+def _run(path: str) -> str | None:
+    """What ended the script early, None where nothing did."""
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        return None if end.code in (None, 0) else f"exit status {end.code}"
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        traceback.print_exc()
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return None
+
+
+@contextmanager
+def _arguments(argv: list[str]) -> Iterator[None]:
+    """The arguments and the first folder of imports that a script finds."""
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path = argv, [str(Path(argv[0]).resolve().parent), *sys.path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = before

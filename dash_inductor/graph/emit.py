@@ -1,0 +1,103 @@
+"""New nodes next to old ones: metadata copied, values computed on fakes, and all taken back if anything fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from . import sizes
+
+aten = torch.ops.aten
+
+# What describes a node's own result; all else (checkpoint tags, sequence number, source, partition) is inherited.
+_OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
+
+
+class Emitter:
+    """Adds nodes to a graph; `discard` takes back those that nothing uses yet."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.created: list[Node] = []
+
+    def call(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        *,
+        before: Node,
+        like: Node,
+        name: str | None = None,
+    ) -> Node:
+        """``target(*args, **kwargs)`` in front of `before`, with the metadata of `like` and the value of running it on
+        fakes; `name` is what FX makes the node's name of, by default the operator's.
+        """
+        with self.graph.inserting_before(before):
+            node = self.graph.create_node("call_function", target, args, kwargs, name)
+        self.created.append(node)
+        node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
+        values = tree_map_only(Node, lambda n: n.meta["val"], args)
+        mode = torch._guards.detect_fake_mode((values, before.meta.get("val"), like.meta.get("val")))
+        assert mode is not None, f"no fake tensor near {node.format_node()}"
+        with mode:
+            node.meta["val"] = target(*values, **(kwargs or {}))
+        return node
+
+    def shared(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Node, like: Node
+    ) -> Node:
+        """A node in front of `before` that is ``target(*args, **kwargs)`` already; else a new one, directly behind its
+        arguments, where all later nodes can share it.
+        """
+        sources = [arg for arg in tree_leaves(args) if isinstance(arg, Node)]
+        for user in sources[0].users:
+            if (user.target, user.args, user.kwargs) == (target, args, kwargs) and user < before:
+                return user
+        return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
+
+    def behind(self, node: Node) -> Node:
+        """Where a new node can stand directly behind `node`: in front of the one that is returned."""
+        place = node.next
+        while place.op == "placeholder":
+            place = place.next
+        return place
+
+    def size(self, tensor: Node, dim: int, *, before: Node, like: Node) -> int | Node:
+        """A size of a tensor: its number, or one node that has it, the same for all tensors of that size."""
+        size = tensor.meta["val"].shape[dim]
+        known = sizes.static(size)
+        if known is not None:
+            return known
+        node: Node
+        for node in self.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr and node < before:
+                return node
+        return self.shared(aten.sym_size.int, (tensor, dim), {}, before=before, like=like)
+
+    def discard(self) -> None:
+        """Erase what `call` added, latest first."""
+        for node in reversed(self.created):
+            self.graph.erase_node(node)
+        self.created.clear()
+
+
+def erase_dead(graph: Graph, nodes: list[Node], also: frozenset[Node] = frozenset()) -> None:
+    """Erase those of `nodes` that nothing uses, then those of their inputs that became unused, and so on.
+
+    Placeholders and operators with effects (random numbers included) stay, unless they are in `also`.
+    """
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen or node.users or (node.is_impure() and node not in also):
+            continue
+        seen.add(node)
+        sources = node.all_input_nodes
+        graph.erase_node(node)
+        nodes.extend(sources)

@@ -1,0 +1,96 @@
+"""What dash_inductor adds to the keys of Inductor's caches, so that no cached code is ever stale.
+
+Two caches are concerned, and both hash one object of details:
+* AOTAutogradCache looks its key up before the joint graph is rewritten: it gets our entry where the graph is
+  looked at, be it only to record that no pass runs.
+* FxGraphCache hashes the final graph: it gets our entry when the graph contains one of our operators.  The backward may
+  be compiled later than the forward, in another thread and under another flag, so only its graph tells what it needs.
+
+Everything else gets no entry at all, so that its keys are those of a PyTorch without dash_inductor.  Inductor's own
+extension point (a pass object in `custom_backend_passes`) always leaves a trace in the key and does not see the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import config
+from ..errors import DashError
+from ..observers import active as recording
+from ..upstream import toolchain
+from ..version import __version__
+
+_PACKAGE = __name__.partition(".")[0]
+_MAPPED = ("lowering", "kernels")  # sub-packages whose source folder may lie outside the package's own
+_SUFFIXES = (".py", ".json", ".jinja")
+
+
+def entry() -> str:
+    """Our part of a cache key: version, every source of the package, every setting of it and of the compiler.
+
+    A graph that is compiled while recording has an operator more.
+    """
+    settings = f"{config.cache_key()!r} {toolchain.settings()}".rstrip()
+    observed = "" if recording.recorder is None else " recorded"
+    return f"dash_inductor {__version__} {sources_digest()} {settings}{observed}"
+
+
+@functools.cache
+def sources_digest() -> str:
+    """SHA-256 (hex) of all sources of the package, the same for every kind of installation."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_sources().items()):
+        content = path.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _sources() -> dict[str, Path]:
+    """Files by their name inside the installed package."""
+    files: dict[str, Path] = {}
+    for prefix in ("", *_MAPPED):
+        spec = importlib.util.find_spec(".".join(filter(None, (_PACKAGE, prefix))))
+        folders = spec.submodule_search_locations if spec else None
+        if not folders:
+            raise DashError(f"the sources of dash_inductor.{prefix} are not found: install the package")
+        for path in Path(folders[0]).rglob("*"):
+            if path.suffix in _SUFFIXES:
+                files["/".join((prefix, *path.relative_to(folders[0]).parts)).lstrip("/")] = path
+    if not files:
+        raise DashError("the sources of dash_inductor cannot be read, so its cache keys would not be safe")
+    return files
+
+
+def has_our_ops(gm: torch.nn.Module | None) -> bool:
+    """Whether a graph, or one nested in it, calls an operator of the `dash_inductor` namespace."""
+    modules = () if gm is None else gm.modules()
+    return any(
+        str(node.target).startswith("dash_inductor.")  # dash_inductor.attention_backward.default
+        for module in modules
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    )
+
+
+def install(looked_at: Callable[[], bool]) -> None:
+    """Add our entry to the details that both caches hash.  `looked_at` says whether a graph compiled now will be."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    plain_init = FxGraphHashDetails.__init__
+
+    @functools.wraps(plain_init)
+    def init(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, gm, *args, **kwargs)
+        if has_our_ops(gm) or (isinstance(self, AOTAutogradCacheDetails) and looked_at()):
+            self.dash_inductor = entry()
+
+    FxGraphHashDetails.__init__ = init  # type: ignore[method-assign]  # both caches construct this class

@@ -1,0 +1,230 @@
+"""Installation into Inductor: one joint-graph pass, what has to happen before it, a record of what it does not see, and
+our part of the caches.
+
+Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
+anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import _dash_inductor_state as _state
+
+from .. import _switch
+from ..config import config
+from ..errors import UnsupportedVersionError
+from ..graph import arguments
+from ..observers import active as recording
+from ..rewrites import embeddings
+from ..upstream import compat, partitioner, probe
+from . import cache_key, carried_records
+
+log = logging.getLogger("dash_inductor")
+
+
+class JointPass:
+    """The entry in Inductor's list of joint-graph passes.
+
+    It runs after all of Inductor's own patterns, on every joint and inference graph, and on every graph nested in one.
+    """
+
+    pass_name = "dash_inductor"
+
+    def apply(self, graph: torch.fx.Graph) -> int:
+        """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
+        rewrite = rewriter()
+        if rewrite is None:
+            return 0
+        from ..lowering import compile_kernels
+
+        with _dumped(graph):
+            changed = rewrite.rewrite_graph(graph, compile_kernels)
+            if recording.recorder is not None:
+                from ..observers.in_graphs import insert
+
+                changed = insert(graph) or changed
+        return int(changed)
+
+
+def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
+    """Writes the graph before and after, if a folder is set for it."""
+    if not config.dump:
+        return nullcontext()
+    from ..explanations.dump import writer
+
+    return writer.joint_graph(graph)
+
+
+@functools.cache
+def install() -> None:
+    """Install into Inductor, once.
+
+    Raises:
+        UnsupportedVersionError: this torch or triton lacks something that we rely on; nothing was changed.
+        ArgumentError: an environment variable holds a value that is not allowed; nothing was changed.
+    """
+    missing = probe.probe()
+    if missing:
+        raise UnsupportedVersionError(
+            f"torch {torch.__version__} lacks what dash_inductor relies on: {'; '.join(missing)} "
+            f"(tested: torch {', '.join(compat.TESTED)})"
+        )
+    from . import precompile  # derives from a class that the probe has just found
+
+    compat.joint_passes().append(JointPass())
+    _make_calls_fusable()
+    _record_what_no_pass_sees()
+    _choose_no_pointwise_kernel_by_timing()
+    _dump_what_is_compiled()
+    embeddings.install(lambda: rewriter() is not None)
+    partitioner.install()
+    cache_key.install(lambda: rewriter() is not None)
+    precompile.install()
+    arguments.install()
+    carried_records.install(lambda: rewriter() is not None)
+    if "dash_inductor.operators.attention" in sys.modules:
+        lower_operators()
+
+
+def lower_operators() -> None:
+    """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
+    _loaded()
+
+
+def _make_calls_fusable() -> None:
+    """Give calls that only their layout keeps from fused operators another one, before autograd decomposes them."""
+    from torch._inductor import compile_fx
+
+    run = compile_fx._recursive_pre_grad_passes  # compile_fx looks it up by this name, for nested graphs too
+
+    @functools.wraps(run)
+    def run_on_fusable_calls(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        if rewriter() is not None:
+            from ..entries.fusable import make_fusable
+
+            if make_fusable(gm.graph):
+                gm.recompile()
+        return run(gm, *args, **kwargs)
+
+    compile_fx._recursive_pre_grad_passes = run_on_fusable_calls
+
+
+def _record_what_no_pass_sees() -> None:
+    """Make what runs the joint-graph passes tell of the attention that our pass never saw: kept, in the records too."""
+    from torch._inductor import compile_fx
+
+    run = compile_fx._recursive_joint_graph_passes  # compile_fx looks it up by this name whenever it calls it
+
+    @functools.wraps(run)
+    def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
+        result = run(gm, *args, **kwargs)
+        rewrite = rewriter()
+        if rewrite is not None:
+            off = compat.settings_that_stop_passes()
+            modules = result.modules() if off else [result]  # with passes on, nested graphs have calls of their own
+            graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
+            if rewrite.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
+                _warn_that_nothing_runs()
+        return result
+
+    compile_fx._recursive_joint_graph_passes = run_and_look
+
+
+def _choose_no_pointwise_kernel_by_timing() -> None:
+    """Make Inductor generate pointwise kernels in one configuration, in graphs compiled while we are active.
+
+    Even in its deterministic mode Inductor times several block shapes of a pointwise kernel and takes the fastest.  The
+    compiler contracts products and sums of another block shape in another way, so two processes could train a model
+    with other bits (docs/notes.md).  What the program has asked for by ``max_autotune_pointwise`` stays.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor import config as inductor_config
+
+    generate = compile_fx.fx_codegen_and_compile  # compile_fx looks it up by this name whenever it calls it
+
+    @functools.wraps(generate)
+    def generate_without_a_clock(*args: Any, **kwargs: Any) -> Any:
+        if rewriter() is None:
+            return generate(*args, **kwargs)
+        with inductor_config.patch({"triton.autotune_pointwise": False}):
+            return generate(*args, **kwargs)
+
+    compile_fx.fx_codegen_and_compile = generate_without_a_clock
+
+
+def _dump_what_is_compiled() -> None:
+    """While ``config.dump`` is set, take no graph from a cache, and dump the code that Inductor generates."""
+    from torch._inductor import compile_fx
+
+    compile_graph, generate = compile_fx.compile_fx, compile_fx.fx_codegen_and_compile  # looked up by these names
+
+    @functools.wraps(compile_graph)
+    def compile_anew(*args: Any, **kwargs: Any) -> Any:
+        if config.dump and not torch.compiler.config.force_disable_caches and rewriter() is not None:
+            # it applies them again around the backward, which may be compiled much later
+            patches = {**(kwargs.get("config_patches") or {}), "force_disable_caches": True}
+            return compile_graph(*args, **{**kwargs, "config_patches": patches})
+        return compile_graph(*args, **kwargs)
+
+    @functools.wraps(generate)
+    def generate_and_dump(*args: Any, **kwargs: Any) -> Any:
+        compiled = generate(*args, **kwargs)
+        if config.dump and rewriter() is not None:
+            from ..explanations.dump import writer
+
+            inference = "inference" if kwargs.get("is_inference") else "forward"
+            writer.generated_code(compiled, "backward" if kwargs.get("is_backward") else inference)
+        return compiled
+
+    compile_fx.compile_fx, compile_fx.fx_codegen_and_compile = compile_anew, generate_and_dump
+
+
+@functools.cache
+def _warn_that_nothing_runs() -> None:
+    log.warning(
+        "attention is compiled as plain PyTorch compiles it: torch._inductor.config has pattern_matcher or "
+        "use_joint_graph_passes off, as mode='lite' has, so that no joint-graph pass runs"
+    )
+
+
+def rewriter() -> ModuleType | None:
+    """What rewrites a graph compiled here and now: the module `rewrites.attention.rewrite`, or None.
+
+    None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
+    does not load.
+
+    Raises:
+        Exception: what loading raised, if `strict` is set.
+    """
+    if _switch.off_reason() is not None or not torch.are_deterministic_algorithms_enabled():
+        return None
+    return _loaded()
+
+
+def _loaded() -> ModuleType | None:
+    """`rewrites.attention.rewrite`, and the lowerings it needs; None, after one warning, where they do not load."""
+    try:
+        return _load()
+    except Exception as error:
+        if config.strict:
+            raise
+        _state.give_up(error)
+        return None
+
+
+@functools.cache
+def _load() -> ModuleType:
+    from ..lowering import register
+    from ..rewrites.attention import rewrite
+
+    register()
+    cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
+    return rewrite

@@ -1,0 +1,163 @@
+"""Documents of packed operators, as nodes of a graph: rows in which each begins with a tile, and their numbers.
+
+Note [Rows of documents]
+The tiles of the kernels begin at multiples of their size.  A document that began elsewhere would share tiles with
+others, and how its own sums are cut into tiles would follow from where it begins.  So token t of document d has the row
+``begin[d] + t - starts[d]``, where ``begin[d]`` is the sum of the lengths before it, each rounded up to a multiple of
+`ALIGNMENT`, which every tile divides.  Kernels count in rows, and read and write tokens where they are: `model.Placed`
+says which tokens the rows of a row block have.  No tile holds tokens of two documents, nor does a row block of a Hopper
+forward, whose tiles are several of these, so that all that a document gets is what it gets alone.
+
+There are as many rows as can be needed for so many tokens in so many documents, which is known without the data.
+
+Note [Tokens behind the last document]
+The operators ask for documents that hold all tokens, and leave the output and the gradients of others uninitialised,
+which under deterministic algorithms means NaN.  Here each such token is a document by itself: it sees its own key, so
+that its output is its value, and no other token depends on it.  One document of all of them would cost the square of
+their number.  Their rows begin at a multiple of `ALIGNMENT` and follow one another.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from ..graph import sizes
+from ..graph.emit import Emitter
+from ..model.mask import ALIGNMENT, MAX_LENGTH, ROW_BLOCK
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_NOBODY = MAX_LENGTH + 1
+"""The number of a query without a token, which no key has."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where documents begin: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
+
+    Args:
+        starts: int32 or int64 [documents + 1], from 0 on in ascending order; equal neighbours make an empty document.
+    """
+
+    starts: Node
+
+    def rows(self, tokens: sizes.Dim) -> sizes.Dim:
+        """How many rows there are for so many tokens, a multiple of `ALIGNMENT`."""
+        found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
+        return found
+
+    def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> Rows:
+        """Which tokens the rows have, and their numbers.  All layers with the same starts share them.
+
+        Args:
+            before: a node of the forward that reads them.
+        """
+        call, starts = _Shared(emitter, before), self.starts
+        dtype = starts.meta["val"].dtype
+        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  What
+        # begins with the last start are the tokens behind the last document.
+        ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
+        ends = call(aten.clamp_max.default, ends, tokens)
+        lengths = call(aten.sub.Tensor, ends, starts)
+        rounded = call(aten.bitwise_and.Scalar, call(aten.add.Tensor, lengths, ALIGNMENT - 1), -ALIGNMENT)
+        those_before = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, rounded, [1, 0], 0), 0, 0, -1)
+        begin = call(aten.cumsum.default, those_before, 0, dtype=dtype)
+        to_token = call(aten.sub.Tensor, starts, begin)
+
+        def of(rows: Node) -> tuple[Node, Node, Node]:
+            """The document of each row, the token that it has there, and how many come from this one on."""
+            document = call(aten.sub.Tensor, call.count(rows, begin), 1)
+            token = call(aten.add.Tensor, rows, call(aten.index.Tensor, to_token, [document]))
+            return document, token, call(aten.sub.Tensor, call(aten.index.Tensor, ends, [document]), token)
+
+        tiles = call.tiles(tokens, emitter.size(starts, 0, before=before, like=before))
+        row = call.ramp(begin, call.of_sizes(operator.mul, tiles, ALIGNMENT), 1)
+        document, _, left = of(row)
+        first = call(aten.index.Tensor, begin, [document])
+        behind = call(aten.ge.Tensor, first, call(aten.select.int, begin, 0, -1))
+        is_there = call(aten.gt.Scalar, left, 0)
+        alone = call(aten.logical_or.default, behind, call(aten.logical_not.default, is_there))
+        keys = call(aten.where.self, alone, row, first)
+        queries = call(aten.where.ScalarOther, is_there, keys, _NOBODY)
+
+        blocks = call.ramp(begin, call.of_sizes(operator.mul, tiles, ALIGNMENT // ROW_BLOCK), ROW_BLOCK)
+        _, token, left = of(blocks)
+        count = call(aten.clamp_max.default, call(aten.clamp_min.default, left, 0), ROW_BLOCK)
+        facts = (call(prims.convert_element_type.default, node, torch.int32) for node in (token, count))
+        return Rows(call(aten.unsqueeze.default, queries, 0), call(aten.unsqueeze.default, keys, 0), *facts)
+
+
+class Rows(NamedTuple):
+    """The operands of the segments of documents, in their order.
+
+    Attributes:
+        queries, keys: [1, rows], in the type of the starts: numbers, the same for tokens of one document alone.  They
+            ascend, and no query has that of a key without a token, nor a key that of a query without one.
+        places, counts: int32 [row blocks], place and count as `model.Placed` says.
+    """
+
+    queries: Node
+    keys: Node
+    places: Node
+    counts: Node
+
+
+def _tiles(tokens: Any, starts: Any) -> Any:
+    """Multiples of `ALIGNMENT` that hold all documents, each rounded up, and the tokens behind the last one."""
+    return (tokens + starts * (ALIGNMENT - 1)) // ALIGNMENT
+
+
+class _Shared:
+    """Calls of operators that all layers share: they belong to no checkpointed region, whatever the layer does."""
+
+    def __init__(self, emitter: Emitter, before: Node) -> None:
+        self._emitter, self._before = emitter, before
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        known = len(self._emitter.created)
+        node = self._emitter.shared(target, args, kwargs, before=self._before, like=self._before)
+        return self._of_no_region(node, known)
+
+    def count(self, positions: Node, boundaries: Node) -> Node:
+        """How many of the ascending boundaries are not beyond each position."""
+        is_int32 = boundaries.meta["val"].dtype == torch.int32
+        return self(aten.bucketize.Tensor, positions, boundaries, out_int32=is_int32, right=True)
+
+    def of_sizes(self, target: Callable[[Any, Any], Any], a: int | Node, b: int | Node) -> int | Node:
+        """A number, or a node where one of the sizes is symbolic."""
+        found: int | Node = self(target, a, b) if isinstance(a, Node) or isinstance(b, Node) else target(a, b)
+        return found
+
+    def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
+        """`_tiles` of sizes, of which each may be a node."""
+        padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
+        return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
+
+    def ramp(self, boundaries: Node, length: int | Node, step: int) -> Node:
+        """0, step, 2 * step, ... in the type of the boundaries, behind these and in front of all that reads them."""
+        value = boundaries.meta["val"]
+        args = (length,)
+        kwargs = {"start": 0, "step": step, "dtype": value.dtype, "device": value.device, "requires_grad": False}
+        for user in boundaries.users:
+            source = user.args[0]
+            if user.target is not aten.bucketize.Tensor or not isinstance(source, Node) or not user < self._before:
+                continue
+            if (source.target, source.args, source.kwargs) == (prims.iota.default, args, kwargs):
+                return source
+        known = len(self._emitter.created)
+        place = max(boundaries, length) if isinstance(length, Node) else boundaries
+        where = self._emitter.behind(place)
+        node = self._emitter.call(prims.iota.default, args, kwargs, before=where, like=self._before)
+        return self._of_no_region(node, known)
+
+    def _of_no_region(self, node: Node, known: int) -> Node:
+        for new in self._emitter.created[known:]:
+            new.meta.pop("recompute", None)
+            new.meta.pop("ac_graph_id", None)
+        return node

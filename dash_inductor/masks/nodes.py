@@ -1,0 +1,168 @@
+"""Nodes of a mask: their shapes and numbers, what they are computed from, and which of them are data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from typing import cast
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..entries.attention_ops import op_name
+from .index_expr import NotRecognised
+
+Position = tuple[sympy.Expr, ...]
+"""One index expression per dimension; also a shape."""
+
+MAX_PRODUCERS = 400
+"""Longest producer chain that is looked at; real masks have about 60 nodes."""
+
+_CREATION = "arange full full_like ones ones_like zeros zeros_like new_full new_ones new_zeros scalar_tensor"
+_UNDEFINED = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
+CREATION = frozenset({"prims::iota"} | {f"aten::{name}" for name in f"{_CREATION} {_UNDEFINED}".split()})
+"""Operators whose result depends on the shape and type of their tensor arguments only, never on the values."""
+
+
+def is_size(node: Node) -> bool:
+    """Whether the node is a number (a size, or arithmetic on sizes) and no tensor."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def as_expr(value: object) -> sympy.Expr:
+    """A Python number, SymInt, or number-valued node as an exact sympy number or expression in size symbols."""
+    if isinstance(value, Node):
+        if not is_size(value):
+            raise NotRecognised("unknown_op", f"{value.name} is used as a number")
+        value = value.meta["val"]
+    if isinstance(value, torch.SymInt):
+        return value.node.expr
+    if isinstance(value, (bool, int)):
+        return sympy.Integer(int(value))
+    if isinstance(value, float):
+        if math.isnan(value):
+            return sympy.nan
+        return sympy.oo * (1 if value > 0 else -1) if math.isinf(value) else sympy.Rational(value)
+    raise NotRecognised("unknown_op", f"argument {value!r} of type {type(value).__name__}")
+
+
+def meta_of(node: Node) -> torch.Tensor:
+    """The node's fake tensor (shape and dtype)."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise NotRecognised("unknown_op", f"{node.name} ({node.target}) has no tensor value")
+    return value
+
+
+def shape_of(node: Node) -> Position:
+    return tuple(as_expr(n) for n in meta_of(node).shape)
+
+
+def shape_env_of(nodes: list[Node]) -> ShapeEnv | None:
+    """The shape environment of the size symbols in the nodes' shapes; None if all are static."""
+    for node in nodes:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return cast(ShapeEnv, size.node.shape_env)
+    return None
+
+
+def rule_name(node: Node) -> str:
+    """The name by which rules of the mask reader know a node: of its operator, or of the kind of node that it is."""
+    return op_name(node) if node.op == "call_function" else node.op
+
+
+def is_unknown(node: Node, readable: Container[str]) -> bool:
+    """Whether nobody knows a tensor when the graph is compiled: it is an input of the graph, or the result of an
+    operator that is not readable, as random numbers are.
+
+    Args:
+        readable: names of rules, see `rule_name`.
+    """
+    return node.op == "placeholder" or rule_name(node) not in readable
+
+
+def is_data(node: Node, readable: Container[str], known: dict[Node, bool]) -> bool:
+    """Whether values of tensors that `is_unknown` reach `node`; `known` remembers the answers."""
+    stack = [node]
+    while stack:
+        current = stack[-1]
+        if current in known:
+            stack.pop()
+        elif is_size(current):
+            known[current] = False
+        elif is_unknown(current, readable):
+            known[current] = True
+        else:
+            sources = _tensors_read(current)
+            unknown = [n for n in sources if n not in known]
+            stack += unknown
+            if not unknown:
+                known[current] = any(known[n] for n in sources)
+    return known[node]
+
+
+def inputs_of(node: Node) -> list[Node]:
+    """The tensor inputs of the graph on whose values `node` depends, in the graph's order."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current not in seen:
+            seen.add(current)
+            stack += _tensors_read(current)
+    return sorted(found for found in seen if found.op == "placeholder" and not is_size(found))
+
+
+def producers(node: Node, readable: Container[str]) -> list[Node]:
+    """The nodes on whose values `node` depends, numbers included, inputs first.
+
+    What is not `readable` (names of rules, see `rule_name`) is the end of a chain: what it is made of is left out.
+
+    Raises:
+        NotRecognised: "unknown_op" for endless chains, and for tensors that are written in place.
+    """
+    order: dict[Node, None] = {}
+    stack: list[tuple[Node, bool]] = [(node, False)]
+    seen: set[Node] = set()
+    while stack:
+        current, done = stack.pop()
+        if done:
+            order[current] = None
+            continue
+        if current in seen:
+            continue
+        seen.add(current)
+        stack.append((current, True))
+        if is_size(current):  # a number is known as an expression in the graph's size symbols
+            continue
+        if rule_name(current) in readable:
+            stack.extend((n, False) for n in current.all_input_nodes if is_size(n))
+            stack.extend((n, False) for n in _tensors_read(current))
+    if len(order) > MAX_PRODUCERS:
+        raise NotRecognised("unknown_op", f"a chain of {len(order)} nodes is longer than {MAX_PRODUCERS}")
+    for current in order:
+        _require_unchanged(current)
+    return list(order)
+
+
+def _tensors_read(node: Node) -> list[Node]:
+    """The inputs of a node whose values it reads, sizes aside."""
+    return [] if op_name(node) in CREATION else [n for n in node.all_input_nodes if not is_size(n)]
+
+
+def _require_unchanged(node: Node) -> None:
+    """Graphs after AOTAutograd are functional; should one not be, a tensor that is written in place cannot be read."""
+    for user in node.users:
+        if isinstance(user.target, torch._ops.OpOverload):
+            schema = user.target._schema
+            written = (
+                argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments
+            )
+            if any(value is node and write for value, write in zip(user.args, written, strict=False)):
+                raise NotRecognised("unknown_op", f"{user.target} ({user.name}) writes to {node.name}")
+            if any(result.alias_info is not None for result in schema.returns):
+                _require_unchanged(user)

@@ -1,0 +1,100 @@
+"""Which keys are valid, or which pairs see each other: a predicate of loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+
+from .index_expr import Branch, Value
+from .nodes import meta_of
+from .token_data import Axis, Load
+from .token_vectors import Calculator, values_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Where ``load <= bound`` or, if `at_least`, ``load >= bound``; a load of truth values counts as 0 or 1."""
+
+    load: Load
+    bound: int
+    at_least: bool
+
+    @staticmethod
+    def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> Comparison | None:
+        """The condition ``cond >= 0`` in the symbol of a load; None if that is no comparison with a number."""
+        constant, rest = cond.as_coeff_Add()
+        if rest not in (symbol, -symbol) or not constant.is_Integer:
+            return None
+        return Comparison(load, int(constant if rest == -symbol else -constant), rest == symbol)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`then` where the comparison holds, else `other`."""
+
+    comparison: Comparison
+    then: Predicate
+    other: Predicate
+
+
+Predicate = bool | Choice
+
+
+def predicate(tree: Value, comparison: Callable[[sympy.Expr], Comparison]) -> Predicate:
+    """A decision tree of truth values whose conditions are comparisons of loads."""
+    if isinstance(tree, Branch):
+        return Choice(comparison(tree.cond), predicate(tree.then, comparison), predicate(tree.other, comparison))
+    assert isinstance(tree, bool)
+    return tree
+
+
+def comparisons(found: Predicate) -> Iterator[Comparison]:
+    """All comparisons of a predicate."""
+    if isinstance(found, Choice):
+        yield found.comparison
+        yield from comparisons(found.then)
+        yield from comparisons(found.other)
+
+
+def of_loads(found: Choice, change: Callable[[Load], Load]) -> Choice:
+    """The same predicate of other loads."""
+
+    def part(found: Predicate) -> Predicate:
+        return found if isinstance(found, bool) else of_loads(found, change)
+
+    comparison = replace(found.comparison, load=change(found.comparison.load))
+    return Choice(comparison, part(found.then), part(found.other))
+
+
+def compute(found: Choice, axes: Sequence[Axis], calculator: Calculator) -> Any:
+    """The predicate as a tensor of truth values in these dimensions; it has size 1 where it does not change."""
+    call, here = calculator.call, _compared(found.comparison, axes, calculator)
+    then, other = (
+        part if isinstance(part, bool) else compute(part, axes, calculator) for part in (found.then, found.other)
+    )
+    if then is True and other is False:
+        return here
+    if other is False:
+        return call(aten.bitwise_and.Tensor, here, then)
+    if then is True:
+        return call(aten.bitwise_or.Tensor, here, other)
+    elsewhere = call(aten.bitwise_not.default, here)
+    if then is False:
+        return elsewhere if other is True else call(aten.bitwise_and.Tensor, elsewhere, other)
+    if other is True:
+        return call(aten.bitwise_or.Tensor, elsewhere, then)
+    sides = [call(aten.bitwise_and.Tensor, *pair) for pair in ((here, then), (elsewhere, other))]
+    return call(aten.bitwise_or.Tensor, *sides)
+
+
+def _compared(comparison: Comparison, axes: Sequence[Axis], calculator: Calculator) -> Any:
+    values = values_of(comparison.load, axes, calculator)
+    if meta_of(comparison.load.node).dtype != torch.bool:
+        return calculator.call(aten.ge.Scalar if comparison.at_least else aten.le.Scalar, values, comparison.bound)
+    return values if comparison.at_least else calculator.call(aten.bitwise_not.default, values)

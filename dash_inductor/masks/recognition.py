@@ -1,0 +1,229 @@
+"""Reads a mask tensor back: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
+
+The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
+key position and over data that the graph computes.  The tree is split into a band, segments and the
+validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
+interval, that is the band (`bands`).  What is none of these may be a dense mask.
+
+The terms are then compared with values that the graph's own operators compute (`verification`): a net below the exact
+reading, which by itself would prove nothing of data.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..entries.attention_ops import op_name
+from ..model.mask import MAX_LENGTH, Band
+from . import verification
+from .bands import Scores, visibility
+from .index_expr import Algebra, NotRecognised
+from .nodes import Position, is_data, is_size, meta_of, producers, rule_name, shape_env_of, shape_of
+from .normal_form import Terms, require_visible_keys, terms
+from .reader import MAX_ENTRIES, MaskReader, Way
+from .restarts import Restarts
+from .rules import (
+    arithmetic as arithmetic_ops,
+)
+from .rules import (
+    elementwise as mask_ops,
+)
+from .rules import (
+    indexing as index_ops,
+)
+from .rules import (
+    reductions as reduce_ops,
+)
+from .token_data import Loads
+
+log = logging.getLogger("dash_inductor")
+
+MOST_NAMES = 12
+"""Operators that are named where it is told how a mask was read."""
+
+_WAYS = (
+    Way("as a band with vectors of data"),
+    Way("as a band with vectors of data and of positions", vectors=True),
+    Way("with planes of data", dense=True),
+    Way("with planes of data, as large as possible", dense=True, planes=True),
+    Way("with planes of data and of positions", dense=True, all_planes=True),
+)
+"""In the order in which they are tried: as little of a mask as possible is dense."""
+
+MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
+
+RULES = index_ops.RULES | mask_ops.RULES | arithmetic_ops.RULES | reduce_ops.RULES
+
+
+@dataclass(frozen=True)
+class MaskResult:
+    """What a mask tensor is.
+
+    Args:
+        terms: the mask in normal form; None if it is not recognised.
+        reason: why not: data decide in another way than the terms allow ("depends_on_input"), positions decide
+            otherwise than a band does ("not_a_band"), an operator has no rule ("unknown_op"), or the values that the
+            graph computes are not those of the terms, or could not be checked ("value_mismatch").
+        detail: the node, operator or condition that decided.
+        how: in words, how the terms were read and verified.
+    """
+
+    terms: Terms | None
+    reason: MaskReason | None = None
+    detail: str = ""
+    how: str = field(default="", compare=False)
+
+    @staticmethod
+    def refused(cause: NotRecognised) -> MaskResult:
+        return MaskResult(None, cast(MaskReason, cause.reason), cause.detail)
+
+    @property
+    def band(self) -> Band | None:
+        """The band of the mask; None if it is not recognised."""
+        return None if self.terms is None else self.terms.band
+
+
+class _Known:
+    """What is known of one graph: numbers of producer chains (equal chains share one), and the results.
+
+    The results hold nodes, and so the graph: `forget` lets go of it.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.results: dict[Any, tuple[MaskResult, dict[Node, int]]] = {}
+
+
+_known: weakref.WeakKeyDictionary[Graph, _Known] = weakref.WeakKeyDictionary()
+
+
+def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
+    """The terms of a mask tensor.
+
+    Every layer of a model may build its own copy of a mask; equal producer chains of one graph are read once.
+
+    Args:
+        node: mask of an attention node in a joint graph, any shape that broadcasts to ``[B, H, q_len, kv_len]``: bool
+            (True is visible), or added to the scores (0 is visible; -inf, or the type's least finite number, is not:
+            Note [Finite values that hide] in `bands`).
+        query, key: the attention node's query ``[B, H, q_len, D]`` and key ``[B, H_kv, kv_len, D]``; only shapes are
+        read.
+
+    Returns:
+        The terms, which read nodes that `node` is computed from, or the reason why there are none.  For static lengths
+        the band is anchored top left and a bound that excludes nothing is None; for dynamic lengths a mask that follows
+        ``kv_len - q_len`` is anchored bottom right.
+    """
+    with _disable_current_modes(), torch.no_grad():
+        try:
+            chain = producers(node, RULES)
+            known = _known.setdefault(node.graph, _Known())
+            plane = (*shape_of(query)[:-1], shape_of(key)[-2])
+            numbers = _numbers(chain, known.numbers)
+        except NotRecognised as e:
+            return MaskResult.refused(e)
+        memo_key = (numbers[node], plane)
+        if memo_key not in known.results:
+            known.results[memo_key] = _read(node, chain, plane), numbers
+        result, numbered = known.results[memo_key]
+        if result.terms is None or numbered is numbers:
+            return result
+        own = {number: n for n, number in numbers.items()}
+        return replace(result, terms=result.terms.renamed(lambda other: own[numbered[other]]))
+
+
+def forget(graph: Graph) -> None:
+    """Drop what is known of a graph, when all of its masks have been read."""
+    _known.pop(graph, None)
+
+
+def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
+    """`plane` is the shape of the scores, [B, H, q_len, kv_len].
+
+    What is no band with vectors of data may be one with a dense mask.
+    """
+    cause = None
+    of_data = is_data(node, RULES, {})
+    for way in _WAYS:
+        if way.dense and not way.all_planes and not of_data:
+            continue
+        try:
+            found, verified = _terms(node, chain, plane, way)
+            return MaskResult(found, how=f"{_read_through(chain)}; {verified}")
+        except NotRecognised as e:
+            log.debug("mask %s, read %s: %s: %s", node.name, way.words, e.reason, e.detail)
+            cause = cause or e
+            if e.reason == "value_mismatch":
+                break
+        except RecursionError:
+            return MaskResult(None, "unknown_op", f"{node.name} is computed in too many steps")
+    assert cause is not None
+    return MaskResult.refused(cause)
+
+
+def _read_through(chain: list[Node]) -> str:
+    """How many operators were read, and which."""
+    names = [op_name(node).partition("::")[2] for node in chain if op_name(node) in RULES]
+    kinds = list(dict.fromkeys(names))
+    shown = ", ".join(kinds[:MOST_NAMES]) + (", ..." if len(kinds) > MOST_NAMES else "")
+    return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
+
+
+def _terms(node: Node, chain: list[Node], plane: Position, way: Way) -> tuple[Terms, str]:
+    """The terms of a mask, read in this way, and how they were verified."""
+    shape_env = shape_env_of(chain)
+    algebra = Algebra(shape_env)
+    for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
+        algebra.limit(extent, largest)
+    shape = shape_of(node)
+    full = plane[len(plane) - len(shape) :]
+    if len(shape) > len(plane) or any(n not in (1, m) for n, m in zip(shape, full, strict=True)):
+        raise NotRecognised("not_a_band", f"{node.name} has shape {list(shape)}, the scores {list(plane)}")
+    position = tuple(algebra.index(name, n) for name, n in zip(("b", "h", "q", "kv"), plane, strict=True))
+    if not way.dense:
+        algebra.tell_apart(position[2], position[3])
+    sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
+    scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
+    loads = Loads(algebra, plane, position, way.dense)
+    value = MaskReader(RULES, algebra, loads, way).operand(node, position)
+    visible, infinite = visibility(scores, value, meta_of(node).dtype)
+    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env))
+    if not infinite:
+        require_visible_keys(scores, found)
+    log.debug("mask %s, read %s: %s", node.name, way.words, found)
+    return found, verification.verify(node, chain, found, plane, shape_env, RULES)
+
+
+def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
+    """A number for every node of the chain; nodes whose chains are equal get equal numbers.
+
+    Equal means: the same operators on the same constants, the same expressions of size symbols and the same nodes at
+    the ends of the chains.  What is no part of the chain is a tensor that lends its shape and type to a creation
+    operator, and these are those of the result.
+    """
+    local: dict[Node, int] = {}
+
+    def token(value: Any) -> Any:
+        if isinstance(value, Node):
+            return ("node", local[value]) if value in local else "shape and type"
+        if isinstance(value, (list, tuple)):
+            return tuple(token(v) for v in value)
+        return type(value).__name__, str(value)
+
+    for node in chain:
+        if is_size(node):
+            described: Any = ("size", str(node.meta["val"]))
+        elif rule_name(node) not in RULES:
+            described = ("node", node.name)  # it may be random
+        else:
+            arguments = (tuple(token(a) for a in node.args), tuple((k, token(v)) for k, v in node.kwargs.items()))
+            described = (str(node.target), arguments, shape_of(node), str(meta_of(node).dtype))
+        local[node] = numbers.setdefault(described, len(numbers))
+    return local

@@ -1,0 +1,116 @@
+"""Packed documents whose numbers are counted from positions: a new one begins where positions do not go on by 1.
+
+Model code finds packed documents so: the number of a token's document is the running count of the places at which
+``position[i] - position[i - 1] != 1``.  It then lets a query see the keys of its document whose position is at most its
+own.  Two tokens with the same number have only steps of 1 between them, so their positions are as far apart as they
+are themselves, and the condition on positions is one on the places in the sequence.
+
+This holds where the graph's own arithmetic on positions does not overflow, which is undefined for signed integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..entries.attention_ops import bind, op_name
+from .index_expr import Algebra, NotRecognised, Value, assume, same
+from .nodes import Position, meta_of, shape_of
+from .reader import MaskReader, Rule, Way
+from .token_data import Load, Loads, Place
+
+LARGEST = 2**61
+"""Positions up to this size are computed with; the sum of two of them does not overflow."""
+
+
+class Restarts:
+    """Answers how far apart two loads are in the same document.
+
+    Args:
+        rules: of the mask reader.
+    """
+
+    def __init__(self, rules: Mapping[str, Rule], shape_env: ShapeEnv | None) -> None:
+        self._rules = dict(rules)
+        self._shape_env = shape_env
+
+    def difference(self, number: Load, of_query: Load, of_key: Load) -> tuple[int, Load] | None:
+        """The number c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j whose `number` is the same,
+        and the positions from which `number` is counted; None where there is none, or none is proved.
+        """
+        for position in (of_key, of_query):
+            try:
+                documents = _Documents(position, Algebra(self._shape_env), self._rules)
+                documents.require_count(number)
+                return documents.beyond(of_query) - documents.beyond(of_key), position
+            except NotRecognised:
+                continue
+        return None
+
+
+class _Documents(Loads):
+    """What is computed from one vector of positions: see `Loads`; its loads are of that vector alone, at any place."""
+
+    def __init__(self, position: Load, algebra: Algebra, rules: dict[str, Rule]) -> None:
+        self._algebra, self._node = algebra, position.node
+        self._has_entries = "b" in position.axes
+        extents = dict(zip((place.axis for place in position.places), shape_of(position.node), strict=True))
+        (token,) = position.axes - {"b"}
+        self._entry = algebra.index("b", extents["b"]) if self._has_entries else sympy.S.Zero
+        self._token = algebra.index("token", extents[token])
+        self._found: dict[Position, tuple[Load, sympy.Symbol]] = {}
+        self._reader = MaskReader(rules, algebra, self, Way("from positions alone"))
+        here = self._place_of(position)
+        before = tuple(sympy.expand(at - 1) if at == self._token else at for at in here)
+        self._here, self._before = (self.symbol(self._load(at)) for at in (here, before))
+
+    def find(self, node: Node, position: Position) -> Load | None:
+        return self._load(position) if node is self._node else None
+
+    def symbol(self, load: Load) -> sympy.Symbol:
+        return next(symbol for known, symbol in self._found.values() if known == load)
+
+    def require_count(self, number: Load) -> None:
+        """Raise unless `number` counts, token by token, where the positions do not go on by 1."""
+        node, place = number.node, self._place_of(number)
+        if op_name(node) == "aten::cumsum" and meta_of(node).dtype == torch.int64:
+            args: dict[str, Any] = bind(node)
+            if meta_of(args["self"]).dtype == torch.bool and place[args["dim"]] == self._token:
+                begins = self._reader.load(args["self"], place)
+                # Whether the first token begins a document makes no difference.
+                begins = assume(begins, self._token - 1, True)
+                expected = self._algebra.lift(_negated, self._algebra.equal_zero(self._here - self._before - 1))
+                if same(begins, expected):
+                    return
+        raise NotRecognised("depends_on_input", f"{node.name} does not count where positions begin anew")
+
+    def beyond(self, load: Load) -> int:
+        """By how much `load` is more than the position of its token."""
+        value = self._reader.load(load.node, self._place_of(load))
+        more = sympy.expand(value - self._here) if isinstance(value, sympy.Expr) else None
+        if more is None or not more.is_Integer:
+            raise NotRecognised("depends_on_input", f"{load.node.name} is more than a position and a number")
+        return int(more)
+
+    def _load(self, position: Position) -> Load:
+        if position not in self._found:
+            load = Load(self._node, (Place(None, len(self._found)),))
+            symbol = self._algebra.data(-LARGEST, LARGEST, frozenset({self._token}))
+            self._found[position] = load, symbol
+        return self._found[position][0]
+
+    def _place_of(self, load: Load) -> Position:
+        """Where `load` reads for a token."""
+        if "b" in load.axes and not self._has_entries:
+            raise NotRecognised("depends_on_input", f"{self._node.name} has the same positions for all batch entries")
+        at = {None: sympy.S.Zero, "b": self._entry}
+        return tuple(sympy.expand(at.get(place.axis, self._token) + place.start) for place in load.places)
+
+
+def _negated(x: object) -> Value:
+    return not x

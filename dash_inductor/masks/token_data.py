@@ -1,0 +1,132 @@
+"""What a mask reads of data: elements of tensors that the graph computes, as opaque integers.
+
+A `Load` is an element at a place of the batch entry and the query, or of the batch entry and the key; in a dense mask
+it may be one of the head, the query and the key as well.  How its tensor is computed does not matter, because a mask
+that is written with loads reads the tensor itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import sympy
+import torch
+from torch.fx import Node
+
+from .index_expr import Algebra
+from .nodes import Position, meta_of, shape_of
+
+Axis = Literal["b", "h", "q", "kv"]
+
+RANGES = {torch.bool: (0, 1)} | {
+    dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+}
+"""The types that are read, with their least and greatest values."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a load reads along one dimension of its tensor.
+
+    Args:
+        axis: what moves it: the batch entry, the query or the key; None if nothing does.
+        start: where it is for the first of these.
+        extent: how many there are, where the dimension is longer than that; else None.
+    """
+
+    axis: Axis | None
+    start: int
+    extent: int | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """One element of the tensor `node` for every batch entry and token; `places` has one entry for each dimension."""
+
+    node: Node
+    places: tuple[Place, ...]
+
+    def along(self, axis: Axis) -> Load:
+        """The same elements, moved by the tokens of this axis instead of those of the other one."""
+        other = {"q": "kv", "kv": "q"}.get(axis)
+        return replace(self, places=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.places))
+
+    def within(self, window: Mapping[Axis, tuple[int, int]]) -> Load:
+        """The same elements of a window of the scores alone, which has (start, stop) for each axis."""
+
+        def cut(place: Place) -> Place:
+            if place.axis is None:
+                return place
+            start, stop = window[place.axis]
+            return Place(place.axis, place.start + start, stop - start)
+
+        return replace(self, places=tuple(map(cut, self.places)))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(place.axis for place in self.places if place.axis is not None)
+
+    @property
+    def is_plane(self) -> bool:
+        """Whether it is of pairs or of heads, which only dense masks read."""
+        return "h" in self.axes or {"q", "kv"} <= self.axes
+
+
+class Loads:
+    """The loads of one mask, each with the data symbol that stands for it.
+
+    Args:
+        plane: shape of the scores, [B, H, q_len, kv_len].
+        position: the index symbols of the scores.
+        dense: whether there are loads of pairs and of heads.
+    """
+
+    def __init__(self, algebra: Algebra, plane: Position, position: Position, dense: bool = False) -> None:
+        self._algebra = algebra
+        self._dense = dense
+        self._axes: dict[sympy.Expr, tuple[Axis, sympy.Expr]] = {}
+        names: tuple[Axis, ...] = ("b", "h", "q", "kv")
+        for name, index, extent in zip(names, position, plane, strict=True):
+            if index.is_Symbol and (dense or name != "h"):  # where the extent is 1, the index is 0
+                self._axes[index] = name, extent
+        self._symbols: dict[Load, sympy.Symbol] = {}
+
+    def named_in(self, expr: sympy.Expr) -> tuple[tuple[sympy.Symbol, Load], ...]:
+        """The data symbols in an expression and their loads, in the order in which they were met."""
+        return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
+
+    def find(self, node: Node, position: Position) -> Load | None:
+        """`node` at `position` as a load; None if it is of another type, or is not read token by token."""
+        if meta_of(node).dtype not in RANGES:
+            return None
+        places = [self._place(at, extent) for at, extent in zip(position, shape_of(node), strict=True)]
+        known = tuple(place for place in places if place is not None)
+        axes = [place.axis for place in known if place.axis is not None]
+        if len(known) < len(places) or len(set(axes)) < len(axes):
+            return None
+        if {"q", "kv"} <= set(axes) and not self._dense:
+            return None
+        return Load(node, known)
+
+    def symbol(self, load: Load) -> sympy.Symbol:
+        """The data symbol of a load."""
+        if load not in self._symbols:
+            moved_by = frozenset(symbol for symbol, (axis, _) in self._axes.items() if axis in load.axes)
+            self._symbols[load] = self._algebra.data(*RANGES[meta_of(load.node).dtype], moved_by)
+        return self._symbols[load]
+
+    def _place(self, at: sympy.Expr, extent: sympy.Expr) -> Place | None:
+        if at.is_Integer:
+            return Place(None, int(at))
+        start, symbol = at.as_coeff_Add()
+        if symbol not in self._axes:
+            return None
+        axis, length = self._axes[symbol]
+        if start == 0 and extent == length:
+            return Place(axis, 0)
+        if start.is_Integer and start >= 0 and length.is_Integer:
+            return Place(axis, int(start), int(length))
+        return None

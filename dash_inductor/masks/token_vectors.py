@@ -1,0 +1,164 @@
+"""Vectors of one value per token, computed by the graph or, for a check, on real tensors: [batch, tokens].
+
+A dimension along which a vector does not change may have size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.utils._sympy.functions import FloorDiv, PythonMod
+
+from .index_expr import INT64_MAX, Algebra
+from .nodes import meta_of
+from .token_data import Axis, Load
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+class Calculator(Protocol):
+    """Computes on tensors, or adds nodes that compute to a graph; a value is a tensor or a node."""
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result of an operator."""
+
+    def tensor(self, node: Node) -> Any:
+        """The value of a node of the mask."""
+
+    def positions(self, axis: Axis) -> Any:
+        """0, 1, ... for all queries or all keys, int64 [1, tokens]."""
+
+    def size(self, symbol: sympy.Symbol) -> Any:
+        """The value of a size symbol."""
+
+
+PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
+"""The dimensions of a dense mask."""
+
+
+def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
+    """The elements that a load reads, in these dimensions."""
+    values, found = calculator.tensor(load.node), list[Axis]()
+    for d, place in reversed(list(enumerate(load.places))):
+        if place.axis is None:
+            values = calculator.call(aten.select.int, values, d, place.start)
+            continue
+        if place.extent is not None:
+            values = calculator.call(aten.slice.Tensor, values, d, place.start, place.start + place.extent)
+        found.insert(0, place.axis)
+    order = [found.index(axis) for axis in axes if axis in found]
+    if order != sorted(order):
+        values = calculator.call(aten.permute.default, values, order)
+    for d, axis in enumerate(axes):
+        if axis not in found:
+            values = calculator.call(aten.unsqueeze.default, values, d)
+    return values
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """An integer for every token of an axis, as an expression.
+
+    Args:
+        expr: of data symbols, of `position` and of size symbols.
+        axis: "q" or "kv".
+        position: the index symbol of the axis.
+        loads: what the data symbols stand for.
+    """
+
+    expr: sympy.Expr
+    axis: Axis
+    position: sympy.Expr
+    loads: tuple[tuple[sympy.Symbol, Load], ...]
+
+    def renamed(self, node: Callable[[Node], Node]) -> Numbers:
+        """The same of other nodes."""
+        return replace(self, loads=tuple((s, replace(load, node=node(load.node))) for s, load in self.loads))
+
+    def reads_as(self, other: Numbers) -> bool:
+        """Whether it is what `other` is for the tokens of the other axis, where there are as many of them."""
+        theirs = {load.along(self.axis): symbol for symbol, load in other.loads}
+        names = {symbol: theirs.get(load) for symbol, load in self.loads} | {self.position: other.position}
+        return None not in names.values() and self.expr.xreplace(names) == other.expr
+
+    def compute(self, calculator: Calculator) -> Any:
+        """The vector, int64."""
+        if self._is_number(self.expr):
+            nothing = calculator.call(aten.mul.Tensor, calculator.positions(self.axis), 0)
+            return self._plus(nothing, sympy.Add.make_args(self.expr), calculator)
+        return self._of(self.expr, calculator)
+
+    def _of(self, expr: sympy.Expr, calculator: Calculator) -> Any:
+        if expr == self.position:
+            return calculator.positions(self.axis)
+        if expr.is_Symbol:
+            load = dict(self.loads)[expr]
+            values = values_of(load, ("b", self.axis), calculator)
+            is_wide = meta_of(load.node).dtype == torch.int64
+            return values if is_wide else calculator.call(prims.convert_element_type.default, values, torch.int64)
+        if isinstance(expr, FloorDiv):
+            base = self._of(expr.base, calculator)
+            return calculator.call(aten.div.Tensor_mode, base, int(expr.divisor), rounding_mode="floor")
+        if isinstance(expr, PythonMod):
+            return calculator.call(aten.remainder.Scalar, self._of(expr.args[0], calculator), int(expr.args[1]))
+        numbers = [part for part in expr.args if self._is_number(part)]
+        first, *others = (self._of(part, calculator) for part in expr.args if part not in numbers)
+        for other in others:
+            first = calculator.call(aten.add.Tensor if expr.is_Add else aten.mul.Tensor, first, other)
+        if expr.is_Add:
+            return self._plus(first, numbers, calculator)
+        for part in numbers:
+            factor = int(part) if part.is_Integer else calculator.size(part)
+            first = calculator.call(aten.mul.Tensor, first, factor)
+        return first
+
+    def _plus(self, tensor: Any, numbers: Sequence[sympy.Expr], calculator: Calculator) -> Any:
+        for number in numbers:
+            factor, size = number.as_coeff_Mul()
+            if size == 1:
+                tensor = calculator.call(aten.add.Tensor, tensor, int(factor))
+            else:
+                tensor = calculator.call(aten.add.Tensor, tensor, calculator.size(size), alpha=int(factor))
+        return tensor
+
+    def _is_number(self, expr: sympy.Expr) -> bool:
+        return bool(expr.free_symbols.isdisjoint({self.position, *(symbol for symbol, _ in self.loads)}))
+
+
+def computable(expr: sympy.Expr, position: sympy.Expr, sizes: frozenset[sympy.Basic], algebra: Algebra) -> bool:
+    """Whether `Numbers` can compute an expression in which only `position` and the symbols `sizes` are no data, and
+    nothing overflows int64 by that.
+
+    Sums and products may wrap around on the way, as long as what is divided and the end result do not.
+    """
+
+    def is_number(part: sympy.Expr) -> bool:
+        return not algebra.moved_by(part) and not algebra.has_data(part)
+
+    def is_term(number: sympy.Expr) -> bool:
+        factor, size = number.as_coeff_Mul()
+        return factor.is_Integer and (size == 1 or size in sizes)
+
+    def known(part: sympy.Expr) -> bool:
+        if part == position or algebra.is_data(part):
+            return True
+        if isinstance(part, (FloorDiv, PythonMod)):
+            base, divisor = part.args
+            return divisor.is_Integer and divisor > 0 and fits(base) and known(base)
+        if not (part.is_Add or part.is_Mul):
+            return False
+        numbers = [arg for arg in part.args if is_number(arg)]
+        rest = [arg for arg in part.args if arg not in numbers]
+        plain = is_term if part.is_Add else (lambda number: number.is_Integer or number in sizes)
+        return bool(rest) and all(map(plain, numbers)) and all(map(known, rest))
+
+    def fits(part: sympy.Expr) -> bool:
+        low, high = algebra.lower(part), algebra.upper(part)
+        return low is not None and high is not None and bool(low >= -INT64_MAX - 1) and bool(high <= INT64_MAX)
+
+    return fits(expr) and (all(map(is_term, sympy.Add.make_args(expr))) if is_number(expr) else known(expr))

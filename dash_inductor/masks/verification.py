@@ -1,0 +1,281 @@
+"""Compares the recognised terms of a mask with the values of the mask's own operators.
+
+What is checked: everything, where the mask has at most `BUDGET` elements; else, for the first and the last batch entry
+and head, all columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band
+enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly
+small, that the ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more
+keys than queries and the reverse.  What the terms read of data gets random values, from which the graph's operators
+compute the mask.  Operators without a rule are never run: they may be random, or a user's own.
+
+Blocks are evaluated in pieces that PyTorch computes on the calling thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..model.mask import Band
+from . import predicates
+from .bands import HIDDEN
+from .index_expr import NotRecognised
+from .nodes import Position, as_expr, is_size, is_unknown, meta_of, shape_of
+from .normal_form import Terms
+from .real_values import RealValues, Window, pieces
+from .token_data import RANGES, Axis, Load
+from .token_vectors import PLANE
+
+BUDGET = 1 << 20
+"""Elements of a mask that are compared."""
+BLOCK_ROWS = 16
+SMALL_LENGTHS = (0, 5, 38)
+"""How much longer than the shortest possible sequences those are at which dynamic lengths are checked."""
+ALIGNED_LENGTHS = (64, 512)
+"""Further lengths, for sizes that must be multiples of a power of 2."""
+WIDEST_SMALL = 512
+"""Bands up to this width are also checked at small lengths that exceed the width."""
+MOST_ASSIGNMENTS = 10
+STEP = 17
+"""Elements of data that are so far apart in one dimension are next to each other in the dimension before."""
+FEW_VALUES = (-100, *range(-1, 4), 100)
+"""Of these, and of numbers close to what data are compared with, the data are made."""
+
+Sizes = dict[sympy.Symbol, sympy.Integer]
+
+
+def verify(
+    node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None, readable: Container[str]
+) -> str:
+    """Raise `NotRecognised` ("value_mismatch") unless the checked elements of the mask are those of `terms`.
+
+    Args:
+        node: the mask; `chain` its producers.
+        plane: shape of the scores, [B, H, q_len, kv_len].
+        readable: names of rules, see `mask_nodes.rule_name`; what is not readable is never run.
+
+    Returns:
+        What was compared, in words.
+    """
+    checked = elements = 0
+    for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
+        elements += _compare(node, terms, plane, _values(terms, chain, sizes, readable), sizes)
+        checked += 1
+    if not checked:
+        raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
+    lengths = "" if checked == 1 else f" at {checked} choices of lengths"
+    return f"{elements} elements compared with what the graph computes{lengths}"
+
+
+def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[str]) -> RealValues:
+    """The graph's values for these sizes, with random ones for what the terms read of data.
+
+    Inputs, and results of operators without a rule, are random truth values where the reading found that they do not
+    matter.
+    """
+    values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
+    for node in chain:
+        if is_unknown(node, readable) and not is_size(node):
+            drawn = torch.randint(0, 2, (1,) * meta_of(node).dim(), generator=generator)
+            values.give(node, drawn.to(meta_of(node).dtype).expand(values.shape(node)))
+    close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
+    for load in terms.loads:
+        if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
+            continue  # counted from the positions
+        shape, dtype = values.shape(load.node), meta_of(load.node).dtype
+        least, greatest = RANGES[dtype]
+        choices = torch.tensor(sorted({min(max(x, least), greatest) for x in (*FEW_VALUES, *close)}), dtype=dtype)
+        steps = [STEP**d for d in range(len(shape))][::-1]  # elements that share memory, as planes are large
+        count = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+        drawn = choices[torch.randint(0, len(choices), (count,), generator=generator)]
+        values.give(load.node, drawn.as_strided(shape, steps))
+    if terms.positions is not None:
+        values.give(terms.positions.node, _positions(terms.positions, values, generator))
+    return values
+
+
+def _positions(load: Load, values: RealValues, generator: torch.Generator) -> torch.Tensor:
+    """Positions of packed documents: most are one more than those before, and the others are anywhere."""
+    shape, dtype = values.shape(load.node), meta_of(load.node).dtype
+    dim = next(d for d, place in enumerate(load.places) if place.axis not in (None, "b"))
+    steps = torch.where(
+        torch.rand(shape, generator=generator) < 0.8, 1, torch.randint(-9, 9, shape, generator=generator)
+    )
+    return steps.cumsum(dim).to(dtype)
+
+
+def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> int:
+    """The number of elements compared."""
+    compared = 0
+    q_len, kv_len = (values.size(n) for n in plane[-2:])
+    resolved = terms.band.resolve(q_len, kv_len)
+    shape = values.shape(node)
+    keys, segments = _vectors(terms, values, q_len, kv_len)
+    for window, rows in _windows(shape, resolved, q_len, kv_len):
+        columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
+        try:
+            mask = values.window(node, window)
+        except (RuntimeError, IndexError, ValueError, TypeError) as e:
+            raise NotRecognised("value_mismatch", f"{node.name} cannot be evaluated{_at(sizes)}: {e}") from e
+        values.forget()
+        compared += mask.numel()
+        expected = _visible(resolved, rows, columns)
+        entries = window[0] if len(shape) == 4 else (0, 1)
+        if keys is not None:
+            expected = expected & _part(keys, entries, columns)[:, None, None]
+        if segments is not None:
+            q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
+            expected = expected & (q[:, None, :, None] == kv[:, None, None])
+        if terms.dense is not None:
+            heads = window[-3] if len(shape) > 2 else (0, 1)
+            part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
+            expected = expected & _plane(terms.dense, values, part)
+        if mask.dtype == torch.bool:
+            wrong = mask != expected
+        else:
+            wrong = torch.where(expected, mask != 0, ~(mask <= HIDDEN[mask.dtype]))
+        if wrong.any():
+            place = [int(i) for i in wrong.nonzero()[0]]
+            where = f"element {place} of the window {window}{_at(sizes)}"
+            raise NotRecognised("value_mismatch", f"{node.name} differs from {terms}: {where}")
+    return compared
+
+
+def _vectors(
+    terms: Terms, values: RealValues, q_len: int, kv_len: int
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    """The validity of keys, and the segments of queries and of keys."""
+    calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
+    keys = segments = None
+    if terms.keys is not None:
+        keys = predicates.compute(terms.keys, ("b", "kv"), calculator)
+    if terms.segments is not None:
+        q = terms.segments.q.compute(calculator)
+        segments = q, q if terms.segments.is_one_vector else terms.segments.kv.compute(calculator)
+    return keys, segments
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Computes on real tensors; see `token_vectors.Calculator`."""
+
+    values: RealValues
+    lengths: dict[str, int]
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = operator(*args, **kwargs)
+        return result
+
+    def tensor(self, node: Node) -> torch.Tensor:
+        return self.values.whole(node)
+
+    def positions(self, axis: Axis) -> torch.Tensor:
+        return torch.arange(self.lengths[axis])[None]
+
+    def size(self, symbol: sympy.Symbol) -> int:
+        return int(self.values.size(symbol))
+
+
+def _plane(dense: predicates.Choice, values: RealValues, window: Mapping[Axis, tuple[int, int]]) -> torch.Tensor:
+    """The dense mask in a window of the scores, with size 1 where it does not change."""
+    here = predicates.of_loads(dense, lambda load: load.within(window))
+    plane: torch.Tensor = predicates.compute(here, PLANE, _Tensors(values, {}))
+    return plane
+
+
+def _part(tensor: torch.Tensor, *ranges: tuple[int, int]) -> torch.Tensor:
+    """A range along each dimension; along one of size 1 a tensor is the same everywhere."""
+    parts = (slice(None) if n == 1 else slice(*part) for n, part in zip(tensor.shape, ranges, strict=True))
+    return tensor[tuple(parts)]
+
+
+def _at(sizes: Sizes) -> str:
+    return f" at sizes {sizes}" if sizes else ""
+
+
+def _visible(band: Band, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor:
+    """A part of the mask that `band` (anchored top left) means: bool, [rows, columns]."""
+    start, stop = rows
+    length = columns[1] - columns[0]
+    d = torch.arange(stop - 1 - columns[0], start - columns[1], -1)  # the last row's, and above it, what moves in
+    visible = torch.ones_like(d, dtype=torch.bool)
+    if band.lo is not None:
+        visible &= d >= band.lo
+    if band.hi is not None:
+        visible &= d <= band.hi
+    return visible.unfold(0, length, 1).flip(0)
+
+
+def _windows(shape: tuple[int, ...], band: Band, q_len: int, kv_len: int) -> Iterator[tuple[Window, tuple[int, int]]]:
+    """Windows of the mask to compare, each with its range of query rows.  `band` is anchored top left."""
+    *outer, rows, columns = (1,) * (2 - len(shape)) + shape
+    if torch.Size(outer).numel() * q_len * kv_len <= BUDGET:
+        entries, blocks = [[(0, n) for n in outer]], [(0, q_len)]
+    else:
+        entries = [[(0, 1) for _ in outer], [(n - 1, n) for n in outer]]
+        edges = [x for bound in (band.lo, band.hi) if bound is not None for x in (bound, bound + kv_len)]
+        centers = sorted({min(max(x, 0), q_len) for x in (0, q_len // 2, q_len, *edges)})
+        height = min(BLOCK_ROWS, max(1, BUDGET // (len(entries) * kv_len * len(centers))))
+        starts = sorted({min(max(x - height // 2, 0), max(q_len - height, 0)) for x in centers})
+        blocks = [(x, min(x + height, q_len)) for x in starts]
+    for entry, block in product(entries, blocks):
+        for part in pieces((*entry, block, (0, columns))):
+            window = (*part[:-2], (0, 1) if rows == 1 else part[-2], part[-1])
+            yield window[len(window) - len(shape) :], part[-2]
+
+
+def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: ShapeEnv | None) -> Iterator[Sizes]:
+    """Values of the size symbols at which to check: one empty assignment for static shapes."""
+    used = {s for n in plane for s in n.free_symbols}
+    for node in chain:
+        extents = (as_expr(node),) if is_size(node) else shape_of(node)
+        used |= {s for n in extents for s in n.free_symbols}
+    symbols = sorted(used, key=str)
+    if not symbols or shape_env is None:
+        yield {}
+        return
+    tried: list[Sizes] = []
+    for sizes in _candidates(symbols, band, plane, shape_env):
+        if sizes not in tried and _allowed(sizes, shape_env):
+            tried.append(sizes)
+            yield sizes
+
+
+def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_env: ShapeEnv) -> Iterator[Sizes]:
+    """The hints, and then lengths within their ranges and different from each other, in both orders; other sizes,
+    which may be negative, take turns."""
+    hints = {s: sympy.Integer(shape_env.backed_var_to_val[s]) for s in symbols if s in shape_env.backed_var_to_val}
+    if len(hints) == len(symbols):
+        yield hints
+    lengths = [s for s in symbols if any(s in n.free_symbols for n in plane[-2:])]
+    width = max(abs(x) for x in (band.lo or 0, band.hi or 0))
+    longer = (*SMALL_LENGTHS, *([width + 1] if width <= WIDEST_SMALL else []), *ALIGNED_LENGTHS)
+    for turn, (base, step) in enumerate((base, step) for step in (5, 64) for base in longer):
+        others = {s: _inside(shape_env, s, (0, 3, 1)[turn % 3]) for s in symbols if s not in lengths}
+        for order in (lengths, lengths[::-1])[: max(1, len(lengths))]:
+            yield others | {s: _inside(shape_env, s, base + step * i, i) for i, s in enumerate(order)}
+
+
+def _inside(shape_env: ShapeEnv, symbol: sympy.Symbol, above: int, below: int = 0) -> sympy.Integer:
+    """A value in the symbol's range: `above` its least one, or, where that is too large, `below` its greatest one."""
+    known = shape_env.bound_sympy(symbol)
+    value = sympy.Integer(above + (int(known.lower) if known.lower.is_Integer else -2))
+    if known.upper.is_Integer and value > known.upper:
+        value = sympy.Integer(max(int(known.upper) - below, int(known.lower) if known.lower.is_Integer else -2))
+    return value
+
+
+def _allowed(sizes: Sizes, shape_env: ShapeEnv) -> bool:
+    """Whether the ranges and guards of the shape environment admit these values."""
+    for symbol, value in sizes.items():
+        known = shape_env.bound_sympy(symbol)
+        if not known.lower <= value <= known.upper:
+            return False
+    facts = (shape_env.replace(guard.expr).xreplace(sizes) for guard in shape_env.guards)
+    return not any(fact == sympy.false for fact in facts)

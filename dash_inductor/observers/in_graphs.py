@@ -1,0 +1,147 @@
+"""Gradients of attention in compiled graphs: an operator that hashes them, in graphs that are compiled while recording.
+
+    dash_inductor::observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()
+
+Behind every `attention_backward` it reads the results of the kernel, which are in memory in any case.  So it
+changes nothing but the time that the graph takes.  It says that it mutates `scratch`, int64 [2], because nobody would
+run an operator without a result; `scratch` holds the lanes on their way to the journal.
+
+A CUDA graph replays launches and no Python.  Captured calls therefore append the lanes of each tensor to a journal on
+the device, from which the recorder takes them at the end of a step.  The journal stays where it is for the life of the
+process, because a captured graph may be replayed at any time.
+
+Importing this module defines the operator.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import active, phases
+from .fingerprints import hashing
+from .fingerprints.fingerprint import add_one, description, plain_view
+from .fingerprints.rows import CAPACITY, to_host
+from .fingerprints.sizes import LANES
+from .steps import FromGraphs
+
+_lib = torch.library.Library("dash_inductor", "FRAGMENT")
+_lib.define(
+    "observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()",
+    tags=(torch.Tag.flexible_layout,),
+)
+observe = torch.ops.dash_inductor.observe.default
+
+_GRADIENTS = ("dQ", "dK", "dV", "dbias")
+_journals: dict[torch.device, Journal] = {}
+
+
+class Journal:
+    """What CUDA graphs have hashed on one device since `take`, in the order of their launches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._names: list[tuple[str, str]] = []
+        # Modes are off, because a graph that is being compiled has fake tensors.
+        with _disable_current_modes(), torch.inference_mode(False), torch.cuda.device(device):
+            self._entries = torch.zeros(1, 1 + 3 * CAPACITY, dtype=torch.int64, device=device)
+            self._load_kernels()
+
+    def _load_kernels(self) -> None:
+        """Launch every kernel once, because none can be loaded while a CUDA graph is captured."""
+        from .fingerprints.gpu_kernels import append
+
+        scratch = torch.zeros(LANES, dtype=torch.int64, device=self._entries.device)
+        bytes_ = torch.zeros(2 * hashing.WORD, dtype=torch.uint8, device=self._entries.device)
+        for unit in (1, 2, 4, 8):
+            add_one(bytes_[unit : unit + hashing.WORD], scratch)
+        append[(1,)](self._entries, scratch, 0, 0)
+        self.clear()
+
+    def append(self, name: str, tensor: Tensor, scratch: Tensor) -> None:
+        """Hash a tensor and append its lanes, by launches that a CUDA graph can hold.
+
+        Args:
+            scratch: int64 [2], zeros; they are zeros again behind it.
+        """
+        from .fingerprints.gpu_kernels import append
+
+        key = name, description(tensor)
+        if key not in self._names:
+            self._names.append(key)
+        if tensor.numel():
+            add_one(plain_view(tensor), scratch)
+        append[(1,)](self._entries, scratch, self._names.index(key), CAPACITY)
+
+    def take(self) -> FromGraphs | None:
+        """Send the entries to the host, and begin anew; None while no graph can have appended any."""
+        if not self._names:
+            return None
+        ready = to_host(self._entries)
+        self.clear()
+        return FromGraphs(self._names, ready)
+
+    def clear(self) -> None:
+        self._entries[:, 0].zero_()
+
+
+def journals() -> Sequence[Journal]:
+    return list(_journals.values())
+
+
+def prepare(device: torch.device) -> None:
+    """Make the journal of a device: not while a CUDA graph is captured, nor in the memory of its warm-up."""
+    if device.type == "cuda" and device not in _journals:
+        _journals[device] = Journal(device)
+
+
+def insert(graph: Graph) -> bool:
+    """Let a joint graph hash the gradients of its attentions, if a recording is on; whether the graph changed."""
+    from ..graph.emit import Emitter
+    from ..graph.model_line import model_line
+    from ..operators import attention as ops
+
+    if active.recorder is None:
+        return False
+    emitter, seen = Emitter(graph), False
+    for node in list(graph.nodes):
+        if node.target not in (ops.attention_backward, ops.attention_backward_with_bias) or _observed(node):
+            continue
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        if not parts:
+            continue
+        _, module = model_line([node])
+        names = [f"{module or node.name} {_GRADIENTS[index]}" for index in sorted(parts)]
+        tensors = [parts[index] for index in sorted(parts)]
+        behind = emitter.behind(max(tensors))
+        device = tensors[0].meta["val"].device
+        like = {"dtype": torch.int64, "device": device, "pin_memory": False}
+        scratch = emitter.call(torch.ops.aten.full.default, ([LANES], 0), like, before=behind, like=node)
+        emitter.call(observe, (tensors, names, scratch), before=behind, like=node)
+        active.recorder.prepare(device)
+        seen = True
+    return seen
+
+
+def _observed(backward: Node) -> bool:
+    return any(user.target is observe for part in backward.users for user in part.users)
+
+
+def _observe(tensors: list[Tensor], names: list[str], scratch: Tensor) -> None:
+    device = scratch.device
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if device in _journals:
+            for name, tensor in zip(names, tensors, strict=True):
+                _journals[device].append(name, tensor, scratch)
+        return
+    if active.recorder is not None:
+        active.recorder.observe_in_step(phases.ATTENTION_GRADIENT, list(zip(names, tensors, strict=True)))
+
+
+torch.library.register_fake("dash_inductor::observe", lambda tensors, names, scratch: None, lib=_lib)
+for _device in ("CPU", "CUDA"):
+    _lib.impl("observe", _observe, _device)

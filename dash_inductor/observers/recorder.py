@@ -1,0 +1,332 @@
+"""`record`: fingerprints of what a training program computes, step by step, in a file for each rank."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import ArgumentError, DashError
+from . import active, environment, hooks, in_graphs, phases
+from .fingerprints.fingerprint import description, why_unseen
+from .fingerprints.rows import CAPACITY, Rows
+from .names import Names
+from .recordings.file import Name, path_of
+from .recordings.writer import Writer
+from .replicas import Replicas
+from .steps import Observed, StepWriter
+
+OnReplicas = Literal["off", "warn", "raise"]
+_ON_REPLICAS = ("off", "warn", "raise")
+
+
+def record(
+    folder: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    every: int = 1,
+    activations: bool = True,
+    local_gradients: bool | None = None,
+    replicas: OnReplicas = "warn",
+) -> Recorder:
+    """Record fingerprints of everything that training computes, in this process, within a ``with`` block.
+
+    The environment variable DASH_INDUCTOR_RECORD=folder does so for a whole program, without a change of it.
+
+        with dash_inductor.record("runs/a"):
+            train()
+
+    A step is what lies between two steps of the same optimizer, and is counted from 1; so all optimizers of a program
+    may take turns.  Recorded are, in this order,
+
+    * the parameters before the first step, as its optimizer has them;
+    * tensors that are given to the outermost module, results of modules, and gradients of these results;
+    * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
+    * with DDP, each parameter's gradient of this rank, as it is before gradients are reduced;
+    * each parameter's gradient as the optimizer gets it, and the parameter after the step.
+
+    Code in a compiled graph is not disturbed: of modules inside, neither results nor gradients are recorded, because
+    a graph in which they had to exist would round differently.  Of a model compiled by ``torch.compile(model)`` the
+    inputs, results and their gradients are, of one compiled by ``model.compile()`` not even these.  Parameters and
+    their gradients are always recorded, and so are gradients of attention under CUDA graphs.  No recording waits for
+    the device or changes a bit.  Results of modules inside a graph become visible with ``torch.compiler.set_stance(
+    "force_eager")``, which however computes other bits than the graph.
+
+    Args:
+        folder: where the file of every rank goes; none of this recording's ranks may have one there.
+        model: whose parameters and modules the names are taken from; by default, that of the first outermost module
+            called or else of the modules that have the optimizer's parameters.
+        optimizer: whose steps count; by default, all.
+        every: record the first of so many steps.
+        activations: record inputs and results of modules, and gradients of results.
+        local_gradients: record gradients before they are reduced; by default where DDP reduces them.
+        replicas: what happens if ranks that DDP keeps equal are not, in a gradient or a parameter of a recorded step:
+            "warn" logs it, "raise" raises `ReplicasDiffer` in every rank before the optimizer's next recorded step, or
+            at the end; both write it to the file.  With "off" they are not compared.
+
+    Raises:
+        ArgumentError: a bad argument.
+        RecordingError: at the first step, if the file of this rank exists already.
+    """
+    if every < 1:
+        raise ArgumentError("every", every, "a number of steps, at least 1")
+    if replicas not in _ON_REPLICAS:
+        raise ArgumentError("replicas", replicas, _ON_REPLICAS)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    recorder = Recorder(Path(folder), every, optimizers, replicas)
+    recorder.hooks = hooks.Hooks(recorder, activations, local_gradients)
+    if model is not None:
+        recorder.names.add(model)
+    return recorder
+
+
+class Recorder:
+    """A recording; see `record`.
+
+    Attributes:
+        folder: where the files of all ranks are.
+        step_number: of the present step of training, from 1.
+        names: of modules and parameters.
+    """
+
+    hooks: hooks.Hooks
+
+    def __init__(
+        self, folder: Path, every: int, optimizers: Iterable[torch.optim.Optimizer] | None, replicas: OnReplicas
+    ) -> None:
+        self.folder, self.step_number, self.names = folder, 1, Names()
+        self._every = every
+        self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
+        self._replicas = None if replicas == "off" else Replicas(replicas)
+        self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
+        self._process = os.getpid()
+        self._writer: Writer | None = None
+        self._rows: dict[torch.device, Rows] = {}
+        self._entries: list[Observed] = []  # of the present step, those that were not handed to the writer yet
+        self._steps = StepWriter()
+        self._unseen: set[str] = set()
+        self._calls: dict[tuple[str, str], int] = {}  # how often something has been observed in the present step
+        self._initial: set[int] = set()  # optimizers whose parameters were recorded before their first step
+        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
+        self._keys: tuple[str, ...] = ()
+
+    def __enter__(self) -> Recorder:
+        if active.recorder is not None:
+            raise DashError(f"a recording is on already, into {active.recorder.folder}: end it first")
+        for journal in in_graphs.journals():
+            journal.clear()
+        active.recorder = self
+        hooks.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the recording: write what was observed, and take hooks away from modules and parameters.
+
+        Raises:
+            Exception: what kept the file from being written, or `ReplicasDiffer`.
+        """
+        if active.recorder is not self:
+            return
+        active.recorder = None
+        self.hooks.remove()
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            try:
+                self._flush()
+                if self._writer is not None:
+                    self._writer.close()
+                    if self._replicas is not None:
+                        self._replicas.check(self._writer)
+            finally:
+                if self._replicas is not None:
+                    self._replicas.close()
+
+    def step(self) -> None:
+        """End a step, in programs whose parameters no optimizer of PyTorch changes."""
+        with self._lock:
+            self.begin()
+            self._advance()
+
+    def recording(self) -> bool:
+        """Whether the present step is recorded, in this process and not in one that it has forked."""
+        return (self.step_number - 1) % self._every == 0 and os.getpid() == self._process
+
+    def begin(self) -> None:
+        """Something happens that is no step of an optimizer: if there was one, the next step of training begins."""
+        if self._stepped:
+            with self._lock:
+                self._advance()
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        with self._lock:
+            if not self._counts(optimizer):
+                return
+            if id(optimizer) in self._stepped:
+                self._advance()
+            if not self.recording():
+                return
+            if self._replicas is not None:
+                self._replicas.check(self._open())
+            parameters = self.names.of_parameters(optimizer)
+            if id(optimizer) not in self._initial:
+                self._initial.add(id(optimizer))
+                self.observe(phases.INITIAL, parameters, place=0)
+            gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
+            self._observe_replicated(phases.GRADIENT, parameters, gradients)
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        with self._lock:
+            if not self._counts(optimizer):
+                return
+            self._stepped.add(id(optimizer))
+            if not self.recording():
+                return
+            parameters = self.names.of_parameters(optimizer)
+            self._observe_replicated(phases.PARAMETER, parameters, parameters)
+            self._flush()
+            if self._replicas is not None:
+                for job in self._replicas.compare(self.step_number):
+                    self._open().put(job)
+
+    def prepare(self, device: torch.device) -> None:
+        """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
+        with self._lock:
+            in_graphs.prepare(device)
+            if device not in self._rows:
+                with _disable_current_modes(), torch.inference_mode(False):
+                    self._rows[device] = Rows(device)
+
+    def replicate(self, model: DistributedDataParallel) -> None:
+        """Compare the parameters of this model over its ranks."""
+        if self._replicas is not None:
+            self._replicas.add(model)
+
+    def observe(
+        self,
+        phase: str,
+        tensors: Sequence[tuple[str, Tensor]],
+        place: int | None = None,
+        copies: list[tuple[list[str], Tensor]] | None = None,
+    ) -> None:
+        """Add fingerprints of tensors to the present step.
+
+        Args:
+            phase: one of `phases.STAGES`.
+            tensors: with their names.
+            place: where they stand among the entries of the step, by default behind all.
+            copies: gets names and lanes, int64 [names, 2] on the device, of the tensors that could be hashed.
+        """
+        with self._lock:
+            by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+            for name, tensor in tensors:
+                plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                if self._can_be_seen(f"{phase} {name}", plain):
+                    by_device.setdefault(plain.device, []).append((name, plain))
+            for device, group in by_device.items():
+                for start in range(0, len(group), CAPACITY):
+                    part = group[start : start + CAPACITY]
+                    lanes = self._observe(phase, device, part, place, copy=copies is not None)
+                    if copies is not None and lanes is not None:
+                        copies.append(([name for name, _ in part], lanes))
+
+    def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
+        """`observe`, as something that happens during a step, if it is recorded."""
+        with self._lock:
+            self.begin()
+            if self.recording():
+                self.observe(phase, tensors, place)
+
+    def place(self) -> int:
+        """Where the next entry of this step will stand, for `observe`."""
+        return len(self._entries)
+
+    def _observe(
+        self, phase: str, device: torch.device, tensors: list[tuple[str, Tensor]], place: int | None, copy: bool
+    ) -> Tensor | None:
+        self.prepare(device)
+        rows = self._rows[device]
+        if len(tensors) > rows.room():
+            self._flush()
+        added = rows.add([tensor for _, tensor in tensors])
+        where = len(self._entries) if place is None else min(place, len(self._entries))
+        self._entries[where:where] = [
+            (Name(phase, self._called(phase, name), description(tensor)), device, row)
+            for (name, tensor), row in zip(tensors, added, strict=True)
+        ]
+        return rows.copy(added) if copy else None
+
+    def _observe_replicated(
+        self, phase: str, parameters: list[tuple[str, Tensor]], tensors: list[tuple[str, Tensor]]
+    ) -> None:
+        """Observe gradients or values of parameters, and keep a copy of the lanes where ranks must have equal ones."""
+        groups = {} if self._replicas is None else self._replicas.split(parameters)
+        replicated = {name for names in groups.values() for name in names}
+        for group, names in groups.items():
+            copies: list[tuple[list[str], Tensor]] = []
+            of_group = set(names)
+            self.observe(phase, [pair for pair in tensors if pair[0] in of_group], copies=copies)
+            assert self._replicas is not None
+            self._replicas.take(group, phase, names, copies)
+        self.observe(phase, [pair for pair in tensors if pair[0] not in replicated])
+
+    def _can_be_seen(self, name: str, tensor: Tensor) -> bool:
+        reason = why_unseen(tensor)
+        if reason and name not in self._unseen:
+            self._unseen.add(name)
+            self._open().put(lambda file: file.json({"type": "unseen", "name": name, "reason": f"it is {reason}"}))
+        return not reason
+
+    def _called(self, phase: str, name: str) -> str:
+        calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
+        return name if calls == 1 else f"{name} (call {calls})"
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        return os.getpid() == self._process and (self._optimizers is None or id(optimizer) in self._optimizers)
+
+    def _advance(self) -> None:
+        self._flush()
+        self.step_number += 1
+        self._stepped.clear()
+        self._calls.clear()
+
+    def _flush(self) -> None:
+        """Send the present step to the writer, as far as it has been observed."""
+        if os.getpid() != self._process:
+            return
+        from_graphs = [taken for journal in in_graphs.journals() if (taken := journal.take()) is not None]
+        if not self.recording() or not (self._entries or from_graphs):
+            return
+        entries, self._entries = self._entries, []
+        ready = {device: rows.take() for device, rows in self._rows.items()}
+        step = self.step_number
+        self._tell_of_new_keys()
+        self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))
+
+    def _open(self) -> Writer:
+        if self._writer is None:
+            rank, world = environment.rank_and_world()
+            self._writer = Writer(path_of(self.folder, rank), environment.facts(rank, world, self._every))
+        return self._writer
+
+    def _tell_of_new_keys(self) -> None:
+        keys = environment.numerics_keys()
+        if keys != self._keys:
+            self._keys = keys
+            self._open().put(lambda file: file.json({"type": "facts", "numerics_keys": list(keys)}))

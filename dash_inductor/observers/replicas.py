@@ -1,0 +1,124 @@
+"""Ranks that DDP keeps equal: are they?
+
+All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes of each parameter.  Every rank
+then compares all of them, on the thread that writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..errors import DashError
+from .exchange import Exchange
+from .fingerprints.rows import Ready, to_host
+from .fingerprints.sizes import LANES
+from .recordings.agreement import find, sentence
+from .recordings.file import Appender
+from .recordings.writer import Job, Writer
+
+log = logging.getLogger("dash_inductor")
+
+
+class ReplicasDiffer(DashError, RuntimeError):
+    """Ranks that must have equal gradients and parameters have different ones."""
+
+
+class Replicas:
+    """What the ranks of each process group must agree on in the present step.
+
+    Args:
+        found: "warn" logs the first difference, "raise" lets `check` raise it.
+    """
+
+    def __init__(self, found: Literal["warn", "raise"]) -> None:
+        self._raises, self._told = found == "raise", ""
+        self._groups = WeakTensorKeyDictionary()  # process groups by parameter
+        self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
+        self._compared: list[threading.Event] = []  # set as soon as a job is done
+        self._exchange = Exchange()
+
+    def add(self, model: DistributedDataParallel) -> None:
+        """The parameters of this model are equal on all ranks of its process group."""
+        for name, parameter in model.module.named_parameters():
+            if name not in model.parameters_to_ignore:
+                self._groups[parameter] = model.process_group
+
+    def split(self, parameters: Sequence[tuple[str, Tensor]]) -> dict[dist.ProcessGroup, list[str]]:
+        """The names of those parameters that ranks must agree on, by process group."""
+        groups: dict[dist.ProcessGroup, list[str]] = {}
+        for name, parameter in parameters:
+            group = self._groups.get(parameter)
+            if group is not None and dist.get_world_size(group) > 1:
+                groups.setdefault(group, []).append(name)
+        return groups
+
+    def take(
+        self, group: dist.ProcessGroup, phase: str, names: list[str], copies: Sequence[tuple[list[str], Tensor]]
+    ) -> None:
+        """Lanes of some of these tensors; the others count as zeros, so that all ranks send as many."""
+        for seen, lanes in copies:
+            if len(seen) < len(names):
+                places = {name: place for place, name in enumerate(names)}
+                given = lanes
+                lanes = given.new_zeros(len(names), LANES)
+                lanes[torch.tensor([places[name] for name in seen], device=given.device)] = given
+            self._taken.setdefault(group, []).append((phase, names, lanes))
+
+    def compare(self, step: int) -> Iterator[Job]:
+        """Exchange what was taken; yields what is left to do for the thread that writes."""
+        taken, self._taken = self._taken, {}
+        for group, parts in taken.items():
+            everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
+            labels = [(phase, name) for phase, names, _ in parts for name in names]
+            yield self._job(step, dist.get_process_group_ranks(group), labels, to_host(everyone.flatten(1)))
+
+    def check(self, writer: Writer) -> None:
+        """With "raise", wait until all that was exchanged has been compared.
+
+        All ranks have compared the same and call this at the same places, so that all of them raise or none.
+
+        Raises:
+            ReplicasDiffer: ranks differed, once.
+            Exception: what has ended the thread that writes.
+        """
+        if not self._raises:
+            return
+        while self._compared:
+            if self._compared[0].wait(timeout=1):
+                self._compared.pop(0)
+            else:
+                writer.check()
+        text, self._told = self._told, ""
+        if text:
+            self._raises = False
+            raise ReplicasDiffer(text)
+
+    def close(self) -> None:
+        """Wait until no process group holds what was exchanged."""
+        self._exchange.close()
+
+    def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:
+        compared = threading.Event()
+        if self._raises:
+            self._compared.append(compared)
+
+        def job(file: Appender) -> None:
+            finding = find(ranks, labels, ready())
+            if finding is not None:
+                file.json({"type": "finding", "step": step, **finding})
+                if not self._told:
+                    self._told = f"step {step}: {sentence(finding)}"
+                    if not self._raises and dist.get_rank() == min(ranks):
+                        log.warning("%s", self._told)
+            compared.set()
+
+        return job

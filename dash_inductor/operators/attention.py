@@ -1,0 +1,330 @@
+"""The operators of the graph, of attention's forward and backward and of dropout's seed: schemas, fakes, eager kernels.
+
+    attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
+    attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
+    attention_backward_with_bias(grad_out, ..., site, summed) -> (dq, dk, dv, dbias)
+    dropout_seed(drawn, site) -> seed
+
+The third one stands in the place of the second where a graph asks for the gradient of a bias.  That is [batch, q heads,
+q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.
+
+query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
+kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
+[batch, q heads, 2 * q_len], see `numbers_per_row`.  Where the mask is one of rows (`model.Placed`), the log-sum-exp has
+rows, -inf in those without a token, and the others are those of packed operators, [tokens, heads, head dim].
+
+`extras` holds the tensors that the call names by their place.
+Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
+Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
+module, so that every graph dump, all generated code and profiles show what was decided, and where.  drawn: int64
+scalar, one of the numbers that a graph has drawn from the default generator of a device; seed: int64 [1], the same,
+which the forward and the backwards of a site with dropout read.
+
+Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, DashError
+from ..model.call import Call
+from ..model.mask import ROW_BLOCK
+from ..model.plan import Plan
+from ..observers import in_graphs  # noqa: F401  # the same
+from . import flops  # graphs that hold our operators may hold its operator
+
+_lib = torch.library.Library("dash_inductor", "DEF")
+_lib.define(
+    "attention_forward(Tensor query, Tensor key, Tensor value, Tensor[] extras, str call, str plan, str site) "
+    "-> (Tensor out, Tensor logsumexp)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+_lib.define(
+    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "Tensor[] extras, str call, str plan, str site) -> (Tensor dq, Tensor dk, Tensor dv)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+_lib.define("dropout_seed(Tensor drawn, str site) -> Tensor")
+
+_lib.define(
+    "attention_backward_with_bias(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, Tensor[] extras, str call, str plan, str site, int[] summed) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
+attention_forward = torch.ops.dash_inductor.attention_forward.default
+attention_backward = torch.ops.dash_inductor.attention_backward.default
+attention_backward_with_bias = torch.ops.dash_inductor.attention_backward_with_bias.default
+dropout_seed = torch.ops.dash_inductor.dropout_seed.default
+
+BACKWARDS = (attention_backward, attention_backward_with_bias)
+"""The operators that give gradients."""
+
+
+def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
+    """A dense tensor of `size` whose dimensions, from the largest stride to the smallest, are `order`."""
+    inverse = [0] * len(order)
+    for place, dim in enumerate(order):
+        inverse[dim] = place
+    return like.new_empty([size[d] for d in order]).permute(inverse)
+
+
+def numbers_per_row(call: Call) -> int:
+    """Numbers of a log-sum-exp for each row: with a bias the largest score and a logarithm in base 2, else one.
+
+    Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py says why.  The second numbers stand behind all
+    of the first.
+    """
+    return 1 if call.bias is None else 2
+
+
+def _fake_forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
+) -> tuple[Tensor, Tensor]:
+    parsed = _parsed(call, extras, results=1)
+    (order,) = parsed.orders
+    query, value = heads_first((query, value), parsed)
+    out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
+    batch, heads, q_len, _ = query.shape
+    placed = parsed.mask.placed
+    rows = q_len if placed is None else extras[placed.place.index].shape[0] * ROW_BLOCK
+    logsumexp = query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
+    return _as_given(out, parsed), logsumexp
+
+
+def _fake_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    parsed = _parsed(call, extras, results=3)
+    tensors = heads_first((query, key, value), parsed)
+    dq, dk, dv = (
+        _as_given(empty_ordered(tensor.shape, order, tensor), parsed)
+        for tensor, order in zip(tensors, parsed.orders, strict=True)
+    )
+    return dq, dk, dv
+
+
+def _fake_backward_with_bias(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+    summed: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    bias = _bias(_parsed(call, extras, results=3), extras)
+    gradient = query.new_empty(bias_gradient_size(query.shape, key.shape[2], summed), dtype=bias.dtype)
+    return *_fake_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site), gradient
+
+
+def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
+    """The size of a bias's gradient; sizes are integers or symbols.
+
+    Raises:
+        ArgumentError: `summed` is something else than 0 and 1, each once.
+    """
+    if sorted(set(summed) & {0, 1}) != sorted(summed):
+        raise ArgumentError("summed", list(summed), "0, 1 or both, each once")
+    return [1 if dim in summed else size for dim, size in enumerate((*query[:3], kv_len))]
+
+
+def _bias(call: Call, extras: Sequence[Tensor]) -> Tensor:
+    """The bias of a call.
+
+    Raises:
+        ArgumentError: it has none.
+    """
+    if call.bias is None:
+        raise ArgumentError("call", str(call), "one with a bias")
+    return extras[call.bias.operand.index]
+
+
+def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
+    """The call, which must give the order of so many results and name no tensor that is not there.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    call = Call.parse(text)
+    if len(call.orders) != results:
+        raise ArgumentError("call", text, f"orders of {results} results")
+    missing = [operand.index for operand in call.operands if operand.index >= len(extras)]
+    if missing:
+        raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the call {text} reads number {missing[0]}")
+    return call
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
+) -> tuple[Tensor, Tensor]:
+    from ..kernels.registry import forward
+
+    parsed = _parsed(call, extras, results=1)
+    query, key, value = heads_first((query, key, value), parsed)
+    out, logsumexp = forward(query, key, value, extras, parsed, Plan.parse(plan))
+    return _as_given(_with_order(out, parsed.orders[0]), parsed), logsumexp
+
+
+def _backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from ..kernels.registry import backward
+
+    parsed = _parsed(call, extras, results=3)
+    grad_out, query, key, value, out = heads_first((grad_out, query, key, value, out), parsed)
+    tensors = grad_out, query, key, value, out, logsumexp
+    dq, dk, dv = backward(tensors, extras, parsed, Plan.parse(plan), site)
+    dq_order, dk_order, dv_order = parsed.orders
+    return (
+        _as_given(_with_order(dq, dq_order), parsed),
+        _as_given(_with_order(dk, dk_order), parsed),
+        _as_given(_with_order(dv, dv_order), parsed),
+    )
+
+
+def _backward_with_bias(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+    summed: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from ..kernels import registry
+
+    parsed = _parsed(call, extras, results=3)
+    _bias(parsed, extras)
+    bias_gradient_size(query.shape, key.shape[2], summed)
+    tensors = grad_out, query, key, value, out, logsumexp
+    gradient = registry.bias_gradient(tensors, extras, parsed, Plan.parse(plan), summed)
+    return *_backward(*tensors, extras, call, plan, site), gradient
+
+
+def _fake_seed(drawn: Tensor, site: str) -> Tensor:
+    return drawn.new_empty(1)
+
+
+def _seed(drawn: Tensor, site: str) -> Tensor:
+    return drawn.reshape(1).clone()
+
+
+def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
+    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; those of a packed one have batch 1."""
+    return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
+
+
+def _as_given(result: Tensor, call: Call) -> Tensor:
+    """The inverse of `heads_first`, of a result."""
+    return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
+
+
+def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    """`tensor` if its strides are those of a dense tensor with this order of dimensions, else a copy that has them."""
+    if tensor.stride() == _ordered_strides(tensor.shape, order):
+        return tensor
+    return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ordered_strides(size: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that `empty_ordered` gives, whatever the dtype and the device."""
+    return empty_ordered(size, order, torch.empty(0, device="meta")).stride()
+
+
+def _not_differentiable(ctx: object, *grads: Tensor) -> None:
+    raise DashError(
+        "the operators of dash stand in compiled graphs, where forward and backward are already separate; autograd "
+        "cannot differentiate through them"
+    )
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "attention_forward": _fake_forward,
+    "attention_backward": _fake_backward,
+    "attention_backward_with_bias": _fake_backward_with_bias,
+    "dropout_seed": _fake_seed,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"dash_inductor::{_name}", _fake, lib=_lib)
+    torch.library.register_autograd(f"dash_inductor::{_name}", _not_differentiable, lib=_lib)
+
+
+flops.register(attention_forward, (attention_backward, attention_backward_with_bias))
+
+
+def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., Any]:
+    """An implementation that a profile shows under the name of its site, which is argument number `site`."""
+
+    @functools.wraps(implementation)
+    def run(*args: Any) -> Any:
+        if not torch.autograd.profiler._is_profiler_enabled:
+            return implementation(*args)
+        with torch._C._profiler._RecordFunctionFast(f"dash_inductor {args[site]}"):
+            return implementation(*args)
+
+    return run
+
+
+def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """What Inductor's code calls in the place of an operator: its implementation, without PyTorch's dispatcher.
+
+    A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
+    """
+
+    @functools.wraps(implementation)
+    def run(*args: Any) -> Any:
+        if torch.autograd.profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
+            return operator(*args)
+        return implementation(*args)
+
+    return run
+
+
+# Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
+# calls on CUDA are lowered to the plan's kernels.
+for _operator, _implementation, _site in (
+    (attention_forward, _forward, 6),
+    (attention_backward, _backward, 9),
+    (attention_backward_with_bias, _backward_with_bias, 9),
+):
+    for _device in ("CPU", "CUDA"):
+        _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
+    # Where generated code finds it by a name that begins like the operator's, in any process.
+    _operator.overloadpacket.direct = _direct(_operator, _implementation)
+for _device in ("CPU", "CUDA"):
+    _lib.impl("dropout_seed", _seed, _device)

@@ -1,0 +1,91 @@
+"""The operator that turns the data of a mask into the tables of the Hopper kernels: `dash_inductor::mask_tables`.
+
+    mask_tables(extras, q_len, kv_len, batch, q_heads, kv_heads, mask, plan) -> Tensor[]
+
+`kernels.common.mask_data.MaskTables` says what the results hold, in their order.  The operator is a node of its own in
+a graph, so that all layers that share a mask share its tables, in forward and backward.  `extras` holds the tensors
+that the mask names by their place; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are
+those of the mask, which may count in rows (`model.Placed`).
+
+Importing this module imports torch and defines the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.common.mask_data import MaskData
+from ..model.mask import ROW_BLOCK, Mask
+from ..model.plan import Plan
+
+_lib = torch.library.Library("dash_inductor", "FRAGMENT")
+_lib.define(
+    "mask_tables(Tensor[] extras, SymInt q_len, SymInt kv_len, SymInt batch, int q_heads, int kv_heads, str mask, "
+    "str plan) -> Tensor[]"
+)
+
+mask_tables = torch.ops.dash_inductor.mask_tables.default
+
+
+def _data(
+    extras: Sequence[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str
+) -> MaskData:
+    return MaskData.of(Mask.parse(mask), extras, (batch, q_heads, kv_heads, q_len, kv_len))
+
+
+def _fake(
+    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+) -> list[Tensor]:
+    from ..schedule.table_walk import seen_words
+
+    data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
+    tiles = parsed.forward_tiles
+    assert tiles is not None
+    heads = q_heads if data.by_head else 1
+    tables = batch * heads
+    blocks = (q_len + ROW_BLOCK - 1) // ROW_BLOCK
+    consumers = tiles.block_q // ROW_BLOCK
+    q_tiles, row_kv = (blocks + consumers - 1) // consumers, (kv_len + tiles.block_kv - 1) // tiles.block_kv
+    block_q, block_kv = parsed.dkdv.block_q, parsed.dkdv.block_kv
+    n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
+    integers: list[tuple[int, ...]] = [(batch, q_len), (batch, kv_len)] if data.has_codes else [(0,), (0,)]
+    walks = [
+        (tables, q_tiles),
+        (tables, q_tiles, row_kv),
+        (tables, n_kv),
+        (tables, n_kv, n_q),
+        (tables, n_q),
+        (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
+    ]
+    new = extras[0].new_empty
+    return [
+        *(new(shape, dtype=torch.int32) for shape in integers),
+        new((batch, heads, kv_len), dtype=torch.bool),
+        *(new(shape, dtype=torch.int32) for shape in walks),
+    ]
+
+
+def _on_cpu(
+    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+) -> list[Tensor]:
+    from ..kernels.reference import tables as reference_tables
+
+    data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
+    return list(reference_tables.build(data, Plan.parse(plan)))
+
+
+def _on_cuda(
+    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+) -> list[Tensor]:
+    from ..kernels.common import mask_tables as built
+
+    data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
+    return list(built.build(data, Plan.parse(plan)))
+
+
+torch.library.register_fake("dash_inductor::mask_tables", _fake, lib=_lib)
+_lib.impl("mask_tables", _on_cpu, "CPU")
+_lib.impl("mask_tables", _on_cuda, "CUDA")

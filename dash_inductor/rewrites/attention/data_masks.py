@@ -1,0 +1,83 @@
+"""What kernels that walk by tables need of a mask that is data, as nodes of a graph: its tables.
+
+The tables are a node of their own (`dash_inductor::mask_tables`), which all layers with the same mask share.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ...graph.emit import Emitter
+from ...operators.mask_tables import mask_tables
+from ...planning.families import family
+from .sites import Match
+
+aten = torch.ops.aten
+
+Q_CODES, KV_CODES, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CONTRIBUTIONS, SEEN_BITS = range(9)
+"""The results of `dash_inductor::mask_tables`."""
+
+
+def needs_tables(match: Match) -> bool:
+    """Whether the kernels of a match walk by tables."""
+    return family(match.plan.kernel).walks_by_tables and bool(match.site.mask.operands)
+
+
+@dataclass(frozen=True)
+class DataMask:
+    """The tables of a site's mask, and what is made with them; see `build`.
+
+    Args:
+        has_codes, has_dense: the mask has valid keys or segments, and it has a dense mask.
+    """
+
+    emitter: Emitter
+    tables: Node
+    has_codes: bool
+    has_dense: bool
+
+    @staticmethod
+    def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> DataMask:
+        """The tables of the mask of `match`, in front of `before`, or those that another layer has built already.
+
+        Args:
+            extras: what the call reads.  That of the mask comes first, and the tables are of it alone: layers with the
+                same mask share them, whatever else differs.
+        """
+        site, query, key = match.site, match.operands.query, match.operands.key
+
+        def size(tensor: Node, dim: int) -> int | Node:
+            """One for all layers, so that their tables are the same."""
+            return emitter.size(tensor, dim, before=before, like=extras[0])
+
+        if site.mask.placed is None:
+            facts = size(query, 2), size(key, 2), size(query, 0)
+        else:  # in rows, which ids have
+            facts = size(extras[0], 1), size(extras[0], 1), 1
+        heads = site.q_heads, site.kv_heads
+        arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
+        tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
+        has_codes = site.mask.keys is not None or site.mask.segments is not None
+        has_dense = site.mask.dense is not None
+        return DataMask(emitter, tables, has_codes, has_dense)
+
+    def result(self, index: int, before: Node) -> Node:
+        return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
+
+    def of_forward(self, before: Node) -> list[Node]:
+        """What the forward reads behind the call's own tensors."""
+        if self.has_dense:  # the bits say what codes say, too
+            return [self.result(index, before) for index in (KEYS_SEEN, COUNTS, ROW_STEPS, SEEN_BITS)]
+        return self._all((KEYS_SEEN, COUNTS, ROW_STEPS), before)
+
+    def of_backward(self, before: Node) -> list[Node]:
+        """What the backward reads behind the call's own tensors."""
+        return self._all((KEYS_SEEN, VISITS, STEPS, CONTRIBUTIONS), before)
+
+    def _all(self, indices: tuple[int, ...], before: Node) -> list[Node]:
+        codes = (Q_CODES, KV_CODES) if self.has_codes else ()
+        return [self.result(index, before) for index in (*codes, *indices)]

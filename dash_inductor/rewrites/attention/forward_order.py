@@ -1,0 +1,30 @@
+"""Where in the forward an attention stands, whose backward is found in a joint graph in the opposite order."""
+
+from __future__ import annotations
+
+from torch.fx import Graph, Node
+
+from ...entries.attention_ops import backend_of
+
+
+class Places:
+    """The places of the nodes of a graph, before anything in it is changed."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._places: dict[Node, int] = {}
+        self._first: dict[object, int] = {}  # of the nodes of one autograd function, forward and backward
+        for place, node in enumerate(graph.nodes):
+            self._places[node] = place
+            if "seq_nr" in node.meta:
+                self._first.setdefault(node.meta["seq_nr"], place)
+
+    def of(self, node: Node) -> int:
+        return self._places[node]
+
+    def of_forward(self, node: Node) -> int:
+        """The place of the forward of an attention; the node's own where no forward is known."""
+        backend = backend_of(node)
+        forward = None if backend is None else backend.forward_of(node)
+        if forward is not None:
+            return self._places[forward]
+        return self._first.get(node.meta.get("seq_nr"), self._places[node])

@@ -1,0 +1,104 @@
+"""What a backward of ours reads of its forward: memory that PyTorch watches, or values that are the graph's alone.
+
+A program may write to a tensor between a forward and its backward.  In eager mode autograd notices it by the version
+of each tensor that it saved, and raises an error.  A compiled forward returns what its backward needs.  Inputs of the
+graph are watched there in the same way; a view of one is not, because Inductor hands it out as a tensor of its own
+that has the memory of the input.  So the backward would silently read what the program has written.
+
+Note [What the backward reads]
+Three rules keep that from happening.  Views of inputs and outputs of the graph that a backward of ours reads are
+computed again in the backward: PyTorch then saves what they are views of, under its version.  What a mask reads of an
+input is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its
+own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
+attention is saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph
+returns a view of it, which would be another tensor, the program gets a view of a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ...graph import sizes
+from ...graph.emit import Emitter
+from ...graph.views import viewed
+from ...operators.attention import BACKWARDS
+
+aten = torch.ops.aten
+
+
+def is_joint(graph: Graph) -> bool:
+    """Whether the graph is a forward with its backward, which PyTorch will take apart."""
+    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
+
+
+def saved(node: Node) -> None:
+    """Let PyTorch save a value, however much else is computed again."""
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def shows_input(node: Node) -> bool:
+    """Whether the node is an input of the graph, or a view of one."""
+    *_, base = _views(node)
+    return base.op != "call_function"
+
+
+def watch(graph: Graph) -> None:
+    """Have PyTorch watch what the backwards of ours in a joint graph read: see Note [What the backward reads]."""
+    if not is_joint(graph):
+        return
+    backwards = [node for node in graph.nodes if node.target in BACKWARDS]
+    returned = set(graph.output_node().all_input_nodes)
+    for node in backwards:
+        grad_out = node.args[0]
+        for read in node.all_input_nodes:
+            *views, base = _views(read)
+            if read is not grad_out and (shows_input(base) or base in returned):
+                for view in views:
+                    view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    _return_copies(graph, {node.args[4] for node in backwards})
+
+
+def _return_copies(graph: Graph, outputs: set[Any]) -> None:
+    """Return views of copies in the place of views of these nodes.
+
+    An output of packed attention may be a view where a template has made it, so that it counts as one.
+    """
+    results, emitter = graph.output_node(), Emitter(graph)
+
+    def returned(node: Node) -> Node:
+        chain = list(_views(node))
+        places = [place for place, view in enumerate(chain) if view in outputs]
+        if not places or (places[0] == 0 and node.meta["val"].dim() == 4):
+            return node
+        views, shown = chain[: places[0]], chain[places[0]]
+        found = _copy(emitter, shown, results)
+        for view in reversed(views):
+            assert callable(view.target)
+            found = emitter.call(view.target, (found, *view.args[1:]), view.kwargs, before=results, like=view)
+        return found
+
+    results.args = tree_map_only(Node, returned, results.args)
+
+
+def _copy(emitter: Emitter, node: Node, before: Node) -> Node:
+    """A copy with the same strides: Inductor keeps the order of dimensions of what is contiguous alone."""
+    value = node.meta["val"]
+    order = sizes.dense_order(value.shape, value.stride())
+    assert order is not None  # only such forwards are replaced
+    inverse = [order.index(dim) for dim in range(len(order))]
+    found = emitter.call(aten.permute.default, (node, list(order)), before=before, like=node)
+    found = emitter.call(aten.clone.default, (found,), before=before, like=node)
+    return emitter.call(aten.permute.default, (found, inverse), before=before, like=node)
+
+
+def _views(node: Node) -> Iterator[Node]:
+    """The views behind a node, itself included, and the node whose memory they all show, last."""
+    yield node
+    while (source := viewed(node)) is not None:
+        yield (node := source)

@@ -1,0 +1,35 @@
+"""The seeds of dropout: drawn as Inductor draws those of every other random operator, all of a graph at once.
+
+Note [One draw for a graph]
+A program may run the same function with and without gradients, or run it again in the backward (activation
+checkpointing), and expects the same random numbers each time.  So what a graph draws must depend neither on how its
+kernels are ordered, nor on whether it has a backward.  Inductor draws the seeds of all random operators of a graph by
+one node, in their order, and those of dropout are among them.  What the forward has drawn is saved for the backward,
+because a second draw would be another one.
+"""
+
+from __future__ import annotations
+
+import torch._inductor.config as inductor_config
+from torch._inductor import inductor_prims
+from torch._inductor.fx_passes.replace_random import fuse_seed_creation_pass
+from torch.fx import Graph, Node
+
+from ...graph.emit import Emitter
+from ...operators.attention import dropout_seed
+from .saved import saved
+from .sites import Match
+
+
+def seed(emitter: Emitter, match: Match, before: Node) -> Node:
+    """The seed of a site, in front of `before`: int64 [1].  Nothing computes it again, however much else is."""
+    drawn = emitter.call(inductor_prims.seed, (match.device,), before=before, like=before)
+    node = emitter.call(dropout_seed, (drawn, match.node.name), before=before, like=before)
+    saved(node)
+    return node
+
+
+def draw_at_once(graph: Graph) -> None:
+    """Draw all seeds by one node where Inductor does not do it: with its setting `fallback_random`."""
+    if inductor_config.fallback_random:
+        fuse_seed_creation_pass(graph)

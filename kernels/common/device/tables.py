@@ -1,0 +1,560 @@
+"""From the data of a mask to the tables of `schedule.table_walk`, on the device.
+
+`first_equal` turns ids of any integers into *codes*, small integers that are equal where the ids are.  With them every
+mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
+`seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
+partial or full, as `schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and
+writes them, too.  `unite_kinds` makes the kinds of larger tiles of those.  `rank_contributors` and `write_walks` make
+the tables of a backward of it, `write_rows` those of a forward.
+
+Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
+few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or code, and only tiles
+whose ranges meet are compared token by token.
+
+Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
+element is computed from its own data.
+"""
+
+import triton
+import triton.language as tl
+
+from ....schedule import table_walk, visibility
+
+EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibility.PARTIAL, visibility.FULL))
+TILE_BITS = tl.constexpr(table_walk.TILE_BITS)
+MASKED = tl.constexpr(table_walk.step_word(0, 0, True))
+FORWARD_TILE_BITS = tl.constexpr(table_walk.FORWARD_TILE_BITS)
+FORWARD_UNSEEN = tl.constexpr(table_walk.FORWARD_UNSEEN)
+HAS_BLIND = tl.constexpr(table_walk.step_word(0, 0, False, True))
+HIDDEN = tl.constexpr(-1)
+"""The code of a key that no query sees by its validity; no query has it."""
+ALONE = tl.constexpr(-2)
+"""The code of a query whose id no key has; no key has it."""
+FAR = tl.constexpr(2**31 - 1)
+LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
+"""The smallest and the largest id."""
+
+
+@triton.jit
+def _in_band(d, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """Whether ``lo <= d <= hi``, as far as there are bounds."""
+    inside = d == d
+    if HAS_LO:
+        inside = inside & (d >= lo)
+    if HAS_HI:
+        inside = inside & (d <= hi)
+    return inside
+
+
+@triton.jit
+def _next_tile(tiles, low, high, after, smallest, largest):
+    """The first of `tiles` beyond `after` whose range ``low .. high`` meets ``smallest .. largest``, or FAR."""
+    return tl.min(tl.where((tiles > after) & (low <= largest) & (high >= smallest), tiles, FAR), 0)
+
+
+@triton.jit(do_not_specialize=["kv_len"])
+def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr):
+    """One program per (batch element, BLOCK keys): STARTS, the smallest and the largest id with which a run begins.
+
+    A run is of neighbouring keys with the same id; the first key that has an id begins one.  KV_IDS: integers [batch,
+    kv_len], with its strides; STARTS: int64 [batch, key tiles, 2], an empty range where no run begins.
+    """
+    b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    keys = tile * BLOCK + tl.arange(0, BLOCK)
+    there = keys < kv_len
+    ids = KV_IDS + b * kv_ids_b
+    own = tl.load(ids + keys.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
+    follows = there & (keys > 0)
+    left = tl.load(ids + (keys.to(tl.int64) - 1) * kv_ids_j, mask=follows, other=0).to(tl.int64)
+    begins = there & ((keys == 0) | (own != left))
+    place = STARTS + (b * tl.num_programs(1) + tile) * 2
+    tl.store(place, tl.min(tl.where(begins, own, HIGHEST), 0))
+    tl.store(place + 1, tl.max(tl.where(begins, own, LOWEST), 0))
+
+
+@triton.jit
+def _first_key(
+    own, inside, KV_IDS, STARTS, kv_ids_j, kv_len,
+    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
+
+    Tiles are looked at in their order, those alone in which a run of an id begins that may be one of those not found.
+    """
+    code = tl.full([BLOCK], FAR, tl.int32)
+    smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
+    largest = tl.max(tl.where(inside, own, LOWEST), 0)
+    number = tl.cdiv(kv_len, BLOCK)
+    for first in range(0, number, TILES):
+        tiles = first + tl.arange(0, TILES)
+        low = tl.load(STARTS + tiles * 2, mask=tiles < number, other=HIGHEST)
+        high = tl.load(STARTS + tiles * 2 + 1, mask=tiles < number, other=LOWEST)
+        tile = _next_tile(tiles, low, high, -1, smallest, largest)
+        while tile < number:
+            for part in range(0, BLOCK, PARTNERS):
+                j = tile * BLOCK + part + tl.arange(0, PARTNERS)
+                there = j < kv_len
+                ids = tl.load(KV_IDS + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
+                equal = (ids[:, None] == own[None, :]) & there[:, None]
+                code = tl.minimum(code, tl.min(tl.where(equal, j[:, None], FAR), 0))
+            missing = inside & (code == FAR)
+            smallest = tl.min(tl.where(missing, own, HIGHEST), 0)
+            largest = tl.max(tl.where(missing, own, LOWEST), 0)
+            tile = _next_tile(tiles, low, high, tile, smallest, largest)
+    return tl.where(code == FAR, ALONE, code)
+
+
+@triton.jit
+def _range(code, counted):
+    """The smallest and the largest of the codes that are `counted`; FAR and HIDDEN, an empty range, without any."""
+    return tl.min(tl.where(counted, code, FAR), 0), tl.max(tl.where(counted, code, HIDDEN), 0)
+
+
+@triton.jit
+def _encode(
+    tile, IDS, KV_IDS, STARTS, VALID, CODES, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """The codes of the BLOCK tokens of a tile, of one batch element and one side; RANGE: the smallest and the largest.
+
+    Codes of tokens that have no partner do not count for the range, which may be empty.
+    """
+    tokens = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < length
+    code = tl.zeros([BLOCK], tl.int32)
+    if HAS_IDS:
+        own = tl.load(IDS + tokens.to(tl.int64) * ids_i, mask=inside, other=0).to(tl.int64)
+        code = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, BLOCK, PARTNERS, TILES)
+    if HAS_VALID:
+        valid = tl.load(VALID + tokens.to(tl.int64) * valid_j, mask=inside, other=0) != 0
+        code = tl.where(valid, code, HIDDEN)
+    tl.store(CODES + tokens, code, mask=inside)
+    smallest, largest = _range(code, inside & (code >= 0))
+    tl.store(RANGE, smallest)
+    tl.store(RANGE + 1, largest)
+
+
+@triton.jit(do_not_specialize=["q_len", "kv_len"])
+def first_equal(
+    Q_IDS, KV_IDS, STARTS, VALID, Q_CODES, KV_CODES, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j,
+    q_len, kv_len,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element, BLOCK queries or keys): the code of a token is the first key with the same id.
+
+    Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
+    VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
+    [batch, kv_len]; without ids the code is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
+    The ranges of TILES tiles are looked at together, and PARTNERS tokens of a tile.
+    """
+    b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kv_ids = KV_IDS + b * kv_ids_b
+    starts = STARTS + b * tl.cdiv(kv_len, BLOCK) * 2
+    place = RANGES + (b * tl.num_programs(1) + tile) * 2
+    q_tiles = tl.cdiv(q_len, BLOCK)
+    if tile < q_tiles:
+        _encode(
+            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * q_len, place, q_ids_i, kv_ids_j, valid_j,
+            q_len, kv_len, HAS_IDS, False, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+    else:
+        _encode(
+            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * kv_len, place, kv_ids_j,
+            kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _partners_in_tile(
+    other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi, HAS_LO: tl.constexpr,
+    HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr,
+):  # fmt: skip
+    """`found`, int32 of every token, with 1 where one of the tile `other` of the others is a partner."""
+    for part in range(0, BLOCK, PARTNERS):
+        j = other * BLOCK + part + tl.arange(0, PARTNERS)
+        keep = (j < other_length)[:, None] & inside[None, :]
+        keep = keep & _in_band(tokens[None, :] - j[:, None], lo, hi, HAS_LO, HAS_HI)
+        if HAS_CODES:
+            codes = tl.load(OTHERS + j, mask=j < other_length, other=HIDDEN)
+            keep = keep & (codes[:, None] == own[None, :])
+        if HAS_DENSE:
+            at = tokens.to(tl.int64)[None, :] * dense_i + j.to(tl.int64)[:, None] * dense_j
+            keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+        found = tl.maximum(found, tl.max(keep.to(tl.int32), 0))
+    return found
+
+
+@triton.jit
+def _look_for_partners(
+    tile, CODES, OTHERS, RANGES, DENSE, FOUND, dense_i, dense_j, length, other_length, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
+
+    Tiles are looked at in their order, those alone whose codes may be one of those that have no partner yet.  Under a
+    dense mask the tile at the same place comes first: there a causal mask, and many another, has a partner for all.
+    """
+    tokens = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < length
+    begin = 0
+    end = other_length
+    if HAS_HI:
+        begin = tl.maximum(tile * BLOCK - hi, 0)
+    if HAS_LO:
+        end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, length) - lo), 0)
+    own = tl.zeros([BLOCK], tl.int32)
+    if HAS_CODES:
+        own = tl.load(CODES + tokens, mask=inside, other=ALONE)
+    found = tl.zeros([BLOCK], tl.int32)
+    first_tile = begin // BLOCK
+    number = tl.cdiv(end, BLOCK)
+    if HAS_DENSE and (first_tile <= tile) & (tile < number):
+        found = _partners_in_tile(
+            tile, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
+            HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
+        )  # fmt: skip
+    smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
+    for first in range(first_tile // TILES * TILES, number, TILES):
+        others = first + tl.arange(0, TILES)
+        low = tl.zeros([TILES], tl.int32)
+        high = tl.zeros([TILES], tl.int32)
+        if HAS_CODES:
+            low = tl.load(RANGES + others * 2, mask=others < number, other=FAR)
+            high = tl.load(RANGES + others * 2 + 1, mask=others < number, other=HIDDEN)
+        other = _next_tile(others, low, high, first_tile - 1, smallest, largest)
+        while other < number:
+            found = _partners_in_tile(
+                other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
+                HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
+            )  # fmt: skip
+            smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
+            other = _next_tile(others, low, high, other, smallest, largest)
+    tl.store(FOUND + tokens, found != 0, mask=inside)
+
+
+@triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
+def seen(
+    Q_CODES, KV_CODES, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo,
+    hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
+    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
+
+    Q_CODES, KV_CODES, RANGES: as `first_equal` writes them with the same BLOCK; DENSE: bool, with its strides; heads:
+    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].  The ranges of TILES
+    tiles are looked at together, and PARTNERS tokens of a tile.
+    """
+    head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = head // heads
+    q_codes, kv_codes = Q_CODES + b * q_len, KV_CODES + b * kv_len
+    ranges = RANGES + b * tl.num_programs(1) * 2
+    dense = DENSE + b * dense_b + head % heads * dense_h
+    q_tiles = tl.cdiv(q_len, BLOCK)
+    if tile < q_tiles:
+        _look_for_partners(
+            tile, q_codes, kv_codes, ranges + q_tiles * 2, dense, Q_FOUND + head * q_len, dense_i, dense_j,
+            q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+    else:
+        _look_for_partners(
+            tile - q_tiles, kv_codes, q_codes, ranges, dense, KV_FOUND + head * kv_len, dense_j, dense_i,
+            kv_len, q_len, -hi, -lo, HAS_HI, HAS_LO, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS, TILES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _kind_of_pair(
+    q, kv, Q_CODES, KV_CODES, DENSE, dense_i, dense_j, q_len, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """The kind of one tile pair, from its elements, LINES rows at a time until it is known."""
+    keys = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)
+    there = keys < kv_len
+    kv_codes = keys
+    if HAS_CODES:
+        kv_codes = tl.load(KV_CODES + keys, mask=there, other=HIDDEN)
+    row = q * BLOCK_Q
+    end = tl.minimum(row + BLOCK_Q, q_len)
+    visible = 0
+    looked_at = 0
+    while (row < end) & ((visible == 0) | (visible == looked_at)):
+        rows = row + tl.arange(0, LINES)
+        keep = (rows < end)[:, None] & there[None, :]
+        keep = keep & _in_band(rows[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI)
+        if HAS_CODES:
+            codes = tl.load(Q_CODES + rows, mask=rows < end, other=ALONE)
+            keep = keep & (codes[:, None] == kv_codes[None, :])
+        if HAS_DENSE:
+            at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
+            keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+        visible += tl.sum(keep.to(tl.int32), None)
+        looked_at += tl.minimum(LINES, end - row) * BLOCK_KV
+        row += LINES
+    return tl.where(visible == 0, EMPTY, tl.where(visible == looked_at, FULL, PARTIAL))
+
+
+@triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def classify(
+    KINDS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi, n_q, n_kv,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, Q_TILES: tl.constexpr, KV_TILES: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
+
+    KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; a full one has a complete kv tile.  The other
+    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and the smallest and
+    the largest code of either tile do not decide: both are those of an existing token.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    b = head // heads
+    first_q, first_kv = tl.program_id(1) * Q_TILES, tl.program_id(2) * KV_TILES
+    q_codes, kv_codes = Q_CODES + b * q_len, KV_CODES + b * kv_len
+    dense = DENSE + b * dense_b + head % heads * dense_h
+    q = first_q + tl.arange(0, Q_TILES)
+    kv = first_kv + tl.arange(0, KV_TILES)
+    first_row = (q * BLOCK_Q)[None, :]
+    first_key = (kv * BLOCK_KV)[:, None]
+    lowest = first_row - (tl.minimum(first_key + BLOCK_KV, kv_len) - 1)
+    highest = tl.minimum(first_row + BLOCK_Q, q_len) - 1 - first_key
+    exists = (q < n_q)[None, :] & (kv < n_kv)[:, None]
+    nowhere = exists == 0
+    if HAS_LO:
+        nowhere = nowhere | (highest < lo)
+    if HAS_HI:
+        nowhere = nowhere | (lowest > hi)
+    decided = nowhere
+    kinds = tl.zeros([KV_TILES, Q_TILES], tl.int32) + EMPTY
+    if HAS_CODES:
+        rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
+        of_rows = tl.load(q_codes + rows, mask=rows < q_len, other=ALONE)
+        keys = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
+        of_keys = tl.load(kv_codes + keys, mask=keys < kv_len, other=HIDDEN)
+        q_low = tl.min(tl.where(of_rows < 0, FAR, of_rows), 1)[None, :]
+        q_high = tl.max(of_rows, 1)[None, :]
+        kv_low = tl.min(tl.where(of_keys < 0, FAR, of_keys), 1)[:, None]
+        kv_high = tl.max(of_keys, 1)[:, None]
+        nowhere = nowhere | (q_high < kv_low) | (kv_high < q_low)
+        decided = nowhere
+        if not HAS_DENSE:
+            # All existing rows, or all keys of a complete tile, have the one code; a last row counts for those missing.
+            q_one = (tl.min(tl.where(rows < q_len, of_rows, FAR), 1)[None, :]) == q_high
+            kv_one = tl.min(of_keys, 1)[:, None] == kv_high
+            one = q_one & kv_one & (q_high == kv_high)
+            within = _in_band(lowest, lo, hi, HAS_LO, HAS_HI) & _in_band(highest, lo, hi, HAS_LO, HAS_HI)
+            meet = (q_low == kv_low) | (q_low == kv_high) | (q_high == kv_low) | (q_high == kv_high)
+            kinds = tl.where(one & within, FULL, PARTIAL)
+            kinds = tl.where(nowhere, EMPTY, kinds)
+            decided = nowhere | one | (within & meet)
+    pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
+    pair = tl.min(tl.where(decided, FAR, pairs), None)
+    while pair < KV_TILES * Q_TILES:
+        kind = _kind_of_pair(
+            first_q + pair % Q_TILES, first_kv + pair // Q_TILES, q_codes, kv_codes, dense, dense_i, dense_j,
+            q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK_Q, BLOCK_KV, LINES,
+        )  # fmt: skip
+        kinds = tl.where(pairs == pair, kind, kinds)
+        pair = tl.min(tl.where(decided | (pairs <= pair), FAR, pairs), None)
+    tl.store(KINDS + (head * n_kv + kv[:, None]) * n_q + q[None, :], kinds.to(tl.int8), mask=exists)
+
+
+@triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
+def write_seen(
+    KINDS, SEEN_BITS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element and head, row block, kv tile): what a forward reads of a dense mask.
+
+    KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
+    bits] in schedule/table_walk.py.  The other arguments are those of `seen`.
+
+    Each word is put together bit by bit, from single elements: Triton 3.6 compiles the sum of a permuted tile to other
+    words than the interpreter's.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    b = head // heads
+    q, kv = tl.program_id(1), tl.program_id(2)
+    first_row, first_key = q * BLOCK_Q, kv * BLOCK_KV
+    dense = DENSE + b * dense_b + head % heads * dense_h
+    NUMBER: tl.constexpr = BLOCK_KV // WORDS // 2
+    place = tl.arange(0, 2 * BLOCK_Q * WORDS)
+    thread = place // WORDS
+    row = first_row + thread // 32 * 16 + thread % 32 // 4
+    key = first_key + place % WORDS * (2 * NUMBER) + thread % 4 * 2
+    words = tl.zeros([2 * BLOCK_Q * WORDS], tl.int32)
+    visible = tl.zeros([2 * BLOCK_Q * WORDS], tl.int32)
+    for bit in tl.static_range(NUMBER):
+        i = row + bit // 2 % 2 * 8
+        j = key + bit // 4 * 8 + bit % 2
+        allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, lo, hi, HAS_LO, HAS_HI)
+        if HAS_CODES:
+            q_code = tl.load(Q_CODES + b * q_len + i, mask=i < q_len, other=ALONE)
+            kv_code = tl.load(KV_CODES + b * kv_len + j, mask=j < kv_len, other=HIDDEN)
+            allowed = allowed & (q_code == kv_code)
+        at = i.to(tl.int64) * dense_i + j.to(tl.int64) * dense_j
+        keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
+        words = words | (keep << bit)
+        visible += keep
+    seen = tl.sum(visible, 0)
+    complete = tl.minimum(BLOCK_Q, q_len - first_row) * BLOCK_KV
+    kind = tl.where(seen == 0, EMPTY, tl.where(seen == complete, FULL, PARTIAL))
+    tl.store(KINDS + (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q, kind.to(tl.int8))
+    pair = (head * tl.num_programs(1) + q) * tl.num_programs(2) + kv
+    tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + place, words)
+
+
+@triton.jit(do_not_specialize=["kv_len", "fine_q", "fine_kv", "n_q", "n_kv"])
+def unite_kinds(
+    FINE, KINDS, kv_len, fine_q, fine_kv, n_q, n_kv,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile, COLUMNS q tiles): kinds of tile pairs from those of the finer ones in them.
+
+    FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv, n_q], both as of `classify`.  A q tile has HIGH
+    finer ones, a kv tile WIDE, and BLOCK_KV keys.
+    """
+    table, kv = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    seen_by_some = tl.zeros([COLUMNS], tl.int32)
+    hidden_from_some = tl.zeros([COLUMNS], tl.int32) + tl.where(kv * BLOCK_KV + BLOCK_KV > kv_len, 1, 0)
+    for i in tl.static_range(WIDE):
+        for j in tl.static_range(HIGH):
+            exists = (kv * WIDE + i < fine_kv) & (q * HIGH + j < fine_q)
+            kind = tl.load(FINE + (table * fine_kv + kv * WIDE + i) * fine_q + q * HIGH + j, mask=exists, other=0)
+            seen_by_some |= (exists & (kind != EMPTY)).to(tl.int32)
+            hidden_from_some |= (exists & (kind != FULL)).to(tl.int32)
+    kind = tl.where(seen_by_some == 0, EMPTY, tl.where(hidden_from_some == 0, FULL, PARTIAL))
+    tl.store(KINDS + (table * n_kv + kv) * n_q + q, kind.to(tl.int8), mask=q < n_q)
+
+
+@triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def rank_contributors(
+    KINDS, RANKS, CONTRIBUTIONS, q_len, kv_len, lo, hi, n_q, n_kv,
+    RANK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile or all of them, COLUMNS q tiles): contributors that come before a kv tile.
+
+    KINDS: int8 [tables, n_kv, n_q], as `classify` writes them.  RANKS: int32 [tables, n_kv, n_q], by Note [Tables]; not
+    written where a kv tile does not contribute.  CONTRIBUTIONS: int32 [tables, n_q], kv tiles that a q tile sees.  ROWS
+    kv tiles are looked at together; RANK: a function of the schedule.
+    """
+    table = tl.program_id(0).to(tl.int64)
+    kinds = KINDS + table * n_kv * n_q
+    kv = tl.program_id(1)
+    walk = q_len, kv_len, lo, hi
+    q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = q < n_q
+    own = tl.zeros([COLUMNS], tl.int32)
+    if kv < n_kv:
+        wanted = wanted & (tl.load(kinds + kv * n_q + q, mask=wanted, other=0) != EMPTY)
+        own += RANK(q, kv, walk, BLOCK_Q, BLOCK_KV)
+    if tl.max(wanted.to(tl.int32), 0) > 0:
+        count = tl.zeros([COLUMNS], tl.int32)
+        for first in range(0, n_kv, ROWS):
+            other = first + tl.arange(0, ROWS)[:, None]
+            present = wanted[None, :] & (other < n_kv)
+            counted = tl.load(kinds + other * n_q + q[None, :], mask=present, other=0) != EMPTY
+            before = RANK(q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
+            count += tl.sum((counted & (before | (kv == n_kv))).to(tl.int32), 0)
+        if kv < n_kv:
+            tl.store(RANKS + (table * n_kv + kv) * n_q + q, count, mask=wanted)
+        else:
+            tl.store(CONTRIBUTIONS + table * n_q + q, count, mask=wanted)
+
+
+@triton.jit
+def _lacks_partners(FOUND, tiles, wanted, length, BLOCK: tl.constexpr):
+    """Whether a token of each of the `tiles` that are `wanted` has no partner; FOUND: a row of `seen`, [length]."""
+    tokens = tiles[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    found = tl.load(FOUND + tokens, mask=wanted[:, None] & (tokens < length), other=1)
+    return tl.min(found.to(tl.int32), 1) == 0
+
+
+@triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
+def write_walks(
+    KINDS, RANKS, Q_FOUND, VISITS, STEPS, q_len, kv_len, lo, hi, n_q, n_kv,
+    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
+
+    KINDS, RANKS: as `rank_contributors` has them; Q_FOUND: as `seen` writes it.  VISITS: int32 [tables, n_kv], steps of
+    a walk.  STEPS: int32 [tables, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.
+    WALK_LENGTH, Q_TILE: functions of the schedule.
+    """
+    table = tl.program_id(0).to(tl.int64)
+    kinds = KINDS + table * n_kv * n_q
+    kv = tl.program_id(1)
+    walk = q_len, kv_len, lo, hi
+    row = table * n_kv + kv
+    found = Q_FOUND + table * q_len
+    length = WALK_LENGTH(kv, walk, BLOCK_Q, BLOCK_KV)
+    count = 0
+    for first in range(0, length, COLUMNS):
+        step = first + tl.arange(0, COLUMNS)
+        q = Q_TILE(kv, step, walk, BLOCK_Q, BLOCK_KV)
+        inside = (step < length) & (q >= 0) & (q < n_q)
+        kind = tl.load(kinds + kv * n_q + q, mask=inside, other=0)
+        visible = inside & (kind != EMPTY)
+        rank = tl.load(RANKS + row * n_q + q, mask=visible, other=0)
+        at = count + tl.cumsum(visible.to(tl.int32), 0) - 1
+        masked = visible & (kind == PARTIAL)
+        word = q | (rank << TILE_BITS) | tl.where(masked, MASKED, 0)
+        word |= tl.where(_lacks_partners(found, q, masked, q_len, BLOCK_Q), HAS_BLIND, 0)
+        tl.store(STEPS + row * n_q + at, word, mask=visible)
+        count += tl.sum(visible.to(tl.int32), 0)
+    tl.store(VISITS + row, count)
+
+
+@triton.jit
+def _kinds_of(kinds, block, kv, blocks, n_kv):
+    """What the kv tiles are to a row block; EMPTY if there is no such row block."""
+    inside = (kv >= 0) & (kv < n_kv) & (block >= 0) & (block < blocks)
+    return tl.load(kinds + kv * blocks + block, mask=inside, other=0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["kv_len", "blocks", "n_kv", "q_tiles"])
+def write_rows(
+    KINDS, KV_FOUND, COUNTS, STEPS, kv_len, blocks, n_kv, q_tiles,
+    FROM_THE_END: tl.constexpr, CONSUMERS: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per (table, q tile): the walk of a tile of a forward, as `table_walk.forward_words`.
+
+    KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks;
+    FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32
+    [tables, q_tiles, n_kv].
+    """
+    table = tl.program_id(0).to(tl.int64)
+    q_tile = tl.program_id(1)
+    kinds = KINDS + table * n_kv * blocks
+    found = KV_FOUND + table * kv_len
+    first_block = q_tile * CONSUMERS
+    if FROM_THE_END:
+        first_block = blocks - (q_tile + 1) * CONSUMERS
+    blind = 0  # what the first word gives to row blocks that see nothing
+    for c in tl.static_range(CONSUMERS):
+        most = 0
+        for first in range(0, n_kv, COLUMNS):
+            kv = n_kv - 1 - first - tl.arange(0, COLUMNS)
+            most = tl.maximum(most, tl.max(_kinds_of(kinds, first_block + c, kv, blocks, n_kv), 0))
+        blind |= tl.where(most == EMPTY, PARTIAL, 0) << (FORWARD_TILE_BITS + 2 * c)
+    steps = STEPS + (table * q_tiles + q_tile) * n_kv
+    count = 0
+    for first in range(0, n_kv, COLUMNS):
+        kv = n_kv - 1 - first - tl.arange(0, COLUMNS)
+        word = tl.zeros([COLUMNS], tl.int32)
+        for c in tl.static_range(CONSUMERS):
+            word |= _kinds_of(kinds, first_block + c, kv, blocks, n_kv) << (FORWARD_TILE_BITS + 2 * c)
+        listed = word != 0
+        at = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+        unseen = _lacks_partners(found, kv, listed, kv_len, BLOCK_KV).to(tl.int32)
+        word = word | kv | (unseen << FORWARD_UNSEEN) | tl.where(at == 0, blind, 0)
+        tl.store(steps + at, word, mask=listed)
+        count += tl.sum(listed.to(tl.int32), 0)
+    if count == 0:
+        last = n_kv - 1 + tl.arange(0, 1)
+        unseen = _lacks_partners(found, last, last == last, kv_len, BLOCK_KV).to(tl.int32)
+        tl.store(steps + tl.arange(0, 1), blind | last | (unseen << FORWARD_UNSEEN))
+    tl.store(COUNTS + table * q_tiles + q_tile, tl.maximum(count, 1))

@@ -1,0 +1,247 @@
+"""Launches Triton's compiled kernels by the CUDA driver, from arguments that are packed once.
+
+Triton's own launcher takes a kernel's arguments apart, and encodes its TMA descriptors, on every launch, which takes
+longer than the driver needs.  Here `KernelLauncher.pack` does that work for given arguments, and `launch` hands its
+results to the driver as often as one likes.  How a kernel's arguments lie in memory is read from its PTX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from triton import knobs
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+from ...errors import DashError, LaunchError
+
+_PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.(\w+)[^,\n]*?(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE)
+_CODES = {"u64": "q", "u32": "i", "u16": "h", "u8": "b", "f32": "f", "f64": "d"}
+_SCRATCH = 2
+"""The last parameters of every kernel are two addresses of scratch memory, which ours do not use."""
+
+_CONFIG = "7I4xQQI4x"  # CUlaunchConfig
+_ATTRIBUTE = "=I4xi60x"  # CUlaunchAttribute whose value is an int
+_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
+_NO_INTERLEAVE, _L2_PROMOTION_128B, _FILL_ZEROS = 0, 2, 0
+_MAP, _MAP_BYTES, _MAP_ALIGNMENT = "map", 128, 64  # CUtensorMap
+_ENCODED = 1024
+"""So many descriptors of an argument are kept."""
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+
+Described = tuple[Sequence[int], Sequence[int]]
+"""Shape and strides of a TMA descriptor, in elements."""
+
+
+class Launch(NamedTuple):
+    """A launch that is ready: nothing in it is ever changed, so that threads may share it.
+
+    Attributes:
+        config, parameters: where the driver finds the launch's configuration and addresses of its arguments.
+        function: the driver's handle of the kernel.
+        kernel, stream, arguments: what a hook of a profiler is told.
+        memory: what `config` and `parameters` point to.
+    """
+
+    config: int
+    function: int
+    parameters: int
+    kernel: KernelLauncher
+    stream: int
+    arguments: tuple[Any, ...]
+    memory: tuple[Any, ...]
+
+
+class KernelLauncher:
+    """Packs launches of a compiled kernel whose first arguments are TMA descriptors of fixed shapes and strides.
+
+    Args:
+        compiled: Triton's compiled kernel; it is loaded into the current device.
+        grid: number of programs, or numbers along up to three axes.
+        descriptors: shape and strides of each leading descriptor argument.
+
+    Raises:
+        DashError: a kernel whose arguments are others than its source says, or that needs what we do not launch with.
+    """
+
+    def __init__(self, compiled: Any, grid: int | tuple[int, ...], descriptors: Sequence[Described] = ()) -> None:
+        metadata = compiled.metadata
+        if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
+            raise DashError(f"{metadata.name} needs clusters or scratch memory, with which it is not launched")
+        compiled.run  # noqa: B018  # loads the kernel
+        self.compiled = compiled
+        self.grid = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
+        self.device = torch.cuda.current_device()
+        types = list(compiled.src.signature.values())[len(descriptors) :]
+        self._are_arguments = [kind != "constexpr" for kind in types]
+        codes = _parameter_codes(compiled.asm["ptx"])
+        # Behind the address of a descriptor a kernel is told its shape and strides.
+        wanted = [code for shape, _ in descriptors for code in (_MAP, *"i" * len(shape), *"q" * len(shape))]
+        expected = len(wanted) + sum(self._are_arguments) + _SCRATCH
+        if len(codes) != expected or codes[: len(wanted)] != wanted or _MAP in codes[len(wanted) :]:
+            raise DashError(
+                f"{metadata.name} has {len(codes)} parameters, {''.join(codes)}, of which its source explains "
+                f"{expected}, that begin with {''.join(wanted)}"
+            )
+        self._maps = [_Map(*d, meta) for d, meta in zip(descriptors, metadata.tensordesc_meta, strict=True)]
+        numbers = [number for shape, strides in descriptors for number in (*shape, *strides)]
+        self._described = (ctypes.c_int64 * len(numbers))(*numbers)  # the first bytes of one are a smaller integer
+        numbered = itertools.count(ctypes.addressof(self._described), 8)
+        self._leading = [0 if code == _MAP else next(numbered) for code in wanted]
+        self._map_places = [i for i, code in enumerate(wanted) if code == _MAP]
+        own = codes[len(wanted) :]
+        values = "".join(f"{code}{8 - struct.calcsize(code)}x" for code in own)
+        self._packer = struct.Struct(f"={_CONFIG}{len(codes)}Q{values}")
+        self._own_places = range(self._packer.size - 8 * len(own), self._packer.size, 8)
+        attributes = [
+            (_PROGRAMMATIC_STREAM_SERIALIZATION, metadata.launch_pdl), (_COOPERATIVE, metadata.launch_cooperative_grid),
+        ]  # fmt: skip
+        packed = [struct.pack(_ATTRIBUTE, attribute, 1) for attribute, is_set in attributes if is_set]
+        self._attributes = ctypes.create_string_buffer(b"".join(packed))
+        self._attribute_facts = ctypes.addressof(self._attributes), len(packed)
+
+    def pack(self, stream: int, addresses: Sequence[int], *arguments: Any) -> tuple[Launch, ...]:
+        """The launch on a raw stream with these arguments, none where the grid is empty.
+
+        Args:
+            addresses: one per descriptor.
+            arguments: all others, anything in the place of compile-time constants, of which the last may be left out;
+                addresses as integers.
+        """
+        if 0 in self.grid:
+            return ()
+        maps = [map_.at(address) for map_, address in zip(self._maps, addresses, strict=True)]
+        leading = self._leading.copy()
+        for place, (_memory, start) in zip(self._map_places, maps, strict=True):
+            leading[place] = start
+        metadata = self.compiled.metadata
+        memory = ctypes.create_string_buffer(self._packer.size)
+        start = ctypes.addressof(memory)
+        self._packer.pack_into(
+            memory, 0, *self.grid, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
+            *leading, *[start + place for place in self._own_places],
+            *itertools.compress(arguments, self._are_arguments), *(0,) * _SCRATCH,
+        )  # fmt: skip
+        parameters = start + struct.calcsize(f"={_CONFIG}")
+        return (Launch(start, self.compiled.function, parameters, self, stream, arguments, (memory, maps)),)
+
+
+def launch(launches: Iterable[Launch]) -> None:
+    """Launch one after the other; the current device is the one that the kernels were loaded into.
+
+    Raises:
+        LaunchError: the driver refuses.
+    """
+    runtime = knobs.runtime
+    if _is_hooked(runtime.launch_enter_hook) or _is_hooked(runtime.launch_exit_hook):
+        _launch_with_hooks(launches)
+        return
+    launch_kernel = _driver().cuLaunchKernelEx
+    for config, function, parameters, kernel, *_ in launches:
+        code = launch_kernel(config, function, parameters, None)
+        if code:
+            _launch_again(code, config, function, parameters, kernel)
+
+
+def _launch_with_hooks(launches: Iterable[Launch]) -> None:
+    """As Triton launches for profilers, which register functions to call before and after."""
+    runtime = knobs.runtime
+    for config, function, parameters, kernel, stream, arguments, _ in launches:
+        about = kernel.compiled.launch_metadata(kernel.grid, stream, *arguments)
+        if _is_hooked(runtime.launch_enter_hook):
+            runtime.launch_enter_hook(about)
+        code = _driver().cuLaunchKernelEx(config, function, parameters, None)
+        if code:
+            _launch_again(code, config, function, parameters, kernel)
+        if _is_hooked(runtime.launch_exit_hook):
+            runtime.launch_exit_hook(about)
+
+
+def _is_hooked(hook: Any) -> bool:
+    """Whether anybody has registered a function."""
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def _launch_again(code: int, config: int, function: int, parameters: int, kernel: KernelLauncher) -> None:
+    """A thread has no context before its first call of CUDA's runtime, and a backward may be a thread's first work."""
+    driver = _driver()
+    if code == _NO_CONTEXT:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        _check(driver.cuDeviceGet(ctypes.byref(device), kernel.device), "cuDeviceGet")
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+        _check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+        code = driver.cuLaunchKernelEx(config, function, parameters, None)
+    _check(code, f"launching {kernel.compiled.metadata.name}")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise LaunchError(f"{what}: CUDA error {code}, {(text.value or b'unknown').decode()}")
+
+
+def _parameter_codes(ptx: str) -> list[str]:
+    """What `struct` calls the parameters of the kernel in a PTX, `_MAP` for a TMA descriptor."""
+    header = ptx[ptx.index(".entry") :]
+    codes = []
+    for alignment, kind, length in _PARAMETER.findall(header[: header.index("\n)")]):
+        if length and (int(length), int(alignment)) != (_MAP_BYTES, _MAP_ALIGNMENT):
+            raise DashError(f"a kernel has a parameter of {length} bytes, which is no TMA descriptor")
+        codes.append(_MAP if length else _CODES[kind])
+    return codes
+
+
+class _Map:
+    """TMA descriptors of one argument, which differ in their addresses.
+
+    Args:
+        meta: Triton's description of the tile that the kernel reads.
+    """
+
+    def __init__(self, shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any]) -> None:
+        if meta["fp4_padded"] or strides[-1] != 1:
+            raise DashError(f"a TMA descriptor of strides {tuple(strides)} for {meta}, of which there are none here")
+        rank = len(shape)
+        bytes_ = [meta["elem_size"] * stride for stride in strides[-2::-1]]
+        self._dtype, self._rank, self._swizzle = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], rank, meta["swizzle"]
+        self._sizes, self._strides = (ctypes.c_uint64 * rank)(*shape[::-1]), (ctypes.c_uint64 * rank)(*bytes_)
+        self._box = (ctypes.c_uint32 * rank)(*meta["block_size"][::-1])
+        self._steps = (ctypes.c_uint32 * rank)(*(1,) * rank)
+        self._encoded: dict[int, tuple[Any, int]] = {}
+
+    def at(self, address: int) -> tuple[Any, int]:
+        """The descriptor of a tensor at `address`: the memory that holds it, and where it begins."""
+        found = self._encoded.get(address)
+        if found is None:
+            found = self._encode(address)
+            if len(self._encoded) >= _ENCODED:  # most of them of addresses that are not used any more
+                self._encoded.clear()
+            self._encoded[address] = found
+        return found
+
+    def _encode(self, address: int) -> tuple[Any, int]:
+        memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+        start = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        code = _driver().cuTensorMapEncodeTiled(
+            start, self._dtype, self._rank, address, self._sizes, self._strides, self._box, self._steps,
+            _NO_INTERLEAVE, self._swizzle, _L2_PROMOTION_128B, _FILL_ZEROS,
+        )  # fmt: skip
+        _check(code, f"a TMA descriptor of {[*self._sizes]}, {[*self._strides]} bytes, at {address:#x}")
+        return memory, start
+
+
+@functools.cache
+def _driver() -> Any:
+    """The CUDA driver, which has been loaded long since."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+    pointer, number = ctypes.c_void_p, ctypes.c_uint32
+    driver.cuTensorMapEncodeTiled.argtypes = [pointer, number, number, *[pointer] * 5, *[number] * 4]
+    return driver

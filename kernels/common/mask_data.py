@@ -1,0 +1,143 @@
+"""A mask that is data as the builders of tables take it, and what they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...model.mask import Band, Mask
+
+_TRUTHS = (torch.bool, torch.uint8)
+_IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class MaskData:
+    """A band, and the data of the other terms, at least one of them.
+
+    Args:
+        band: any anchor.
+        batch, q_heads, kv_heads, q_len, kv_len: of the attention.
+        valid: bool or uint8 [batch, kv_len]; a key whose value is 0 is seen by nobody.
+        segments: integers [batch, q_len] and [batch, kv_len]; a query sees keys of its own id alone.  Any ids, in any
+            order.
+        dense: bool [batch, heads, q_len, kv_len], of size 1 where it does not differ; who sees whom.  All may have any
+            strides.
+
+    Raises:
+        ArgumentError: no data; a tensor of another dtype, shape or device.
+    """
+
+    band: Band
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    valid: Tensor | None = None
+    segments: tuple[Tensor, Tensor] | None = None
+    dense: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        found = self._tensors()
+        if not found:
+            raise ArgumentError("valid, segments, dense", (None, None, None), "at least one of them")
+        device = found[0][1].device
+        for name, tensor, allowed, shape in found:
+            fits = tensor.dim() == len(shape) and all(
+                size == wanted or (size == 1 and name == "dense")
+                for size, wanted in zip(tensor.shape, shape, strict=True)
+            )
+            if not fits:
+                raise ArgumentError(f"{name}.shape", tuple(tensor.shape), str(list(shape)))
+            if tensor.device != device:
+                raise ArgumentError(f"{name}.device", str(tensor.device), f"{device}, as of {found[0][0]}")
+            if tensor.dtype not in allowed:
+                raise ArgumentError(f"{name}.dtype", tensor.dtype, allowed)
+
+    @staticmethod
+    def of(mask: Mask, extras: Sequence[Tensor], sizes: Sequence[int]) -> MaskData:
+        """The data of a call's mask.
+
+        Args:
+            extras: the tensors that its terms name by their place.
+            sizes: batch, q_heads, kv_heads, q_len, kv_len.
+
+        Raises:
+            ArgumentError: a mask that reads a tensor that is not there; as the constructor.
+        """
+        missing = [operand.index for operand in mask.operands if operand.index >= len(extras)]
+        if missing:
+            raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the mask {mask} reads number {missing[0]}")
+        keys, segments, dense = mask.keys, mask.segments, mask.dense
+        batch, q_heads, kv_heads, q_len, kv_len = sizes
+        return MaskData(
+            mask.band,
+            batch,
+            q_heads,
+            kv_heads,
+            q_len,
+            kv_len,
+            valid=None if keys is None else extras[keys.valid.index],
+            segments=None if segments is None else (extras[segments.q.index], extras[segments.kv.index]),
+            dense=None if dense is None else extras[dense.mask.index],
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self._tensors()[0][1].device
+
+    @property
+    def has_codes(self) -> bool:
+        return self.valid is not None or self.segments is not None
+
+    @property
+    def by_head(self) -> bool:
+        """Whether it differs from head to head."""
+        return self.dense is not None and self.dense.shape[1] != 1
+
+    def _tensors(self) -> list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]]:
+        """Those that there are: name, tensor, allowed dtypes, shape."""
+        keys = self.batch, self.kv_len
+        found: list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]] = []
+        if self.valid is not None:
+            found.append(("valid", self.valid, _TRUTHS, keys))
+        if self.segments is not None:
+            found.append(("segments[0]", self.segments[0], _IDS, (self.batch, self.q_len)))
+            found.append(("segments[1]", self.segments[1], _IDS, keys))
+        if self.dense is not None:
+            shape = self.batch, self.q_heads, self.q_len, self.kv_len
+            found.append(("dense", self.dense, (torch.bool,), shape))
+        return found
+
+
+class MaskTables(NamedTuple):
+    """What the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
+
+    A table belongs to a batch element and, where the mask differs from head to head, to a query head.
+
+    Attributes:
+        q_codes, kv_codes: int32 [batch, q_len], [batch, kv_len]; besides what band and dense mask say, a query sees the
+            keys of its own code.  Empty where the mask has neither valid keys nor segments.
+        keys_seen: bool [batch, 1 or q_heads, kv_len]: keys that a query sees.
+        counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the walks of the forward.
+        visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the walks of the backward.
+        contributions: int32 [tables, n_q]: kv tiles that add to a q tile of the backward.
+        seen_bits: int32 [tables, row blocks, n_kv, threads, words]: who sees whom, bit by bit, see Note [Seen bits] in
+            `schedule.table_walk`; of the forward's row blocks and kv tiles.  Empty where there is no dense mask.
+    """
+
+    q_codes: Tensor
+    kv_codes: Tensor
+    keys_seen: Tensor
+    counts: Tensor
+    row_steps: Tensor
+    visits: Tensor
+    steps: Tensor
+    contributions: Tensor
+    seen_bits: Tensor

@@ -1,0 +1,302 @@
+"""The host side of `tables`: allocates, and launches the kernels that make `MaskTables` of a mask."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...model.mask import ROW_BLOCK, Band
+from ...model.plan import Plan
+from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
+from ...schedule.walk import Problem
+from ...upstream import compat
+from .compiling import schedule_module
+from .device import tables
+from .launcher import KernelLauncher, launch
+from .mask_data import MaskData, MaskTables
+from .strides import dense_strides
+
+TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
+"""Tokens of a program of `first_equal` and `seen`, others that are compared with them at once, and tiles of so many
+tokens whose ranges are."""
+Q_TILES, KV_TILES = 16, 4
+"""q tiles and kv tiles that a program of `classify` looks at together."""
+DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
+"""The same where a dense mask has to be read for each of them."""
+LINES = 16
+"""Rows of a tile pair that `classify` looks at together."""
+ROWS, COLUMNS = 32, 128
+"""kv tiles and q tiles that a program of the other kernels looks at together."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The tables of a mask under a plan: how many there are, and of which size.
+
+    Args:
+        forward, backward: the mask's band cut into the tiles of the plan's forward, one row block high, and of its
+            backward.
+        consumers: row blocks of a tile of the forward.
+        tables: tables of a batch element.
+        band: of both, anchored top left.
+        bounds: of this band, 0 where there is none.
+    """
+
+    forward: Problem
+    backward: Problem
+    consumers: int
+    tables: int
+    band: Band
+    bounds: tuple[int, int]
+
+    @staticmethod
+    def of(data: MaskData, plan: Plan) -> Shape:
+        """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles."""
+        sizes = data.batch, data.q_heads, data.q_len, data.kv_len
+        return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)
+
+    @property
+    def same_tiles(self) -> bool:
+        """Whether forward and backward have the same tile pairs."""
+        return self.forward == self.backward
+
+    @property
+    def finer(self) -> tuple[int, int] | None:
+        """How many row blocks a q tile of the backward has, and kv tiles of the forward its kv tile; None in parts."""
+        high, q_rest = divmod(self.backward.block_q, self.forward.block_q)
+        wide, kv_rest = divmod(self.backward.block_kv, self.forward.block_kv)
+        return None if q_rest or kv_rest else (high, wide)
+
+    @property
+    def seen_bits(self) -> tuple[int, ...]:
+        """Of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
+        rows, keys = self.forward.block_q, self.forward.block_kv
+        return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
+
+    @property
+    def q_tiles(self) -> int:
+        """Tiles of a head in the forward."""
+        return -(-self.forward.n_q // self.consumers)
+
+
+@lru_cache(maxsize=256)
+def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Plan, row_block: int) -> Shape:
+    tiles = plan.forward_tiles
+    if tiles is None:
+        raise ArgumentError("plan.forward_tiles", None, "tiles: a mask that is data needs a forward of ours")
+    batch, q_heads, q_len, kv_len = sizes
+    forward = Problem(band, q_len, kv_len, row_block, tiles.block_kv, batch, q_heads)
+    backward = Problem(band, q_len, kv_len, plan.dkdv.block_q, plan.dkdv.block_kv, batch, q_heads)
+    for name, count, bits in (
+        ("q tiles", backward.n_q, TILE_BITS),
+        ("kv tiles", backward.n_kv, TILE_BITS),
+        ("kv tiles of the forward", forward.n_kv, FORWARD_TILE_BITS),
+    ):
+        if count > 1 << bits:
+            raise ArgumentError(name, count, f"at most {1 << bits}")
+    return Shape(
+        forward,
+        backward,
+        tiles.block_q // row_block,
+        q_heads if by_head else 1,
+        backward.resolved.band,
+        backward.bounds,
+    )
+
+
+def build(data: MaskData, plan: Plan) -> MaskTables:
+    """The tables of a mask for the Hopper kernels of a plan, computed on the mask's device.
+
+    Raises:
+        ArgumentError: as `Shape.of`.
+    """
+    device = data.device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton uses the current device
+        return _Builder(data, plan).build()
+
+
+class _Builder:
+    def __init__(self, data: MaskData, plan: Plan) -> None:
+        self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
+        self.bounds = {"HAS_LO": self.shape.band.lo is not None, "HAS_HI": self.shape.band.hi is not None}
+        self.lo, self.hi = self.shape.bounds
+        self.device = data.device
+        self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
+        self.flags = {"HAS_CODES": data.has_codes, "HAS_DENSE": data.dense is not None}
+
+    def build(self) -> MaskTables:
+        shape = self.shape
+        q_codes, kv_codes, ranges = self._codes()
+        rows_seeing, keys_seen = self._seen(q_codes, kv_codes, ranges)
+        seen_bits = self._new(0)
+        if self.data.dense is None:
+            of_rows = self._classified(shape.forward, q_codes, kv_codes)
+        else:
+            of_rows, seen_bits = self._seen_bits(q_codes, kv_codes)
+        if shape.same_tiles:
+            of_walks = of_rows
+        elif shape.finer is not None:
+            of_walks = self._united(of_rows, *shape.finer)
+        else:
+            of_walks = self._classified(shape.backward, q_codes, kv_codes)
+        rows, walks = self._rows(of_rows, keys_seen), self._walks(of_walks, rows_seeing)
+        return MaskTables(q_codes, kv_codes, keys_seen, *rows, *walks, seen_bits)
+
+    def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes of queries and keys, and the ranges of both by tiles of TOKENS; all empty without codes."""
+        data = self.data
+        if not data.has_codes:
+            return self._new(0), self._new(0), self._new(0)
+        q_codes, kv_codes = self._new(data.batch, data.q_len), self._new(data.batch, data.kv_len)
+        q_tiles, kv_tiles = self.token_tiles
+        ranges = self._new(data.batch, q_tiles + kv_tiles, 2)
+        q_ids, kv_ids = data.segments or (q_codes, kv_codes)  # never read without segments
+        starts = ranges
+        if data.segments is not None:
+            starts = self._new(data.batch, kv_tiles, 2, dtype=torch.int64)
+            self._launch(
+                tables.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len, BLOCK=TOKENS
+            )
+        valid = kv_codes if data.valid is None else data.valid
+        self._launch(
+            tables.first_equal, (data.batch, q_tiles + kv_tiles),
+            q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
+            data.q_len, data.kv_len, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None,
+            BLOCK=TOKENS, PARTNERS=PARTNERS, TILES=TOKEN_TILES,
+        )  # fmt: skip
+        return q_codes, kv_codes, ranges
+
+    def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
+        """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""
+        dense = self.data.dense
+        if dense is None:
+            return fallback, [0, 0, 0, 0]
+        return dense, [0 if size == 1 else stride for size, stride in zip(dense.shape, dense.stride(), strict=True)]
+
+    def _seen(self, q_codes: Tensor, kv_codes: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
+        """bool [batch, 1 or q_heads, q_len] and [batch, 1 or q_heads, kv_len]: who sees a key, and who is seen."""
+        data, heads = self.data, self.shape.tables
+        q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
+        dense, strides = self._dense(q_found)
+        self._launch(
+            tables.seen, (data.batch * heads, sum(self.token_tiles)),
+            q_codes, kv_codes, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
+            self.lo, self.hi, **self.bounds, **self.flags, BLOCK=TOKENS, PARTNERS=PARTNERS, TILES=TOKEN_TILES,
+        )  # fmt: skip
+        return q_found, kv_found
+
+    def _classified(self, problem: Problem, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
+        """int8 [batch and heads that differ, n_kv, n_q]: the kind of every tile pair."""
+        data = self.data
+        kinds = self._new(data.batch * self.shape.tables, problem.n_kv, problem.n_q, dtype=torch.int8)
+        dense, strides = self._dense(kinds)
+        q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
+        self._launch(
+            tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
+            kinds, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
+            problem.n_q, problem.n_kv, **self.bounds, **self.flags,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=q_tiles, KV_TILES=kv_tiles,
+            LINES=min(LINES, problem.block_q),
+        )  # fmt: skip
+        return kinds
+
+    def _seen_bits(self, q_codes: Tensor, kv_codes: Tensor) -> tuple[Tensor, Tensor]:
+        """The kinds of the forward's tile pairs, as of `_classified`, and `MaskTables.seen_bits`."""
+        data, problem = self.data, self.shape.forward
+        tables_, (n_q, n_kv, *_, words) = data.batch * self.shape.tables, self.shape.seen_bits
+        kinds = self._new(tables_, n_kv, n_q, dtype=torch.int8)
+        seen_bits = self._new(tables_, *self.shape.seen_bits)
+        dense, strides = self._dense(kinds)
+        self._launch(
+            tables.write_seen, (tables_, n_q, n_kv),
+            kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
+            self.lo, self.hi, **self.bounds, HAS_CODES=data.has_codes,
+            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
+        )  # fmt: skip
+        return kinds, seen_bits
+
+    def _united(self, fine: Tensor, high: int, wide: int) -> Tensor:
+        """The kinds of the backward's tile pairs from those of the forward, of which each has `high` times `wide`."""
+        problem = self.shape.backward
+        kinds = self._new(len(fine), problem.n_kv, problem.n_q, dtype=torch.int8)
+        self._launch(
+            tables.unite_kinds, (len(fine), problem.n_kv, -(-problem.n_q // COLUMNS)),
+            fine, kinds, self.data.kv_len, self.shape.forward.n_q, self.shape.forward.n_kv, problem.n_q, problem.n_kv,
+            HIGH=high, WIDE=wide, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        return kinds
+
+    def _rows(self, kinds: Tensor, keys_seen: Tensor) -> tuple[Tensor, Tensor]:
+        problem, q_tiles = self.shape.forward, self.shape.q_tiles
+        counts, steps = self._new(len(kinds), q_tiles), self._new(len(kinds), q_tiles, problem.n_kv)
+        self._launch(
+            tables.write_rows, (len(kinds), q_tiles),
+            kinds, keys_seen, counts, steps, self.data.kv_len, problem.n_q, problem.n_kv, q_tiles,
+            FROM_THE_END=from_the_end(self.bounds["HAS_LO"], self.flags["HAS_DENSE"]),
+            CONSUMERS=self.shape.consumers, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        return counts, steps
+
+    def _walks(self, kinds: Tensor, rows_seeing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        data, problem = self.data, self.shape.backward
+        number, n_q, n_kv = len(kinds), problem.n_q, problem.n_kv
+        visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
+        contributions, ranks = self._new(number, n_q), self._new(number, n_kv, n_q)
+        functions = schedule_module(self.plan.schedule, self.shape.band)
+        walk = data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
+        constants = {"BLOCK_Q": problem.block_q, "BLOCK_KV": problem.block_kv, "COLUMNS": COLUMNS}
+        self._launch(
+            tables.rank_contributors, (number, n_kv + 1, -(-n_q // COLUMNS)),
+            kinds, ranks, contributions, *walk, RANK=functions.dash_rank, ROWS=ROWS, **constants,
+        )  # fmt: skip
+        self._launch(
+            tables.write_walks, (number, n_kv), kinds, ranks, rows_seeing, visits, steps, *walk,
+            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, **constants,
+        )  # fmt: skip
+        return visits, steps, contributions
+
+    def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """An uninitialised contiguous tensor on the mask's device, which is the current one."""
+        if self.device.type != "cuda":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, **constants: Any) -> None:
+        """Launch on the current device, or in Triton's interpreter.
+
+        Triton chooses among the versions of a kernel at its first launch with such arguments; later ones, which a
+        training step begins with, go by what it chose.
+        """
+        if self.device.type != "cuda":
+            kernel[grid](*arguments, **constants, num_warps=4)
+            return
+        kinds = tuple(_kind(argument) for argument in arguments)
+        key = kernel, self.device.index, grid, kinds, tuple(constants.values())
+        launched = _LAUNCHERS.get(key)
+        if launched is not None:
+            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+            launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
+            return
+        compiled = kernel[grid](*arguments, **constants, num_warps=4)
+        if compiled is None:  # a hook of Triton's has taken the place of compiling
+            return
+        if len(_LAUNCHERS) >= 1024:  # shapes that are not used any more
+            _LAUNCHERS.clear()
+        _LAUNCHERS[key] = KernelLauncher(compiled, grid)
+
+
+_LAUNCHERS: dict[Any, KernelLauncher] = {}
+"""By kernel, device, grid, kinds of arguments and constants."""
+
+
+def _kind(argument: Tensor | int) -> tuple[Any, ...]:
+    """All that Triton's choice of a version depends on."""
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
+    return argument.dtype, argument.data_ptr() % 16 == 0

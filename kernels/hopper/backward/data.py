@@ -1,0 +1,184 @@
+"""What a launch of the backward is given where its mask is data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....errors import ArgumentError
+from ....model.call import Call
+from ....model.mask import ROW_BLOCK, Mask
+from ....schedule.table_walk import TILE_BITS
+from ....schedule.walk import ClosedForm
+from ...common.strides import dense_strides
+
+Fact = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Facts = tuple[Fact | None, ...]
+"""Shape, strides, dtype and device of every tensor of `BackwardData`."""
+
+_POINTERS = ("visits", "words", "q_codes", "kv_codes", "keys_seen", "dense")
+_TABLES = ("table_b", "table_h")
+_DENSE_STRIDES = ("dense_b", "dense_h", "dense_i", "dense_j")
+MAIN = (*_POINTERS, *_TABLES, *_DENSE_STRIDES)
+FINISH = ("contributions", *_TABLES)
+"""The arguments of the main kernel and of `finish` about a mask that is data, in their order."""
+TYPES = {
+    **dict.fromkeys((*_POINTERS, "contributions"), "*i32"),
+    "keys_seen": "*i8",
+    "dense": "*i8",
+    **dict.fromkeys(_DENSE_STRIDES, "i64"),
+}
+ANY_ADDRESS = dict.fromkeys((*_POINTERS, "contributions"), 1)
+"""What is known to divide their addresses: operands and tables may begin anywhere."""
+
+
+def kinds(mask: Mask) -> tuple[bool, bool]:
+    """Whether a mask has codes, and whether it has a dense mask."""
+    return mask.keys is not None or mask.segments is not None, mask.dense is not None
+
+
+class BackwardData(NamedTuple):
+    """The tensors that a mask reads, and its tables.  `table_walk` says what the kernels make of them.
+
+    Attributes:
+        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; of keys and segments.
+        keys_seen: bool [batch, tables of a batch element if the dense mask differs from head to head, else 1, kv_len],
+            contiguous: the keys that a query sees.
+        visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
+        dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
+        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are those of the mask.
+    """
+
+    q_codes: Tensor | None
+    kv_codes: Tensor | None
+    keys_seen: Tensor
+    visits: Tensor
+    steps: Tensor
+    contributions: Tensor
+    dense: Tensor | None = None
+    row_place: Tensor | None = None
+    row_count: Tensor | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """The lengths of a mask of rows, None where tokens are rows."""
+        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
+
+    @staticmethod
+    def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
+        """From the operator's extras: first the operands of the call, then the mask's codes, if any, and its tables.
+
+        Raises:
+            ArgumentError: another number of extras.
+        """
+        mask, operands = call.mask, len(call.operands)
+        if not mask.operands:
+            return None
+        has_codes, _ = kinds(mask)
+        given = list(extras[operands:])
+        wanted = 6 if has_codes else 4
+        if len(given) != wanted:
+            raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} codes and tables: {call}")
+        q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
+        dense = None if mask.dense is None else extras[mask.dense.mask.index]
+        keys_seen, visits, steps, contributions = given
+        data = BackwardData(q_codes, kv_codes, keys_seen, visits, steps, contributions, dense)
+        if mask.placed is None:
+            return data
+        place, count = mask.placed.place, mask.placed.count
+        return data._replace(row_place=extras[place.index], row_count=extras[count.index])
+
+    def addresses(self) -> tuple[int, ...]:
+        """Of every tensor, 0 for one that there is not."""
+        return tuple(0 if t is None else t.data_ptr() for t in self)
+
+    def facts(self) -> Facts:
+        """What a launch is prepared for."""
+        return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
+
+
+_Numbers = tuple[int | None, ...]
+
+
+class Arguments(NamedTuple):
+    """What the kernels are told about a mask that is data, beside addresses.
+
+    Attributes:
+        main: strides of tables, and the strides of `dense`.
+        finish: strides of tables.
+    """
+
+    main: tuple[int, ...]
+    finish: tuple[int, ...]
+
+    @staticmethod
+    def of(mask: Mask, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
+        """For tensors with these facts.
+
+        Args:
+            walk: of the band of `mask`; its heads are query heads.
+
+        Raises:
+            ArgumentError: tensors that the mask does not have or lacks, of another shape, layout, dtype or device.
+        """
+        p, dense = walk.problem, facts[BackwardData._fields.index("dense")]
+        if dense is not None:
+            _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device, torch.bool)
+        by_head = dense is not None and dense[0][1] != 1
+        table_b, table_h = (p.heads, 1) if by_head else (1, 0)
+        tables = p.batch * table_b
+        if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
+            raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
+        shapes = (
+            (p.batch, p.q_len),
+            (p.batch, p.kv_len),
+            (p.batch, p.heads if by_head else 1, p.kv_len),
+            (tables, p.n_kv),
+            (tables, p.n_kv, p.n_q),
+            (tables, p.n_q),
+            None,
+            (p.q_len // ROW_BLOCK,),
+            (p.q_len // ROW_BLOCK,),
+        )
+        has_codes, has_dense = kinds(mask)
+        placed = mask.placed is not None
+        needed = has_codes, has_codes, True, True, True, True, has_dense, placed, placed
+        for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
+            if (fact is not None) != is_needed:
+                raise ArgumentError(f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {mask}")
+            if fact is not None and shape is not None:
+                dtype = torch.bool if name == "keys_seen" else torch.int32
+                _check(f"data.{name}", fact, shape, False, device, dtype)
+        strides: tuple[int, ...] = (0, 0, 0, 0)
+        if dense is not None:
+            strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))
+        return Arguments((table_b, table_h, *strides), (table_b, table_h))
+
+    def of_call(self, addresses: tuple[int, ...]) -> tuple[_Numbers, _Numbers]:
+        """All the arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
+        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
+        return (visits, steps, q_codes, kv_codes, keys_seen, dense, *self.main), (contributions, *self.finish)
+
+
+NOTHING: tuple[_Numbers, _Numbers] = (None,) * len(MAIN), (None,) * len(FINISH)
+"""In the place of `Arguments.of_call` where the mask is a band: all of them are compile-time constants."""
+
+
+def _check(
+    name: str, fact: Fact, full: tuple[int, ...], broadcasts: bool, device: torch.device, allowed: torch.dtype
+) -> None:
+    """Raise ArgumentError unless a tensor is as the kernels read it: contiguous, unless it `broadcasts`."""
+    shape, strides, dtype, where = fact
+    if where != device:
+        raise ArgumentError(f"{name}.device", str(where), str(device))
+    if dtype != allowed:
+        raise ArgumentError(f"{name}.dtype", dtype, str(allowed))
+    sizes = tuple(1 if broadcasts and size == 1 else wanted for size, wanted in zip(shape, full, strict=False))
+    if len(shape) != len(full) or shape != sizes:
+        raise ArgumentError(f"{name}.shape", tuple(shape), f"{full}{', or 1' if broadcasts else ''}")
+    contiguous = dense_strides(shape, range(len(shape)))
+    if not broadcasts and any(size > 1 and a != b for size, a, b in zip(shape, strides, contiguous, strict=True)):
+        raise ArgumentError(f"{name}.stride()", strides, "those of a contiguous tensor")

@@ -1,0 +1,160 @@
+"""A band in closed form: the walk of a kv tile (`ClosedForm`), and who sees whom in it (`BandMask`).
+
+`table_walk` has the same for masks that are data.  The roles ask either, and know a step by its *word* alone, one
+number that says which q tile is visited, whether the mask cuts it and, together with the kv tile, whatever else there
+is to know.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+from ...shared.device.operations import here
+from ...shared.device.told import MASKED, NEXT, tell, told, within_band
+from ...shared.device.work import Work
+
+
+@aggregate
+class ClosedForm:
+    """Walks that the schedule's generated functions give.
+
+    told_words: a ring of words for consumers, see Note [What consumers are told] in `told`.  TELLS: they need them.
+    CUTS: the band or the end of the keys cuts tiles; then steps are IN_RUNS, and words say what the next step is, see
+    Note [Runs] in `runs`.  Not CLEARS: rows that take no part are outside of the descriptors.
+    """
+
+    work: Work
+    told_words: gl.shared_memory_descriptor
+    VISITS: gl.constexpr
+    Q_TILE: gl.constexpr
+    RANK: gl.constexpr
+    Q_RANGE: gl.constexpr
+    HAS_LO: gl.constexpr
+    HAS_HI: gl.constexpr
+    EVEN_KV: gl.constexpr
+    CUTS: gl.constexpr
+    TELLS: gl.constexpr
+    IN_RUNS: gl.constexpr
+    CLEARS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, work, told_words, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, CUTS, TELLS):
+        self.work = work
+        self.told_words = told_words
+        self.VISITS = gl.constexpr(VISITS)
+        self.Q_TILE = gl.constexpr(Q_TILE)
+        self.RANK = gl.constexpr(RANK)
+        self.Q_RANGE = gl.constexpr(Q_RANGE)
+        self.HAS_LO = gl.constexpr(HAS_LO)
+        self.HAS_HI = gl.constexpr(HAS_HI)
+        self.EVEN_KV = gl.constexpr(EVEN_KV)
+        self.CUTS = gl.constexpr(CUTS)
+        self.TELLS = gl.constexpr(TELLS)
+        self.IN_RUNS = gl.constexpr(CUTS)
+        self.CLEARS = gl.constexpr(False)
+
+    @gluon.jit
+    def at(self, position):
+        """The walks of the head at `position`."""
+        work = self.work.at(position)
+        return ClosedForm(
+            work, self.told_words, self.VISITS, self.Q_TILE, self.RANK, self.Q_RANGE, self.HAS_LO, self.HAS_HI,
+            self.EVEN_KV, self.CUTS, self.TELLS,
+        )  # fmt: skip
+
+    @gluon.jit
+    def steps(self, kv):
+        """Steps of the walk of kv tile `kv`."""
+        work = self.work
+        steps = self.VISITS(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        return gl.where(kv * work.BLOCK_KV < work.kv_len, steps, 0)
+
+    @gluon.jit
+    def word(self, step, kv):
+        work = self.work
+        q = self.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        if self.CUTS:
+            _first, full_first, full_end, _end = self.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+            q |= gl.where((q < full_first) | (q >= full_end), 1 << MASKED, 0)
+        return q
+
+    @gluon.jit
+    def q_tile(self, word):
+        return word & ((1 << NEXT) - 1)
+
+    @gluon.jit
+    def rank(self, word, kv):
+        work = self.work
+        return self.RANK(self.q_tile(word), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+
+    @gluon.jit
+    def begin(self, step, kv):
+        """The word of a role's first step in the walk of kv tile `kv`."""
+        return self.word(step, kv)
+
+    @gluon.jit
+    def following(self, ahead, step, after, steps, kv):
+        """(word of a step, that of the role's next one, which is `after`); the first is from `begin`.
+
+        A word is computed a step ahead: the producer would make the loads of a step wait for it.
+        """
+        following = self.word(after, kv)
+        return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
+
+    @gluon.jit
+    def tell(self, word, slot, full):
+        """Tell consumers the word of a step, before the barrier of this slot of dO is armed."""
+        if self.TELLS:
+            tell(self.told_words, slot, word)
+
+    @gluon.jit
+    def mask(self, kv, LAYOUT: gl.constexpr):
+        """The mask of scores [BLOCK_KV, q rows] of kv tile `kv`."""
+        return BandMask(self, kv)
+
+
+@aggregate
+class BandMask:
+    """Which scores of kv tile `kv` count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
+
+    walk: ClosedForm
+    kv: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, walk, kv):
+        self.walk = walk
+        self.kv = kv
+
+    @gluon.jit
+    def q_tile(self, word):
+        return self.walk.q_tile(word)
+
+    @gluon.jit
+    def told(self, slot):
+        """The word of a step whose dO is in this slot of its ring; 0 where nobody asks for it."""
+        word = 0
+        if self.walk.TELLS:
+            word = told(self.walk.told_words, slot)
+        return word
+
+    @gluon.jit
+    def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
+        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
+
+        CUT: whether it does; None where only the word says so.
+        """
+        walk = self.walk
+        if walk.CUTS:
+            cut = word >> MASKED != 0 if CUT is None else CUT
+            if cut:
+                work = walk.work
+                columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
+                keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
+                q_row = walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+                rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
+                keep = gl.expand_dims(rows, 1) < work.kv_len
+                if walk.EVEN_KV:  # which the compiler cannot know
+                    keep = gl.full(keep.shape, True, gl.int1, keep.type.layout)
+                queries = gl.arange(0, p.shape[1], columns)
+                p = gl.where(within_band(keep, work, q_row, queries, rows, walk.HAS_LO, walk.HAS_HI), p, 0.0)
+        return p

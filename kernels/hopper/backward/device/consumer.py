@@ -1,0 +1,148 @@
+"""The consumers: two warpgroups that do the matmuls of every step and keep dk and dv in registers."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from ...shared.device.operations import role_barrier, wait_for_matmuls, wait_until_read
+from ...shared.device.places import store_tile
+from ...shared.device.steps import (
+    accumulator_layout,
+    halved_step,
+    left_operand,
+    overlapped_step,
+    scores,
+    shared_step,
+    wait_for_do,
+    wait_for_q,
+    zeros,
+)
+from .group import add_to_group
+from .runs import first_of_walk, halved_steps
+from .tickets import leave_walk, wait_for_walk
+
+
+@gluon.jit
+def consume(
+    walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums, group_semaphores, scale,
+    scale_log2, WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
+
+    STEP: the form of a step, see `steps`. AHEAD: a step ends with (a half of) the S of the next, so that a walk begins
+    with one of its own. LEFT_IN_REGISTERS: K and V are left operands in registers for the whole walk.
+    """
+    BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
+    BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
+    GROUP: gl.constexpr = walks.work.GROUP
+    BLOCK_D: gl.constexpr = shared.k.shape[1]
+    BLOCK_DV: gl.constexpr = shared.v.shape[1]
+    layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
+    zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
+    n = 0
+    done = 0
+    position, kv = wait_for_walk(shared, n)
+    while kv >= 0:
+        walk = walks.at(position)
+        work = walk.work
+        drops = all_drops.at(work)
+        steps = walk.steps(kv)
+        mask = walk.mask(kv, layout_s)
+        dk = zeros(BLOCK_KV, BLOCK_D, WARPS)
+        dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
+        dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)
+        s = zero
+        k = shared.k
+        v = shared.v
+        mbarrier.wait(shared.k_full.index(0), n & 1)
+        if LEFT_IN_REGISTERS:
+            k = shared.k.load(left_operand(layout_s))
+        if AHEAD:
+            if steps > 0:
+                slot = wait_for_q(shared, done)
+                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
+        mbarrier.wait(shared.v_full.index(0), n & 1)
+        if LEFT_IN_REGISTERS:
+            v = shared.v.load(left_operand(layout_s))
+        IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and walk.IN_RUNS and not drops.GIVEN
+        if IN_RUNS:
+            following = first_of_walk(shared, mask, done, steps)
+        if STEP != "overlapped" or steps == 0:  # overlapped steps do so when they share dS
+            wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
+        if IN_RUNS:
+            s, dk, dk_tail, dv = halved_steps(
+                shared, mask, drops, scale_log2, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
+            )
+        else:
+            for step in range(steps):
+                it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
+                after = it + gl.where(step + 1 < steps, 1, 0)
+                if STEP == "overlapped":
+                    s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS)
+                elif STEP == "halved":
+                    if not AHEAD:
+                        wait_for_q(shared, it)
+                    word = mask.told(wait_for_do(shared, it))
+                    s, dk, dk_tail, dv = halved_step(
+                        shared, mask, drops, scale_log2, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
+                        None,
+                    )  # fmt: skip
+                else:
+                    dk, dv = shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS)
+        done += steps
+        position, kv = wait_for_walk(shared, n)  # again: the steps leave no registers for what they do not need
+        walk = walks.at(position)
+        work = walk.work
+        drops = all_drops.at(work)
+        role_barrier()
+        if shared.RESULTS_IN_DQ:
+            mbarrier.arrive(shared.kv_empty.index(0), count=1)
+        if GROUP > 1:
+            dk, dk_tail, dv = add_to_group(
+                work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.turn.index(0), n & 1, shared.TAIL_D
+            )
+        if work.member == GROUP - 1:
+            store_gradients(
+                work, places, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
+                WARPS,
+            )  # fmt: skip
+        role_barrier()
+        if not shared.RESULTS_IN_DQ:
+            mbarrier.arrive(shared.kv_empty.index(0), count=1)
+        leave_walk(shared, n)
+        n += 1
+        position, kv = wait_for_walk(shared, n)
+    leave_walk(shared, n)
+    wait_until_read()
+
+
+@gluon.jit
+def store_gradients(
+    work, places, drops, shared, it, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """Round dk and dv and start to store them, by way of the slots of the dq ring for steps `it` and after.
+
+    Where these have no room, by way of K and V, which are done with, and until they have been read.
+    """
+    DTYPE: gl.constexpr = shared.k.dtype
+    row = kv * work.BLOCK_KV
+    dv_tile = shared.result_tile(it, 0) if shared.RESULTS_IN_DQ else shared.v
+    dv_tile.store(drops.rescaled(dv).to(DTYPE))
+    fence_async_shared()
+    role_barrier()
+    store_tile(places, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    # Meanwhile the slot of the last dq tile may have been emptied.
+    dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
+    dk_tile.store((dk * scale).to(DTYPE))
+    if shared.TAIL_D > 0:
+        shared.k_tail.store((dk_tail * scale).to(DTYPE))
+    fence_async_shared()
+    role_barrier()
+    store_tile(places, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
+    if shared.TAIL_D > 0:
+        store_tile(
+            places, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+        )  # fmt: skip
+    if not shared.RESULTS_IN_DQ:
+        wait_until_read()

@@ -1,0 +1,64 @@
+"""Grouped heads: dk and dv of a kv head are sums over the query heads of its group, in their order.
+
+Every query head has CTAs of its own, so that those that run at the same time share a dq accumulator in the L2 cache.
+The CTA of member m of a group waits for its turn as a reducer does, at the end of its walk: the CTA of member m - 1
+for the same kv tile has a lower ticket.  Its producer waits, which has nothing else to do while the last steps run, and
+tells the consumers by a barrier.  Member 0 stores, the others add, the last one keeps the sum.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...shared.device.operations import consumers_pass_turn_on, wait_for_turn
+from ...shared.device.steps import from_fragments, in_fragments
+
+
+@gluon.jit
+def _place(work, kv):
+    """The place of kv tile `kv` of this kv head among those of all."""
+    n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
+    return (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
+
+
+@gluon.jit
+def wait_for_group(work, kv, semaphores, turn):
+    """The producer's part: when the members before have added theirs, say so at the barrier `turn`."""
+    wait_for_turn(semaphores + _place(work, kv), work.member)
+    mbarrier.arrive(turn, count=1)
+
+
+@gluon.jit
+def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, turn, phase, TAIL_D: gl.constexpr):
+    """(dk, dk_tail, dv) plus those of the members before, once the barrier `turn` is past this phase.
+
+    sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)], dv, dk and its tail in the order of
+    `in_fragments`; semaphores: int32 [batch * kv_heads * n_kv], zeros.
+    """
+    DV: gl.constexpr = dv.shape[1]
+    D: gl.constexpr = dk.shape[1]
+    tile = _place(work, kv)
+    start = sums + tile.to(gl.int64) * (work.BLOCK_KV * (D + TAIL_D + DV))
+    mbarrier.wait(turn, phase)
+    dv = _add(work, dv, start)
+    dk = _add(work, dk, start + work.BLOCK_KV * DV)
+    if TAIL_D > 0:
+        dk_tail = _add(work, dk_tail, start + work.BLOCK_KV * (DV + D))
+    consumers_pass_turn_on(semaphores + tile, work.member)
+    return dk, dk_tail, dv
+
+
+@gluon.jit
+def _add(work, tile, start):
+    fragments = in_fragments(tile)
+    layout: gl.constexpr = fragments.type.layout
+    rows = gl.expand_dims(gl.arange(0, fragments.shape[0], gl.SliceLayout(1, layout)), 1)
+    columns = gl.expand_dims(gl.arange(0, fragments.shape[1], gl.SliceLayout(0, layout)), 0)
+    pointers = start + (rows * fragments.shape[1] + columns)
+    if work.member == 0:
+        gl.store(pointers, fragments)
+    elif work.member < work.GROUP - 1:
+        gl.atomic_add(pointers, fragments, sem="relaxed")  # a reduction at the L2 cache: no loads to wait for
+    else:
+        fragments += gl.load(pointers, cache_modifier=".cg")
+    return from_fragments(fragments, tile)

@@ -1,0 +1,52 @@
+"""Before the main kernel: delta, the log-sum-exp in base 2, and the reset of semaphores and ticket."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from ....common.device.rows import tokens_of
+
+
+@triton.jit(do_not_specialize=["counters", "q_heads", "first_row", "end_row", "n_q"])
+def prepare(
+    out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters,
+    out_b, out_h, out_row, do_b, do_h, do_row, lse_b, lse_h, lse_row, q_heads, first_row, end_row, n_q,
+    place_ptr, count_ptr,
+    BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
+):  # fmt: skip
+    """One program per (batch element, query head, q tile).
+
+    out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
+    natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
+    band; the others and those past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities
+    and gradients are zero: what a forward writes there differs.  With HAS_DATA so do rows whose lse is -inf, from which
+    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.  With
+    PLACED, above 0, rows are those of the mask, and out and do have tokens, see `rows.tokens_of`; rows without one are
+    like those that see no key.
+    """
+    gdc_launch_dependents()
+    pid = tl.program_id(0)
+    tile = pid % n_q
+    head = pid // n_q
+    place = pid.to(tl.int64) * BLOCK_Q
+    b = (head // q_heads).to(tl.int64)
+    h = (head % q_heads).to(tl.int64)
+    local = tl.arange(0, BLOCK_Q)
+    rows = tile * BLOCK_Q + local
+    tokens, exists = tokens_of(place_ptr, count_ptr, rows, end_row, PLACED)
+    inside = (rows >= first_row) & exists
+    columns = tl.arange(0, BLOCK_DV)
+    keep = inside[:, None] & (columns < DIM)[None, :]
+    offsets = tokens.to(tl.int64)[:, None]
+    out = tl.load(out_ptr + b * out_b + h * out_h + offsets * out_row + columns[None, :], mask=keep, other=0.0)
+    do = tl.load(do_ptr + b * do_b + h * do_h + offsets * do_row + columns[None, :], mask=keep, other=0.0)
+    lse = tl.load(lse_ptr + b * lse_b + h * lse_h + rows.to(tl.int64) * lse_row, mask=inside, other=float("inf"))
+    if HAS_DATA:
+        lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(lse2_ptr + place + local, lse * 1.4426950408889634)
+    delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    if HAS_DATA:
+        delta = tl.where(lse == float("inf"), 0.0, delta)
+    tl.store(delta_ptr + place + local, delta)
+    for i in range(pid, counters, tl.num_programs(0)):
+        tl.store(counters_ptr + i, 0)

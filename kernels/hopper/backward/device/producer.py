@@ -1,0 +1,168 @@
+"""The producer: one warp that brings K and V once per kv tile, and Q, lse, dO and delta once per step, by TMA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...shared.device.clear import blind_queries, clear, complete
+from ...shared.device.ends import ROOM, listen
+from ...shared.device.operations import as_longer, begin_load, load_rows
+from .group import wait_for_group
+from .tickets import announce, take_ticket, wait_until_left
+
+
+@gluon.jit
+def wait_for_room(shared, stamps, it, WARPS: gl.constexpr):
+    """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles."""
+    if it >= shared.STAGES:
+        listen(shared, ROOM, it, WARPS)
+    stamps.wait_until_noted(it)
+
+
+@gluon.jit
+def _clear_keys(walk, shared, kv, landings):
+    """Announce K and V, with zeros for keys that no query sees, see Note [Rows that take no part] in `clear`."""
+    hidden = walk.hidden_keys(kv)
+    mbarrier.wait(shared.k_full.index(1), landings & 1)
+    clear(shared.k, hidden)
+    if shared.TAIL_D > 0:
+        clear(shared.k_tail, hidden)
+    complete(shared.k_full.index(0))
+    mbarrier.wait(shared.v_full.index(1), landings & 1)
+    clear(shared.v, hidden)
+    complete(shared.v_full.index(0))
+
+
+@gluon.jit
+def _clear_queries(shared, slot, landings):
+    """Announce Q and dO of a step, in this slot of their rings, with zeros for queries that see no key."""
+    mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
+    for h in range(shared.HALVES):
+        piece = slot * shared.HALVES + h
+        hidden = blind_queries(shared.lse.index(piece))
+        clear(shared.q.index(piece), hidden)
+        if shared.TAIL_D > 0:
+            clear(shared.q_tail.index(piece), hidden)
+    complete(shared.q_full.index(slot))
+    mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
+    for h in range(shared.HALVES):
+        hidden = blind_queries(shared.lse.index(slot * shared.HALVES + h))
+        clear(shared.do.index(slot * shared.HALVES + h), hidden)
+    complete(shared.do_full.index(slot))
+
+
+@gluon.jit
+def produce(
+    walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, ticket_ptr,
+    tickets, batch, section, LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, PARTS: gl.constexpr,
+    CO_RESIDENT: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
+
+    Q and dO of a walk's first step are asked for while the walk before goes on; K and V when that has left its own.
+    """
+    BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
+    BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
+    TAIL: gl.constexpr = shared.TAIL_D > 0
+    ROWS: gl.constexpr = q_desc.block_type.shape[2]  # that a load brings: those of a q tile, or of a piece of it
+    LOADS: gl.constexpr = BLOCK_Q // ROWS
+    q_ring = as_longer(shared.q, shared.STAGES * LOADS)
+    do_ring = as_longer(shared.do, shared.STAGES * LOADS)
+    lse_ring = as_longer(shared.lse, shared.STAGES)
+    delta_ring = as_longer(shared.delta, shared.STAGES)
+    D: gl.constexpr = shared.k.shape[1]
+    WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
+    K_BYTES: gl.constexpr = BLOCK_KV * (D + shared.TAIL_D) * WIDTH
+    V_BYTES: gl.constexpr = BLOCK_KV * shared.v.shape[1] * WIDTH
+    Q_BYTES: gl.constexpr = BLOCK_Q * ((D + shared.TAIL_D) * WIDTH + 4)  # with log-sum-exp
+    DO_BYTES: gl.constexpr = BLOCK_Q * (shared.v.shape[1] * WIDTH + 4)  # with delta
+    facts = walks.work.facts()
+    n = 0  # walks
+    done = 0  # steps of the walks before this one
+    key_landings = 0  # of tiles with rows that take no part
+    query_landings = 0
+    ticket = take_ticket(ticket_ptr)
+    while ticket < tickets:
+        position, place_in_launch = LAUNCH(ticket, batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, section)
+        walk = walks.at(position)
+        work = walk.work
+        b = work.batch
+        head = work.head
+        q_head = work.q_head()
+        for part in gl.static_range(PARTS):
+            kv = KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
+            if kv * BLOCK_KV < work.kv_len:
+                announce(shared, n, position, kv)
+                steps = walk.steps(kv)
+                kv_row = kv * BLOCK_KV - work.first_key()
+                ahead = walk.begin(0, kv)
+                q_token = 0
+                if places.PLACED:
+                    kv_row = places.token(kv * BLOCK_KV)
+                    q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                unseen = 0  # 1 where keys of the kv tile take no part
+                if walk.CLEARS:
+                    unseen = gl.max(walk.hidden_keys(kv), 0)
+                if steps > 0:
+                    stamps.begin(work, kv, ticket)
+                for step in range(steps):
+                    word, ahead = walk.following(ahead, step, step + 1, steps, kv)
+                    q = walk.q_tile(word)
+                    q_row = q * BLOCK_Q - work.first_row()
+                    if places.PLACED:  # asked for in the step before
+                        q_row = q_token
+                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                    row = work.tile_index(q) * BLOCK_Q
+                    it = done + step
+                    wait_for_room(shared, stamps, it, WARPS)
+                    slot = it % shared.STAGES
+                    full = shared.q_full.index(slot)
+                    if walk.CLEARS:
+                        full = shared.q_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
+                    mbarrier.expect(full, Q_BYTES)
+                    for i in gl.static_range(LOADS):
+                        piece = slot * LOADS + i
+                        load_rows(q_desc, b, q_head, q_row + i * ROWS, full, q_ring.index(piece))
+                        if TAIL:
+                            load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
+                    begin_load(lse_desc, [row], full, lse_ring.index(slot))
+                    full = shared.do_full.index(slot)
+                    walk.tell(word, slot, full)
+                    if walk.CLEARS:
+                        full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
+                    mbarrier.expect(full, DO_BYTES)
+                    for i in gl.static_range(LOADS):
+                        load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(slot * LOADS + i))
+                    begin_load(delta_desc, [row], full, delta_ring.index(slot))
+                    if step == 0:
+                        mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
+                        full = shared.k_full.index(unseen)
+                        mbarrier.expect(full, K_BYTES)
+                        load_rows(k_desc, b, head, kv_row, full, shared.k)
+                        if TAIL:
+                            load_rows(k_desc, b, head, kv_row, full, shared.k_tail, D)
+                        full = shared.v_full.index(unseen)
+                        mbarrier.expect(full, V_BYTES)
+                        load_rows(v_desc, b, head, kv_row, full, shared.v)
+                    if walk.CLEARS:
+                        if (step == 0) & (unseen != 0):
+                            _clear_keys(walk, shared, kv, key_landings)
+                            key_landings += 1
+                        if walk.has_blind(word):
+                            _clear_queries(shared, slot, query_landings)
+                            query_landings += 1
+                if steps == 0:  # K and V are announced without data
+                    mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
+                    mbarrier.arrive(shared.k_full.index(0), count=1)
+                    mbarrier.arrive(shared.v_full.index(0), count=1)
+                done += steps
+                n += 1
+                if work.GROUP > 1:
+                    wait_until_left(shared, n)  # the walk before has had its turn
+                    wait_for_group(work, kv, group_semaphores, shared.turn.index(0))
+        ticket = tickets  # of CTAs that need each other none may take two
+        if not CO_RESIDENT:
+            ticket = take_ticket(ticket_ptr)
+    announce(shared, n, -1, -1)
+    for it in range(done, done + shared.STAGES):  # consumers speak of every step, so somebody has to listen
+        wait_for_room(shared, stamps, it, WARPS)

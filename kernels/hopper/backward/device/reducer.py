@@ -1,0 +1,70 @@
+"""The reducers: warps that add dq tiles to the accumulator in rank order, so that no matmul waits for global memory."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...shared.device.ends import DQ_COMPLETE, listen
+from ...shared.device.operations import (
+    as_blocks,
+    async_reduce_add,
+    begin_store,
+    pass_turn_on,
+    wait_for_turn,
+    wait_until_read,
+)
+from .tickets import next_walk
+
+
+@gluon.jit
+def reduce(
+    walks, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr, CONSUMERS: gl.constexpr
+):
+    """Steps WARP, WARP + WARPS, ... of the CTA; see Note [Ordered accumulation on Hopper].
+
+    While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
+    the semaphores hold it.  CONSUMERS: warps of the consumers.
+    """
+    ROWS: gl.constexpr = shared.dq.shape[1]
+    TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
+    n = 0
+    done = 0
+    position, kv = next_walk(shared, n)
+    while kv >= 0:
+        walk = walks.at(position)
+        work = walk.work
+        steps = walk.steps(kv)
+        first = done + (WARP + WARPS - done % WARPS) % WARPS
+        ahead = walk.begin(first - done, kv)
+        for it in range(first, done + steps, WARPS):
+            step = it - done
+            word, ahead = walk.following(ahead, step, step + WARPS, steps, kv)
+            rank = walk.rank(word, kv)
+            tile = work.tile_index(walk.q_tile(word))
+            slot = it % shared.DQ_STAGES
+            row = tile * (ROWS + TAIL_ROWS)
+            wait_for_turn(semaphores + tile, rank)
+            listen(shared, DQ_COMPLETE, it, CONSUMERS)
+            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
+            if TAIL_ROWS > 0:
+                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
+            added = stamps.now()
+            wait_until_read()
+            mbarrier.arrive(shared.dq_empty.index(slot), count=1)
+            pass_turn_on(semaphores + tile, rank)
+            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())
+        done += steps
+        n += 1
+        position, kv = next_walk(shared, n)
+
+
+@gluon.jit
+def _accumulate(desc, row, tile, rank):
+    """Begin to store (rank 0) or add the [rows, DQ_ROW] `tile`, block by block."""
+    ROWS: gl.constexpr = desc.block_type.shape[0]
+    blocks = as_blocks(tile, desc)
+    for i in gl.static_range(tile.shape[0] // ROWS):
+        if rank == 0:
+            begin_store(desc, [row + i * ROWS, 0], blocks.index(i))
+        else:
+            async_reduce_add(desc, [row + i * ROWS, 0], blocks.index(i))

@@ -1,0 +1,70 @@
+"""The steps of a walk in runs: those that the mask cuts, and those that it does not, each with code of its own.
+
+Note [Runs]
+    ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not
+    spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
+    last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
+
+    There must be two loops, not two ways through one: in those ptxas (of CUDA 12.8) shares the address of the second
+    half of dO between both, and computes it in one of them only.
+
+    A loop has to know what the next step is before the word of that step is there.  So the word of a step says so, see
+    `told`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...shared.device.steps import halved_step, wait_for_do
+from ...shared.device.told import MASKED, NEXT
+
+
+@gluon.jit
+def first_of_walk(shared, mask, done, steps):
+    """What the first step of a walk is, step `done` of the CTA: 1 if the mask cuts it, 0 if not, 2 if there is none.
+
+    All warps must meet between this and the steps: Triton would have them do so in every step otherwise, for they wait
+    at the same mbarrier again.
+    """
+    first = 2
+    if steps > 0:
+        first = mask.told(wait_for_do(shared, done)) >> MASKED
+    return first
+
+
+@gluon.jit
+def halved_steps(
+    shared, mask, drops, scale_log2, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr
+):  # fmt: skip
+    """All steps of a walk, from step `done` of the CTA on, each a `halved_step` with AHEAD.
+
+    following: what the first of them is, see `first_of_walk`.
+    """
+    it = done
+    while following != 2:
+        while following == 0:
+            s, dk, dk_tail, dv, following = _step(
+                shared, mask, drops, scale_log2, it, s, k, v, dk, dk_tail, dv, zero, WARPS, False
+            )
+            it += 1
+        while following == 1:
+            s, dk, dk_tail, dv, following = _step(
+                shared, mask, drops, scale_log2, it, s, k, v, dk, dk_tail, dv, zero, WARPS, True
+            )
+            it += 1
+    return s, dk, dk_tail, dv
+
+
+@gluon.jit
+def _step(
+    shared, mask, drops, scale_log2, it, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr, CUT: gl.constexpr
+):  # fmt: skip
+    """(S of the step that follows `it`, dk, dk_tail, dv, what that step is)."""
+    it = it & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
+    word = mask.told(wait_for_do(shared, it))
+    following = (word >> NEXT) & 3
+    after = it + 1 - (following >> 1)
+    s, dk, dk_tail, dv = halved_step(
+        shared, mask, drops, scale_log2, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, True, CUT
+    )
+    return s, dk, dk_tail, dv, following

@@ -1,0 +1,131 @@
+"""When each step of a walk is computed and added, written down by the kernel itself, for timelines of real runs.
+
+`Stamps` says where the times go, `NoStamps` is for calls that write none; the roles ask either.  The consumers take no
+part: their code is the same with stamps and without.  A role of its own, the recorder, waits for the same barriers as
+they do, and the reducers stamp what they do themselves.
+
+Note [Stamps]
+    A step has four times, in nanoseconds of ``%globaltimer``.  All SMs share this clock, and it does not follow their
+    frequency, as ``%clock64`` does, of which every SM has its own; how often it ticks depends on the GPU.
+
+    * start: the consumers have left the step before it, and its dO, the last operand to be asked for, is there;
+    * wait: the consumers have left it, so its dq tile is complete and waits for its turn;
+    * added: the turn has come and the add to global memory has been issued;
+    * end: the add has been performed and the turn has been passed on.
+
+    A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
+    the place of a step only when the recorder has stamped it (`noted`): before that dO of the step STAGES later cannot
+    be there, and consumers cannot say that it has ended.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import globaltimer, smid
+
+from ...shared.device.ends import NOTED, listen
+from .tickets import next_walk
+
+ARGUMENTS = ("stamps_ptr", "stamped_heads")
+"""The arguments of the main kernel about stamps, in their order."""
+TYPES = {"stamps_ptr": "*i64"}
+
+
+@aggregate
+class NoStamps:
+    """Nothing is written down."""
+
+    GIVEN: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self):
+        self.GIVEN = gl.constexpr(False)
+
+    @gluon.jit
+    def wait_until_noted(self, it):
+        """Nothing to wait for."""
+
+    @gluon.jit
+    def now(self):
+        return 0
+
+    @gluon.jit
+    def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
+        """Nothing."""
+
+    @gluon.jit
+    def begin(self, work, kv, ticket):
+        """Nothing."""
+
+
+@aggregate
+class Stamps:
+    """Times of the CTA's steps, see Note [Stamps].
+
+    pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head among those of all batch elements; entry
+    1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 ticket and SM of its walk.  Only the first
+    `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
+    """
+
+    pointer: gl.tensor
+    heads: gl.tensor
+    noted: gl.shared_memory_descriptor
+    STAGES: gl.constexpr
+    GIVEN: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, pointer, heads, noted, STAGES):
+        self.pointer = pointer
+        self.heads = heads
+        self.noted = noted
+        self.STAGES = gl.constexpr(STAGES)
+        self.GIVEN = gl.constexpr(True)
+
+    @gluon.jit
+    def wait_until_noted(self, it):
+        """Wait until step ``it - STAGES`` has been stamped."""
+        mbarrier.wait(self.noted.index(it % self.STAGES), ((it // self.STAGES) & 1) ^ 1)
+
+    @gluon.jit
+    def now(self):
+        return globaltimer()
+
+    @gluon.jit
+    def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
+        """Numbers FIRST and FIRST + 1 of an entry of kv tile `kv`."""
+        head = work.batch * work.q_heads + work.q_head()
+        n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
+        place = self.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)
+        gl.store(place, a, mask=head < self.heads)
+        gl.store(place + 1, b, mask=head < self.heads)
+
+    @gluon.jit
+    def begin(self, work, kv, ticket):
+        """Say for which ticket, and on which SM, kv tile `kv` is walked."""
+        self.write(work, kv, 0, 0, ticket, smid())
+
+
+@gluon.jit
+def record(walks, shared, stamps, CONSUMERS: gl.constexpr):
+    """The recorder: one warp that stamps start and wait of every step."""
+    n = 0
+    done = 0
+    position, kv = next_walk(shared, n)
+    while kv >= 0:
+        walk = walks.at(position)
+        steps = walk.steps(kv)
+        ahead = walk.begin(0, kv)
+        for step in range(steps):
+            word, ahead = walk.following(ahead, step, step + 1, steps, kv)
+            it = done + step
+            slot = it % shared.STAGES
+            mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
+            start = stamps.now()
+            listen(shared, NOTED, it, CONSUMERS)
+            wait = stamps.now()
+            mbarrier.arrive(stamps.noted.index(slot), count=1)
+            stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)
+        done += steps
+        n += 1
+        position, kv = next_walk(shared, n)

@@ -1,0 +1,266 @@
+"""The host side of the Hopper kernel: checks tensors, lays out the workspace, launches prepare, main and finish.
+
+Everything that depends on shapes and strides alone is computed once per combination (`_State`), and the launches of
+calls with the same addresses are packed once.  A call allocates four tensors and launches three kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....config import config
+from ....errors import ArgumentError
+from ....model.call import Call
+from ....model.plan import Plan
+from ....planning.families import HOPPER
+from ....schedule.walk import ClosedForm, Problem
+from ....upstream import compat
+from ...common import launcher
+from ...common.strides import dense_strides
+from ..shared import place_arguments
+from ..shared.device.dropout import ARGUMENTS
+from ..shared.device.operations import DQ_ROW
+from ..shared.tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
+from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
+from .data import NOTHING, Arguments, BackwardData, Facts
+from .recording import NOTHING as NO_STAMPS
+from .recording import Recording
+
+_Strides = tuple[int, ...]
+Drops = tuple[Tensor, int, float]
+"""Seed, threshold and rescale."""
+_Operands = tuple[int, int, int, int, int]
+"""Addresses of query, key, value, grad_out and out."""
+_Facts = tuple[Any, ...]
+"""The arguments of `_State._pack`."""
+LOG2E = math.log2(math.e)
+_ALIGNMENT = 128  # bytes between the parts of the workspace
+PACKED = 256
+"""So many launches are kept packed, for calls with the same addresses: a step of training has those of the last one."""
+
+
+def backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    call: Call, plan: Plan, data: BackwardData | None = None, dropout: Drops | None = None, site: str = "",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk, dv of attention, bitwise reproducible.
+
+    Args:
+        query, key, value, grad_out, out: fp16 or bf16 [batch, heads, length, head dim], any strides; those that TMA
+            cannot read (unaligned, or a strided last dimension) are copied first.
+        logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
+        call: with the orders of dq, dk and dv; one whose last dimension is not the fourth is given the default order.
+        plan: a plan of the Hopper kernel.
+        data: what a mask of more than a band reads; None for a band alone.  The log-sum-exp of a query that sees no
+            key is -inf there.  Under a mask of rows it has rows, and all else tokens.
+        dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
+            random bits drop a probability, and what kept probabilities are multiplied with; None for none.
+        site: what the call is called where `config.profile` asks for its times.
+
+    Raises:
+        ArgumentError: a plan of another kernel; data that are not those of the mask; another seed or threshold; a
+            schedule that needs more co-resident CTAs than the GPU has SMs.
+    """
+    device = query.device.index
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
+    if dropout is not None:
+        _check_dropout(dropout, query.device)
+    state = _state(
+        call, plan, query.dtype, device,
+        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
+        out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
+        dropout is not None, config.profile,
+    )  # fmt: skip
+    operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
+    q, k, v, do, o = operands
+    if state is not None and not (q | k | v | do | o) % 16:
+        return state.run(operands, logsumexp, data, dropout, site)
+    if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
+        raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
+    query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
+    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
+
+
+def _check_dropout(dropout: Drops, device: torch.device) -> None:
+    """Raise ArgumentError unless the kernel can read the seed, and the threshold is one of 16 bits."""
+    seed, threshold, _rescale = dropout
+    if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
+        raise ArgumentError("dropout", (seed.dtype, tuple(seed.shape), seed.device), f"an int64 seed [1] on {device}")
+    if not 0 <= threshold < 1 << 16:
+        raise ArgumentError("dropout", threshold, "a threshold of at least 0 and less than 2**16")
+
+
+def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
+    """Raise ArgumentError unless queries and keys may be the tokens of a mask of rows."""
+    if q_shape[0] != 1 or q_shape[2] != k_shape[2]:
+        raise ArgumentError("query, key", (tuple(q_shape), tuple(k_shape)), "one batch element, with as many of both")
+
+
+@functools.lru_cache(maxsize=1024)
+def _state(*facts: Any) -> _State | None:
+    """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
+    _call, _plan, _dtype, _device, q_shape, q, k_shape, k, v_shape, v, do, out, *_ = facts
+    values = (*q_shape[:3], v_shape[3])
+    operands = (q_shape, q), (k_shape, k), (v_shape, v), (values, do), (values, out)
+    return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
+
+
+class _State:
+    """One combination of plan, mask, shapes and strides on one device."""
+
+    def __init__(
+        self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
+        k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
+        data: Facts | None, rows: int | None, has_dropout: bool, stamped: bool,
+    ) -> None:  # fmt: skip
+        if plan.kernel != HOPPER.name:
+            raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
+        if (data is None) != (not call.mask.operands):
+            raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")
+        self.batch, self.q_heads, self.q_len, head_dim = q_shape
+        _, self.kv_heads, self.kv_len, value_dim = v_shape
+        if rows is not None:
+            check_tokens(q_shape, k_shape)
+            self.q_len = self.kv_len = rows
+        band, scale, tiles = call.mask.band, call.scale, plan.dkdv
+        orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
+        group = self.q_heads // self.kv_heads
+        dims = head_dim, value_dim
+        of = Specialisation.of(call.mask, plan, DTYPES[dtype], dims, group, self.kv_len, has_dropout, stamped)
+        self.kernels = kernels(of, device)
+        work = Problem(
+            band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
+            section=plan.section,
+        )  # fmt: skip
+        walk = ClosedForm(plan.schedule, work)
+        lo, hi = work.bounds
+        queries, keys = walk.seen_rows, walk.seen_keys
+        if rows is not None:  # every token sees itself
+            queries = keys = 0, q_shape[2]
+        self.device = torch.device("cuda", device)
+        self.shapes = (q_shape, k_shape, v_shape)
+        self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
+        self.dq, self.dk, self.dv = (
+            (tuple(shape), stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)
+        )
+        built = self.kernels
+        q_tiles = self.batch * self.q_heads * work.n_q
+        tile_rows = q_tiles * tiles.block_q
+        kv_tiles = self.batch * self.kv_heads * work.n_kv if group > 1 else 0
+        counters = q_tiles + kv_tiles + 1
+        accumulator = tile_rows * built.columns
+        sums = kv_tiles * tiles.block_kv * (built.columns + built.value_columns)
+        self._lay_out_workspace(accumulator, tile_rows, tile_rows, sums, counters)
+        self.after_semaphores = 4 * q_tiles, 4 * (q_tiles + kv_tiles)
+        operands = [
+            SeenRows.of(q_shape, q, *queries), SeenRows.of(k_shape, k, *keys), SeenRows.of(v_shape, v, *keys),
+            SeenRows.of((*q_shape[:3], value_dim), do, *queries),
+        ]  # fmt: skip
+        self.skipped = [operand.skipped for operand in operands]
+        row = DQ_ROW.value
+        descriptors = [
+            *(operand.descriptor for operand in operands), describe(k_shape, self.strides[1]),
+            describe(v_shape, self.strides[2]), ([accumulator // row, row], [row, 1]), ([tile_rows], [1]),
+            ([tile_rows], [1]),
+        ]  # fmt: skip
+        sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
+        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
+        self.main_sizes = (walk.tickets, self.batch, *sizes, plan.section, scale, scale * LOG2E)
+        self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
+        self.dims = head_dim, value_dim
+        self.recording = None
+        if stamped:
+            self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
+        self.placed = rows is not None
+        self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
+        ctas = self._ctas(walk)
+        finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
+        self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
+        self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
+        self.finish = launcher.KernelLauncher(built.finish, finish_programs)
+        self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
+
+    def _lay_out_workspace(self, *elements: int) -> None:
+        """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
+        self.offsets, end = [], 0
+        for count in elements:
+            self.offsets.append(end)
+            end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
+        self.workspace = (end,), (1,), torch.uint8
+
+    def _ctas(self, walk: ClosedForm) -> int:
+        """One CTA per SM, or per ticket if there are fewer; all tickets at once where the schedule needs that."""
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        if walk.co_resident and walk.tickets > sms:
+            raise ArgumentError(
+                "schedule", self.kernels.of.schedule,
+                f"one that needs no co-residency: {walk.tickets} CTAs do not fit {sms} SMs at once",
+            )  # fmt: skip
+        return min(walk.tickets, sms)
+
+    def run(
+        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: Drops | None, site: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        empty = compat.empty_cuda
+        dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
+        workspace = empty(*self.workspace)
+        # Before the kernels, so that nothing comes between two of them that overlap.
+        recorded = None if self.recording is None else self.recording.begin(site, self.device)
+        facts = (
+            torch._C._cuda_getCurrentRawStream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
+            dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
+            None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
+            None if recorded is None else (recorded.table.data_ptr(), recorded.heads),
+        )  # fmt: skip
+        launches = self._packed.get(facts)
+        if launches is None:
+            launches = self._pack(*facts)
+            if len(self._packed) >= PACKED:  # most of them of addresses that are not used any more
+                self._packed.clear()
+            self._packed[facts] = launches
+        launcher.launch(launches)
+        if recorded is not None:
+            recorded.end()
+        return dq, dk, dv
+
+    def _pack(
+        self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
+        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, recorded: tuple[int, int] | None,
+    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
+        """The three launches of a call with these addresses: of tensors, and of the places of its stamps."""
+        *_, do, out = operands
+        accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
+        group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
+        of_places: tuple[int | None, ...] = (None,) * len(place_arguments.PLACES)
+        of_targets: tuple[int | None, ...] = (None,) * (4 * len(TARGETS))
+        main_data, finish_data = NOTHING
+        if data is not None and self.about_data is not None:
+            main_data, finish_data = self.about_data.of_call(data)
+            if self.placed:
+                of_places = data[-len(place_arguments.PLACES) :]
+                of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
+        of_stamps: tuple[int | None, ...] = (None, None)
+        if self.recording is not None:
+            of_stamps = NO_STAMPS if recorded is None else recorded
+        rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
+        return (
+            *self.prepare.pack(
+                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, *of_places
+            ),
+            *self.main.pack(
+                stream, (*rows, dk, dv, accumulator, lse2, delta), semaphores, ticket, sums, group_semaphores,
+                *self.main_sizes, *main_data, *((None,) * len(ARGUMENTS) if drops is None else drops), *of_places,
+                *of_targets, *of_stamps,
+            ),
+            *self.finish.pack(
+                stream, (), accumulator, semaphores, dq, *self.finish_sizes, *finish_data, *of_places
+            ),
+        )  # fmt: skip

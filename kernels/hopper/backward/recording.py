@@ -1,0 +1,66 @@
+"""The host side of stamps: where the times of a launch go, and what its profile says of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ....model.call import Call
+from ....model.plan import Plan
+from ....model.site import DType
+from ....records import profiles
+from ....schedule.walk import ClosedForm
+
+NOTHING: tuple[int, int] = 0, 0
+"""The arguments about stamps of a stamped kernel whose call is not recorded: no head has any."""
+
+
+class Recording(NamedTuple):
+    """Profiles of the calls of one state of `launch`.
+
+    Attributes:
+        key: what tells sites with the same name apart.
+        heads: query heads of all batch elements.
+        kv_tiles, q_tiles: of a head.
+        meta: what a profile says of its call.
+    """
+
+    key: tuple[Call, Plan, tuple[int, ...]]
+    heads: int
+    kv_tiles: int
+    q_tiles: int
+    meta: dict[str, Any]
+
+    @staticmethod
+    def of(
+        call: Call, plan: Plan, dtype: DType, walk: ClosedForm, kv_heads: int, dims: tuple[int, int],
+        device: torch.device,
+    ) -> Recording:  # fmt: skip
+        """For calls with these facts.
+
+        Args:
+            walk: its heads are query heads.
+            dims: the head dims of q and k, and of v.
+        """
+        p, properties = walk.problem, torch.cuda.get_device_properties(device)
+        sizes = p.batch, p.heads, kv_heads, p.q_len, p.kv_len, *dims
+        names = "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"
+        meta = {
+            "kernel": plan.kernel,
+            "plan": str(plan),
+            "schedule": plan.schedule,
+            "call": str(call),
+            "mask": str(call.mask),
+            "dtype": dtype,
+            "shape": dict(zip(names, sizes, strict=True)),
+            "tiles": {"q": p.block_q, "kv": p.block_kv},
+            "tickets": walk.tickets,
+            "gpu": properties.name,
+            "sms": properties.multi_processor_count,
+        }
+        return Recording((call, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
+
+    def begin(self, site: str, device: torch.device) -> profiles.ProfileRun | None:
+        """As `profile.begin`."""
+        return profiles.begin(site, self.key, self.heads, self.kv_tiles, self.q_tiles, device, self.meta)

@@ -1,0 +1,221 @@
+"""A consumer: a warpgroup that computes one row block of every tile of its CTA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from ...shared.device.operations import role_barrier, wait_until_read
+from ...shared.device.places import store_tile
+from ...shared.device.steps import accumulator_layout
+from .half import half_step
+from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
+from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
+from .work import ROWS, fact_slots, facts, leaves_out
+
+
+@gluon.jit
+def announced(work, shared, tiles, FACT: gl.constexpr):
+    """A fact of the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    return gl.max(shared.facts.index(place + FACT).load(layout), 0)
+
+
+@gluon.jit
+def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, ME: gl.constexpr):
+    """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
+
+    The kv tiles of the CTA's tile that this row block does not walk are given back unread.
+    """
+    BLOCK_KV: gl.constexpr = work.BLOCK_KV
+    BLOCK_DV: gl.constexpr = shared.v.shape[2]
+    layout: gl.constexpr = accumulator_layout(ROWS, BLOCK_KV, 4)
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout)
+    seed = drop.seed()
+    it = 0  # steps of the CTA so far
+    tiles = 0
+    q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
+    count = announced(work, shared, tiles, 4)
+    while count > 0:
+        b = announced(work, shared, tiles, 0)
+        head = announced(work, shared, tiles, 1)
+        block = announced(work, shared, tiles, 2) + ME
+        first = announced(work, shared, tiles, 3)
+        q_tile = q_slot * work.CONSUMERS + ME
+        exists = True
+        if not data.GIVEN:
+            bounds = walk_of(work, shared, tiles, ME)
+            for _ in range(count - bounds[3]):
+                skip(shared, it)
+                it += 1
+            if leaves_out(work.CONSUMERS):
+                exists = bounds[0] < bounds[3]
+        if exists:
+            rows = block * ROWS + gl.arange(0, ROWS, row_layout)
+            m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
+            total = gl.zeros([ROWS], gl.float32, row_layout)
+            acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
+            here = (b, head, block, rows, q_tile, seed)
+            if data.GIVEN:
+                acc, m, total = walk_words(
+                    work, data, drop, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME
+                )
+                it += count
+            else:
+                p, acc, m, total, it = walk_band(
+                    work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total
+                )
+            if not shared.OUT_IN_Q:
+                release(shared.q_empty.index(q_slot))
+            if not data.GIVEN:
+                slot, acc = last_product(work, drop, shared, here, bounds[0], it - 1, p, acc)
+            store_logsumexp(work, lse_ptr, b, head, rows, m, total)
+            share = gl.where(total == 0, 0.0, 1.0 / total)
+            if drop.GIVEN:
+                share = share * drop.rescale
+            if not data.GIVEN:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                release(shared.v_empty.index(slot))
+                for _ in range(bounds[0] - first):
+                    skip(shared, it)
+                    it += 1
+            share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout)), 1)
+            acc = acc * share
+            if work.HAS_LO or work.HAS_HI or data.GIVEN:
+                # a row without keys has zero times values that others see, which may be NaN
+                acc = gl.where(share == 0.0, 0.0, acc)
+            store_out(places, shared, out_desc, target, b, head, block * ROWS, acc, ME)
+        else:
+            release(shared.q_empty.index(q_slot))
+        tiles += 1
+        q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
+        count = announced(work, shared, tiles, 4)
+    wait_until_read()
+
+
+@gluon.jit
+def walk_of(work, shared, tiles, ME: gl.constexpr):
+    """The four bounds of `Work.walk` for a consumer's row block of the CTA's tiles-th tile."""
+    first = announced(work, shared, tiles, 5 + 4 * ME)
+    full_first = announced(work, shared, tiles, 6 + 4 * ME)
+    full_end = announced(work, shared, tiles, 7 + 4 * ME)
+    end = announced(work, shared, tiles, 8 + 4 * ME)
+    return first, full_first, full_end, end
+
+
+@gluon.jit
+def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total):
+    """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
+    first, full_first, full_end, end = bounds
+    kv = end - 1
+    masks = (kv < full_first) | (kv >= full_end)
+    if work.HALVES and work.hides_half(here[2], kv):
+        p, m, total = half_step(work, data, shared, scale_log2, here, kv, it, m, total)
+    else:
+        p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
+    p = as_left(p, shared.k.dtype, shared.v.shape[2])
+    it += 1
+    full_end = gl.minimum(full_end, kv)
+    full_first = gl.minimum(full_first, full_end)
+    if work.HAS_LO:
+        for i in range(kv - full_end):
+            p, acc, m, total = next_step(
+                work, data, drop, shared, scale_log2, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
+            )
+            it += 1
+    for i in range(full_end - full_first):
+        p, acc, m, total = next_step(
+            work, data, drop, shared, scale_log2, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
+            total
+        )  # fmt: skip
+        it += 1
+    if work.HAS_HI:
+        for i in range(full_first - first):
+            p, acc, m, total = next_step(
+                work, data, drop, shared, scale_log2, zero, here, full_first - i, full_first - 1 - i, True, it, p,
+                acc, m, total
+            )  # fmt: skip
+            it += 1
+    return p, acc, m, total, it
+
+
+@gluon.jit
+def walk_words(
+    work, data, drop, shared, scale_log2, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+):  # fmt: skip
+    """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
+
+    Kv tiles that follow one another without one to skip are a run, and run as the walk of a band does.  The product of
+    P and V of the last one of a run is not left to a next step, because V must be given back before later ones come.
+    """
+    end = it + count
+    while it < end:
+        if use_of(word, ME) == SKIP:
+            wait_for(shared.k_full, it, shared.STAGES)
+            word = told(shared, it)
+            skip(shared, it)
+            it += 1
+        else:
+            masks = use_of(word, ME) == PARTIAL
+            p, m, total, shrink = first_step(
+                work, data, drop, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
+            )
+            p = as_left(p, shared.k.dtype, shared.v.shape[2])
+            acc = scaled(acc, shrink)
+            kv = kv_of(word)
+            word = told(shared, it)
+            it += 1
+            while use_of(word, ME) != SKIP:
+                while use_of(word, ME) == PARTIAL:
+                    p, acc, m, total = next_step(
+                        work, data, drop, shared, scale_log2, zero, here, kv, kv_of(word), True, it, p, acc, m, total
+                    )
+                    kv = kv_of(word)
+                    word = told(shared, it)
+                    it += 1
+                while use_of(word, ME) == FULL:
+                    p, acc, m, total = next_step(
+                        work, data, drop, shared, scale_log2, zero, here, kv, kv_of(word), False, it, p, acc, m, total
+                    )
+                    kv = kv_of(word)
+                    word = told(shared, it)
+                    it += 1
+            slot, acc = last_product(work, drop, shared, here, kv, it - 1, p, acc)
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            release(shared.v_empty.index(slot))
+    return acc, m, total
+
+
+@gluon.jit
+def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
+    """Natural log; -inf in rows without keys, whose sum is zero."""
+    lse = (m + log2(total)) * 0.6931471805599453
+    offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
+    gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
+
+
+@gluon.jit
+def store_out(places, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
+    """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
+
+    A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
+    instruction, where a load of such rows gives zeros.
+
+    Where out takes the place of q, q is left only when the store has read it; else the store is waited for before the
+    next one.
+    """
+    out = shared.out.index(ME)
+    if not shared.OUT_IN_Q:
+        wait_until_read()
+    role_barrier()
+    out.store(acc.to(shared.k.dtype))
+    fence_async_shared()
+    role_barrier()
+    if row >= 0:
+        store_tile(places, target, out_desc, b, head, row, out, 4)
+    if shared.OUT_IN_Q:
+        wait_until_read()
+        if places.PLACED:
+            role_barrier()  # all threads have read what they stored themselves
+        release(shared.q_empty.index(0))

@@ -1,0 +1,43 @@
+"""The first step of a walk of whose kv tile the row block sees the first half at most.
+
+Note [Halves]
+    A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
+    example, every second walk begins with a kv tile whose second half no query of the row block sees.  Its scores are
+    not computed then: half of the products, of the tests of the mask and of the exponentials are left out, and P has
+    zeros there.
+
+    This changes no bit.  A score that is hidden is -inf otherwise, which no row's base comes from, and its probability
+    is exactly zero.  Sums are taken over the whole tile, zeros among them, so that they have the order of any other.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+
+from ...shared.device.steps import accumulator_layout
+from .steps import begin_scores, masked, probabilities, release, sum_with, wait_for
+from .work import ROWS
+
+
+@gluon.jit
+def half_step(work, data, shared, scale_log2, here, kv, it, m, total):
+    """(P, m, total) of the first kv tile of a walk, as `first_step` has them, for a row block that sees half of it."""
+    b, _head, _block, rows, q_tile, _seed = here
+    layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
+    whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, layout)
+    slot = wait_for(shared.k_full, it, shared.STAGES)
+    s = begin_scores(shared, q_tile, slot, zero)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    release(shared.k_empty.index(slot))
+    s = masked(work, data, s, None, b, by_row(rows, layout), kv)
+    p, m, shrink = probabilities(s, by_row(m, layout), scale_log2)
+    p = gl.join(p, zero).permute([0, 2, 1]).reshape([ROWS, 2 * ROWS])
+    p = gl.convert_layout(p, whole, assert_trivial=True)
+    return p, by_row(m, whole), sum_with(p, total, by_row(shrink, whole))
+
+
+@gluon.jit
+def by_row(x, LAYOUT: gl.constexpr):
+    """A number of every row, where a tile of this layout has its rows: layouts of tiles differ in columns alone."""
+    return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)

@@ -1,0 +1,203 @@
+"""The producer: one warp that draws the tiles of the list and brings their Q, K and V by TMA.
+
+Note [Drawing tiles]
+    The first tile of CTA c is the c-th of the list; after that, a CTA takes the first tile that nobody has, by an
+    atomic add to a counter.  Which CTA computes a tile changes nothing about the tile: its results depend on its place
+    in the list alone.  CTAs wait for nobody, so any number of them may run at the same time.
+
+    The counter lies in memory that the call allocated, and `prepare`, launched just before in the same stream, sets it
+    to zero.  So neither a call in another stream, nor an aborted one, nor the replay of a CUDA graph meets a counter
+    that is not its own or not zero.  The main kernel may start while `prepare` runs (programmatic dependent launch):
+    every CTA waits for the end of `prepare` before it draws, and every CTA draws at least once, so what follows the
+    main kernel in its stream follows `prepare` as well.  What the main kernel reads before that wait, the operands, was
+    written before `prepare` began, since `prepare` itself is an ordinary launch.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra.cuda import gdc_wait
+
+from ...shared.device.clear import clear, complete, unseen_keys
+from ...shared.device.operations import load_rows, role_barrier
+from .listed import has_unseen, kv_of, tell
+from .work import ROWS, fact_slots, facts
+
+
+@gluon.jit
+def draw(counter_ptr):
+    """Place of the CTA's next tile; past the end of the list if there is none."""
+    gdc_wait()  # for `prepare`
+    return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
+
+
+@gluon.jit
+def announce(work, data, shared, tiles, b, head, first_block, first, count):
+    """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
+
+    b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
+    mask is data the first word; count: one more than its last kv tile, or how many words there are, 0 after the last
+    tile.  With a band there follow the four bounds of every consumer's walk.  The producer has the time that these take
+    to compute, before there is room for q.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    word = gl.full([1], 0, gl.int32, layout)
+    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    shared.facts.index(place).store(word + b)
+    shared.facts.index(place + 1).store(word + head)
+    shared.facts.index(place + 2).store(word + first_block)
+    shared.facts.index(place + 3).store(word + first)
+    shared.facts.index(place + 4).store(word + count)
+    if not data.GIVEN:
+        for i in gl.static_range(work.CONSUMERS):
+            walk = work.walk(first_block + i, first, count)
+            for j in gl.static_range(4):
+                shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
+    role_barrier()
+
+
+@gluon.jit
+def wait_for_room(empty, it, STAGES: gl.constexpr):
+    """Slot of the it-th tile of a ring, which all consumers have left."""
+    slot = it % STAGES
+    mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)
+    return slot
+
+
+@gluon.jit
+def load_keys(shared, desc, b, head, row, it, BYTES: gl.constexpr):
+    slot = wait_for_room(shared.k_empty, it, shared.STAGES)
+    full = shared.k_full.index(slot)
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, b, head, row, full, shared.k.index(slot))
+    if shared.TAIL_D > 0:
+        load_rows(desc, b, head, row, full, shared.k_tail.index(slot), shared.k.shape[2])
+
+
+@gluon.jit
+def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
+    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(slot)
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, b, head, row, full, shared.v.index(slot))
+
+
+@gluon.jit
+def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings, BYTES: gl.constexpr):
+    """V of the kv tile of a word, from `row` on, with zeros for keys that no query sees; `landings`, counted on.
+
+    See Note [Rows that take no part] in `hopper.clear`.  head: the query head.
+    """
+    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(gl.where(has_unseen(word), shared.STAGES, slot))
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, b, head // work.group, row, full, shared.v.index(slot))
+    if has_unseen(word):
+        hidden = unseen_keys(data.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
+        mbarrier.wait(full, landings & 1)
+        clear(shared.v.index(slot), hidden)
+        complete(shared.v_full.index(slot))
+        landings += 1
+    return landings
+
+
+@gluon.jit
+def load_queries(work, places, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
+    full = shared.q_full.index(slot)
+    mbarrier.expect(full, BYTES)
+    for i in gl.static_range(work.CONSUMERS):
+        tile = slot * work.CONSUMERS + i
+        row = (first_block + i) * ROWS
+        row = places.token(row) if places.PLACED else row - work.first_row()
+        load_rows(desc, b, head, row, full, shared.q.index(tile))
+        if shared.TAIL_D > 0:
+            load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
+
+
+@gluon.jit
+def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
+    """Fill the rings in the order of use: K of the next step before V of this one.
+
+    Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
+    told of one without kv tiles, and without a Q.
+    """
+    D: gl.constexpr = shared.k.shape[2] + shared.TAIL_D
+    WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
+    Q_BYTES: gl.constexpr = work.CONSUMERS * ROWS * D * WIDTH
+    K_BYTES: gl.constexpr = work.BLOCK_KV * D * WIDTH
+    V_BYTES: gl.constexpr = work.BLOCK_KV * shared.v.shape[2] * WIDTH
+    done = 0  # steps of the tiles before this one
+    tiles = 0
+    landings = 0
+    place = gl.program_id(0)
+    words_ptr, steps, word, second = first_words(work, data, place)
+    while place < work.count():
+        b, head, _q_tile, first_block = work.tile(place)
+        kv_head = head // work.group
+        if data.GIVEN:
+            ahead = gl.where(steps > 1, second, 0)
+            row = first_row_of(work, places, word)
+            tell(shared, done, ahead)
+            load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
+            later_row = first_row_of(work, places, ahead)
+            place = draw(counter_ptr)
+            announce(work, data, shared, tiles, b, head, first_block, word, steps)
+        else:
+            first, end = work.kv_tiles(first_block)
+            last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is walked first
+            steps = end - first
+            load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
+            place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
+            announce(work, data, shared, tiles, b, head, first_block, first, end)
+        slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+        load_queries(work, places, shared, q_desc, b, head, first_block, slot, Q_BYTES)
+        if data.GIVEN:
+            for step in range(1, steps):
+                before = word
+                v_row = row
+                word = ahead
+                row = later_row  # asked for in the step before
+                ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
+                tell(shared, done + step, ahead)
+                later_row = first_row_of(work, places, ahead)
+                load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
+                landings = load_seen_values(
+                    work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
+                )
+            done += steps
+            last = word
+            words_ptr, steps, word, second = first_words(work, data, place)  # they come while there is no room for V
+            landings = load_seen_values(work, data, shared, v_desc, b, head, last, row, done - 1, landings, V_BYTES)
+        else:
+            for step in range(1, steps):
+                k_row = last_row - step * work.BLOCK_KV
+                load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
+                load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
+            done += steps
+            load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
+        tiles += 1
+    announce(work, data, shared, tiles, 0, 0, 0, 0, 0)
+    slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+    mbarrier.arrive(shared.q_full.index(slot), count=1)
+
+
+@gluon.jit
+def first_words(work, data, place):
+    """(pointer to the words of a tile of the list, how many there are, the first, and the second if there is one).
+
+    Of a place past the end they are those of the last tile; without data all are any numbers.
+    """
+    if data.GIVEN:
+        b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))
+        words_ptr, steps = data.words_of(work, b, head, q_tile)
+        more = gl.where(work.kv_len > work.BLOCK_KV, 1, 0)
+        return words_ptr, steps, gl.load(words_ptr), gl.load(words_ptr + more)
+    else:
+        return place, place, place, place
+
+
+@gluon.jit
+def first_row_of(work, places, word):
+    """The first row of a word's kv tile, in the descriptors of K and V."""
+    row = kv_of(word) * work.BLOCK_KV
+    return places.token(row) if places.PLACED else row - work.first_key()

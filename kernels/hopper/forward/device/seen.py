@@ -1,0 +1,83 @@
+"""Dense masks: which scores of a kv tile count, as bits that lie in memory as the scores lie in threads.
+
+Note [Seen bits] in schedule/table_walk.py says which bit is whose.  They say all of the mask: the band, codes, and the
+ends of queries and keys are in them.  A thread has those of its scores in one word or two, which it asks for before it
+waits for the scores.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .....schedule.table_walk import seen_words
+from .work import ROWS
+
+words_of = gluon.constexpr_function(seen_words)
+
+
+@gluon.jit
+def ask(work, data, b, head, block, kv, wanted):
+    """The words of a row block and a kv tile, int32 [ROWS / 2, 4, words], where they are `wanted`.
+
+    Nothing is seen in row blocks that do not exist.
+    """
+    WORDS: gl.constexpr = words_of(work.BLOCK_KV)
+    layout: gl.constexpr = _words_layout(WORDS)
+    row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
+    column: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, layout))
+    word: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, layout))
+    threads = gl.expand_dims(gl.arange(0, ROWS // 2, row) * 4, 1) + gl.expand_dims(gl.arange(0, 4, column), 0)
+    places = gl.expand_dims(threads * WORDS, 2) + gl.expand_dims(gl.expand_dims(gl.arange(0, WORDS, word), 0), 1)
+    exists = (block >= 0) & (block < work.row_blocks()) & wanted
+    kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
+    table = data.table(b, head).to(gl.int64)
+    tile = (table * work.row_blocks() + block) * kv_tiles + kv
+    return gl.load(data.seen_bits_ptr + tile * (2 * ROWS * WORDS) + places, mask=exists, other=0)
+
+
+@gluon.jit
+def hide(s, words):
+    """Scores, -inf where their bit of `words`, see `ask`, is zero."""
+    WORDS: gl.constexpr = words.shape[2]
+    COUNT: gl.constexpr = s.shape[1] // WORDS // 2  # bits of a word
+    bits = gl.full(words.shape, 1, gl.int32, words.type.layout)
+    for i in gl.static_range(COUNT.bit_length() - 1):  # one dimension more for each digit of a bit's number
+        words = gl.join(words, words)
+        bits = gl.join(bits, bits << (COUNT >> (i + 1)))
+    return _keep_set(s, _as_scores(words, s, WORDS), _as_scores(bits, s, WORDS))
+
+
+@gluon.jit
+def _as_scores(parts, s, WORDS: gl.constexpr):
+    """What each score has of `parts`, [.., words, 2, 2, ...], where it is at the number of its bit."""
+    ROWS: gl.constexpr = s.shape[0]
+    BLOCK_KV: gl.constexpr = s.shape[1]
+    parts = parts.reshape([ROWS // 16, 8, 4, WORDS, BLOCK_KV // WORDS // 8, 2, 2])
+    parts = parts.permute([0, 5, 1, 3, 4, 2, 6]).reshape([ROWS, BLOCK_KV])
+    return gl.convert_layout(parts, s.type.layout, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def _words_layout(words):
+    """The layout of [ROWS / 2, 4, words]: thread ``4 r + l`` of a warp has row r of its 8, column l, and all words."""
+    registers = [[0, 0, 1 << i] for i in range(words.bit_length() - 1)]
+    lanes = [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[8, 0, 0], [16, 0, 0]], [], [ROWS // 2, 4, words])
+
+
+@gluon.jit
+def _keep_set(s, words, bit):
+    """s where a word has this bit, a constant, else -inf; as one operation, see `steps._keep_below`."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 %seen;
+        .reg .pred %keep;
+        and.b32 %seen, $2, $3;
+        setp.ne.b32 %keep, %seen, 0;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r",
+        [s, words, bit],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )

@@ -1,0 +1,260 @@
+"""The steps of a row block's walk: scores, softmax, and the product of probabilities and values.
+
+Note [Softmax]
+    A row keeps its base m, the largest ``scale * score`` so far in base 2, and its sum of ``exp2(scale * score - m)``.
+    m begins with the lowest finite fp32, not with -inf, so that no difference is ever -inf - -inf: a masked score is
+    -inf, its probability ``exp2(-inf - m)`` is exactly zero in every row, and a row whose sum stays zero has seen no
+    key.
+
+    The factor of what was before a step is ``exp2(m_before - m)``, of the same rounded bases that the probabilities
+    use.  It is exactly one where a tile does not raise the base, so that a tile in which a row sees no key leaves the
+    row as it is, bit for bit: which kv tiles the other rows of the row block see does not matter to it.
+
+    ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
+    `launch.forward`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from ...shared.device.operations import role_barrier
+from ...shared.device.steps import accumulator_layout, left_operand
+from .seen import ask, hide
+from .work import ROWS
+
+LOWEST = gl.constexpr(-3.4028234663852886e38)
+"""The lowest finite fp32."""
+
+
+@gluon.jit
+def exp2(x):
+    """One instruction; results below 2**-126 are zero, which spares the scaling that would keep them."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def log2(x):
+    """One instruction, right to 2**-22; of zero it is -inf."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def wait_for(full, it, STAGES: gl.constexpr):
+    """Slot of the it-th tile of a ring, which is there."""
+    slot = it % STAGES
+    mbarrier.wait(full.index(slot), (it // STAGES) & 1)
+    return slot
+
+
+@gluon.jit
+def release(empty):
+    """This consumer, all of its warps, has read a tile."""
+    role_barrier()
+    mbarrier.arrive(empty, count=1)
+
+
+@gluon.jit
+def softmax(s, m, total, scale_log2):
+    """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax]."""
+    p, base, shrink = probabilities(s, m, scale_log2)
+    return p, base, sum_with(p, total, shrink), shrink
+
+
+@gluon.jit
+def probabilities(s, m, scale_log2):
+    """(probabilities relative to the new base, new base, factor of what was before).
+
+    Fused multiply-adds are spelt out, here and in `sum_with`: every build rounds alike.
+    """
+    base = gl.maximum(m, gl.max(s, 1) * scale_log2)
+    shrink = exp2(m - base)
+    return exp2(gl.fma(s, scale_log2, -gl.expand_dims(base, 1))), base, shrink
+
+
+@gluon.jit
+def sum_with(p, total, shrink):
+    """The new sum of every row."""
+    return gl.fma(total, shrink, gl.sum(p, 1))
+
+
+@gluon.jit
+def masked(work, data, s, codes, b, rows, kv):
+    """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `codes`.
+
+    For `codes` see `listed.Data.hide`.
+    """
+    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
+        s = _in_band(work, s, rows, kv)
+    if data.HAS_CODES:
+        s = data.hide(work, s, codes, b, rows, kv)
+    return s
+
+
+@gluon.jit
+def _in_band(work, s, rows, kv):
+    keys = gl.expand_dims(kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout)), 0)
+    end = gl.full([ROWS], 0, gl.int32, rows.type.layout) + work.kv_len
+    if work.HAS_LO:
+        end = gl.minimum(end, rows - work.lo + 1)
+    end = gl.expand_dims(end, 1)
+    if work.HAS_HI:
+        return _keep_between(s, keys, gl.expand_dims(rows - work.hi, 1), end)
+    return _keep_below(s, keys, end)
+
+
+@gluon.jit
+def _keep_below(s, keys, end):
+    """s where ``keys < end``, else -inf.
+
+    As one operation: ptxas would make all comparisons first, and store their results as bits of integers.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.lt.s32 %keep, $2, $3;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r",
+        [s, keys, end],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _keep_between(s, keys, first, end):
+    """s where ``first <= keys < end``, else -inf."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.lt.s32 %keep, $2, $4;
+        setp.ge.and.s32 %keep, $2, $3, %keep;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r,r",
+        [s, keys, first, end],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
+    """P, rounded, as the left operand of a product with COLUMNS columns."""
+    layout: gl.constexpr = left_operand(accumulator_layout(ROWS, COLUMNS, 4))
+    return gl.convert_layout(p.to(DTYPE), layout, assert_trivial=True)
+
+
+@gluon.jit
+def begin_scores(shared, q_tile, slot, zero):
+    """Begin S = Q K^T with this tile of the Q ring, and the K tile in this slot.
+
+    zero: fp32, with a column for every key; the K tile may have more.
+    """
+    k = first_keys(shared.k.index(slot), zero.shape[1]).permute((1, 0))
+    s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
+    if shared.TAIL_D > 0:
+        k_tail = first_keys(shared.k_tail.index(slot), zero.shape[1]).permute((1, 0))
+        s = warpgroup_mma(shared.q_tail.index(q_tile), k_tail, s, is_async=True)
+    return s
+
+
+@gluon.jit
+def first_keys(tile, COUNT: gl.constexpr):
+    """The first COUNT rows of a K tile."""
+    if tile.shape[0] > COUNT:
+        tile = tile.slice(0, COUNT)
+    return tile
+
+
+@gluon.jit
+def skip(shared, it):
+    """Give the it-th kv tile back without a look at it."""
+    release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
+    release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
+
+
+@gluon.jit
+def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total):
+    """(P, m, total, shrink) of the first kv tile of a walk, P not rounded yet; its V is left to the next step.
+
+    here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
+    needs a mask; shrink: the factor of what was before, for those who had a walk before.
+    """
+    b, head, block, rows, q_tile, _seed = here
+    codes = None
+    if data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, masks)
+    elif data.CODES_AHEAD > 0:
+        codes = data.codes(work, zero, b, rows, kv)
+    slot = wait_for(shared.k_full, it, shared.STAGES)
+    s = begin_scores(shared, q_tile, slot, zero)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    release(shared.k_empty.index(slot))
+    if data.HAS_DENSE:
+        if masks:
+            s = hide(s, shown)
+    elif work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+        if masks:
+            s = masked(work, data, s, codes, b, rows, kv)
+    return softmax(s, m, total, scale_log2)
+
+
+@gluon.jit
+def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, masks, it, p, acc, m, total):
+    """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of `kv_before`.
+
+    While S is computed, it is decided what of P is dropped: the bits are used as they are drawn, and the matmuls of the
+    product follow one another.  ptxas spreads what it may among matmuls, and a tensor core would wait for it: the looks
+    at barriers before and behind keep it in its place, and the seed, which is read between them.
+
+    ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
+    during its own, which was faster than keeping the waits apart.
+
+    here, masks: see `first_step`; masks is a constant.
+    """
+    b, head, block, rows, q_tile, seed = here
+    codes = None
+    if masks and data.HAS_DENSE:
+        shown = ask(work, data, b, head, block, kv, True)
+    elif masks and data.CODES_AHEAD > 1:
+        codes = data.codes(work, zero, b, rows, kv)
+    slot = wait_for(shared.k_full, it, shared.STAGES)
+    s = begin_scores(shared, q_tile, slot, zero)
+    if drop.GIVEN:
+        wait_for(shared.k_full, it, shared.STAGES)  # it is full; what may branch keeps bits and matmuls apart
+        p = drop.kept(p, drop.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
+    before = wait_for(shared.v_full, it - 1, shared.STAGES)
+    acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    release(shared.k_empty.index(slot))
+    if data.HAS_DENSE and masks:
+        s = hide(s, shown)
+    elif masks:
+        if data.GIVEN:  # the registers of P have to hold codes
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+        s = masked(work, data, s, codes, b, rows, kv)
+    p, m, total, shrink = softmax(s, m, total, scale_log2)
+    p = as_left(p, shared.k.dtype, shared.v.shape[2])
+    acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
+    release(shared.v_empty.index(before))
+    return p, scaled(acc, shrink), m, total
+
+
+@gluon.jit
+def scaled(acc, factor):
+    """Rows of acc times their factors."""
+    return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout)), 1)
+
+
+@gluon.jit
+def last_product(work, drop, shared, here, kv, it, p, acc):
+    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a walk: (slot of V, acc)."""
+    if drop.GIVEN:
+        b, head, block, _rows, _q_tile, seed = here
+        p = drop.kept(p, drop.bits(seed, b, head, block, kv, work.BLOCK_KV))
+    slot = wait_for(shared.v_full, it, shared.STAGES)
+    return slot, warpgroup_mma(p, shared.v.index(slot), acc, is_async=True)

@@ -1,0 +1,371 @@
+"""The host side of the Hopper forward: checks tensors, allocates out, log-sum-exp and a counter, launches two kernels.
+
+Everything that depends on shapes and strides alone is computed once per combination (`_State`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....errors import ArgumentError
+from ....model.mask import ROW_BLOCK, Band
+from ....schedule.table_walk import seen_words
+from ....schedule.walk import ClosedForm, Problem
+from ....upstream import compat
+from ...common import launcher
+from ...common.strides import dense_strides
+from ..backward.launch import LOG2E, PACKED, check_tokens
+from ..shared import place_arguments
+from ..shared.tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
+from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
+from .data import ForwardData, ForwardDropout
+from .device.work import ROWS
+
+_Strides = tuple[int, ...]
+_Facts = tuple[Any, ...]
+"""The arguments of `_State._pack`."""
+
+LAST_TILES = 512
+"""Tiles of the last section of heads: some for every CTA, on any Hopper GPU."""
+
+_COUNTER = (1,), (1,), torch.int32
+
+_LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int],
+    data: ForwardData | None = None, dropout: ForwardDropout | None = None, *, ctas: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, log-sum-exp) of attention.
+
+    The bits of a (batch element, query head) depend on its operands and the mask, and with dropout on its place and the
+    seed, but on nothing else.  A row that sees no key gets zeros and -inf, whatever its query holds; what no row sees
+    may hold anything.
+
+    Args:
+        query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; what TMA cannot read (unaligned, or a
+            strided last dimension) is copied first.
+        key, value: [batch, kv heads, kv_len, head dim or value dim], in the dtype of `query`; q heads are a multiple of
+            kv heads, and query head ``h`` reads kv head ``h // (q heads // kv heads)``.
+        band: the mask, anchored at either corner.
+        scale: of the scores; any number whose product with log2(e) is finite in fp32.
+        order: the dimensions of out from the largest stride to the smallest; the last must be 3.
+        data: what the mask has beside the band.
+        dropout: which probabilities are dropped.
+        ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
+
+    Returns:
+        out, in the dtype of `query`: [batch, q heads, q_len, value dim]; log-sum-exp: fp32 [batch, q heads, q_len],
+        natural log, contiguous.
+
+    Raises:
+        ArgumentError: tensors of other shapes, dtypes or devices; a scale or an order that is not allowed.
+    """
+    if not query.ndim == key.ndim == value.ndim == 4:
+        shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+        raise ArgumentError("query, key, value", shapes, "[batch, heads, length, head dim]")
+    if not scale > _LEAST:
+        query, scale = _with_positive_scale(query, scale)
+    device = query.device
+    if device.type != "cuda":
+        raise ArgumentError("device of query", str(device), "a CUDA device")
+    if torch._C._cuda_getDevice() != device.index:
+        with torch.cuda.device(device):
+            return forward(query, key, value, band, scale, order, data, dropout, ctas=ctas)
+    state = _state(
+        band, scale, tuple(order), ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
+        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
+        None if data is None else _Described.of(data), None if dropout is None else _Drops.of(dropout),
+    )  # fmt: skip
+    operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    q, k, v = operands
+    if state is not None and not (q | k | v) % 16:
+        return state.run(operands, data, dropout)
+    if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
+        raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
+    query, key, value = readable(query), readable(key), readable(value)
+    return forward(query, key, value, band, scale, order, data, dropout, ctas=ctas)
+
+
+def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Another query and a positive scale with the same scores.
+
+    The kernel takes the largest score of a row and scales it then, so that its scale must be positive.  A negative one
+    changes the sign of the query, which rounds nothing; with zero, or what fp32 cannot tell from it, all scores are
+    those of a query of zeros.
+    """
+    if math.isnan(scale):
+        raise ArgumentError("scale", scale, _SCALES)
+    if scale < -_LEAST:
+        return -query, -scale
+    return torch.zeros_like(query), 1.0
+
+
+class _Fact(NamedTuple):
+    """What a state needs to know of a tensor."""
+
+    shape: torch.Size
+    strides: _Strides
+    dtype: torch.dtype
+    device: torch.device
+    plain: bool  # contiguous and aligned
+
+
+class _Described(NamedTuple):
+    """The facts of a `ForwardData`."""
+
+    q_codes: _Fact | None
+    kv_codes: _Fact | None
+    keys_seen: _Fact | None
+    counts: _Fact | None
+    steps: _Fact | None
+    seen_bits: _Fact | None
+    row_place: _Fact | None
+    row_count: _Fact | None
+
+    @staticmethod
+    def of(data: ForwardData) -> _Described:
+        return _Described(*(None if t is None else _describe(t) for t in data))
+
+    @property
+    def rows(self) -> int | None:
+        """As of `ForwardData`."""
+        return None if self.row_place is None else ROW_BLOCK * self.row_place.shape[0]
+
+
+class _Drops(NamedTuple):
+    """The facts of a `ForwardDropout`."""
+
+    seed: _Fact
+    threshold: int
+    rescale: float
+
+    @staticmethod
+    def of(dropout: ForwardDropout) -> _Drops:
+        return _Drops(_describe(dropout.seed), dropout.threshold, dropout.rescale)
+
+
+def _describe(tensor: Tensor) -> _Fact:
+    plain = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+    return _Fact(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
+
+
+_SCALES = f"a number whose product with log2(e) is at most {_LARGEST:.8g} in magnitude"
+
+
+@functools.lru_cache(maxsize=1024)
+def _state(*facts: Any) -> _State | None:
+    """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
+    q_shape, q, k_shape, k, v_shape, v, *_ = facts[10:]
+    operands = (q_shape, q), (k_shape, k), (v_shape, v)
+    return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
+
+
+class _State:
+    """One combination of mask, scale, shapes and strides on one device."""
+
+    def __init__(
+        self, band: Band, scale: float, order: tuple[int, ...], ctas: int | None,
+        q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
+        q_device: torch.device, k_device: torch.device, v_device: torch.device,
+        q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
+        data: _Described | None = None, drops: _Drops | None = None,
+    ) -> None:  # fmt: skip
+        _check_shapes(q_shape, k_shape, v_shape)
+        _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
+        if scale * LOG2E > _LARGEST:
+            raise ArgumentError("scale", scale, _SCALES)
+        if sorted(order) != [0, 1, 2, 3] or order[3] != 3:
+            raise ArgumentError("order", order, "a permutation of 0, 1, 2, 3 that ends with 3")
+        batch, q_heads, tokens, head_dim = q_shape
+        _, kv_heads, kv_len, value_dim = v_shape
+        q_len, rows = tokens, None if data is None else data.rows
+        if rows is not None:
+            check_tokens(q_shape, k_shape)
+            q_len = kv_len = rows
+        dims = dims_of(head_dim, value_dim)
+        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
+        of = replace(of, even_kv=kv_len % of.settings.block_kv == 0)
+        self.tables, self.placed = 0, rows is not None
+        if data is not None:
+            self.tables = _check_data(data, (batch, q_heads, q_len, kv_len), of.settings, q_device)
+            of = replace(of, has_codes=data.q_codes is not None, has_dense=data.seen_bits is not None)
+            of = replace(of, placed=rows is not None)
+        self.drops: tuple[int, float] | None = None
+        if drops is not None:
+            of = replace(of, has_dropout=True)
+            self.drops = _check_drops(drops, q_device)
+        of = of.for_queries(q_len)
+        settings = of.settings
+        work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
+        walk = ClosedForm("two_pass", work)
+        lo, hi = work.bounds
+        seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
+        if rows is not None:  # every token sees itself
+            seen_rows = seen_keys = 0, tokens
+        self.device = q_device
+        shape = (*q_shape[:3], value_dim)
+        self.out = shape, dense_strides(shape, order), q_dtype
+        sums = batch, q_heads, q_len
+        self.lse = sums, dense_strides(sums, (0, 1, 2)), torch.float32
+        operands = [
+            SeenRows.of(q_shape, q, *seen_rows), SeenRows.of(k_shape, k, *seen_keys),
+            SeenRows.of(v_shape, v, *seen_keys),
+        ]  # fmt: skip
+        self.skipped = [operand.skipped for operand in operands]
+        descriptors = [*(operand.descriptor for operand in operands), describe(*self.out[:2])]
+        self.value_dim = value_dim
+        tiles = batch * q_heads * work.n_q
+        if tiles >= 1 << 30:
+            raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
+        group = q_heads // kv_heads
+        keys_in_l2 = (settings.section_mib << 20) // (2 * (head_dim + value_dim))
+        sections = _sections(work, keys_in_l2, group, data is not None and data.seen_bits is not None)
+        self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, *sections, scale * LOG2E)
+        built = kernels(of, self.device.index)
+        available = torch.cuda.get_device_properties(self.device).multi_processor_count
+        grid = min(tiles, available if ctas is None else ctas)
+        if grid < 1:
+            raise ArgumentError("ctas", ctas, "None or an integer >= 1")
+        self.prepare = launcher.KernelLauncher(built.prepare, 1)
+        self.main = launcher.KernelLauncher(built.main, grid, descriptors)
+        self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
+
+    def run(
+        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: ForwardDropout | None = None
+    ) -> tuple[Tensor, Tensor]:
+        empty = compat.empty_cuda
+        out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
+        facts = (
+            torch._C._cuda_getCurrentRawStream(self.device.index), operands, out.data_ptr(), lse.data_ptr(),
+            counter.data_ptr(), None if data is None else data.addresses(),
+            None if dropout is None else dropout.seed.data_ptr(),
+        )  # fmt: skip
+        launches = self._packed.get(facts)
+        if launches is None:
+            launches = self._pack(*facts)
+            if len(self._packed) >= PACKED:
+                self._packed.clear()
+            self._packed[facts] = launches
+        launcher.launch(launches)
+        return out, lse
+
+    def _pack(
+        self, stream: int, operands: tuple[int, int, int], out: int, lse: int, counter: int,
+        data: tuple[int, ...] | None, seed: int | None,
+    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
+        """The two launches of a call with these addresses, of which `operands` are those of query, key and value."""
+        rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
+        extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
+        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
+        if data is not None:
+            q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = data
+            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
+            if self.placed:
+                of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
+        drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
+        if seed is not None and self.drops is not None:
+            drops = (seed, *self.drops)
+        return (
+            *self.prepare.pack(stream, (), counter),
+            *self.main.pack(stream, (*rows, out), lse, counter, *self.sizes, *extra, *drops, *of_places),
+        )
+
+
+def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
+    if q[0] != k[0] or q[3] != k[3]:
+        raise ArgumentError("key", tuple(k), f"[{q[0]}, kv heads, kv_len, {q[3]}], as query has it")
+    if k[:3] != v[:3]:
+        raise ArgumentError("value", tuple(v), f"{[*k[:3]]} and the value dim, as key has it")
+    if not k[1] or q[1] % k[1]:
+        raise ArgumentError("query", tuple(q), f"a multiple of the {k[1]} heads of key")
+
+
+def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device]) -> None:
+    if dtypes[0] not in (torch.float16, torch.bfloat16) or len({*dtypes}) > 1:
+        raise ArgumentError("dtypes of query, key, value", tuple(dtypes), "float16 or bfloat16, the same for all")
+    if len({*devices}) > 1:
+        raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
+
+
+def _check_data(data: _Described, plane: tuple[int, int, int, int], settings: Settings, device: torch.device) -> int:
+    """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
+    batch, q_heads, q_len, kv_len = plane
+    if not (data.q_codes is None) == (data.kv_codes is None) != (data.seen_bits is None):
+        given = [name for name, fact in data._asdict().items() if fact is not None]
+        raise ArgumentError("data", given, "both q_codes and kv_codes, or seen_bits")
+    assert data.counts is not None
+    by_head = data.seen_bits is not None and data.counts.shape[:1] == (batch * q_heads,)
+    tables = q_heads if by_head else 1
+    kv_tiles = -(-kv_len // settings.block_kv)
+    if kv_tiles > 1 << 16:
+        raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
+    rows = batch * tables, -(-q_len // settings.rows)
+    _check_plain("q_codes", data.q_codes, (batch, q_len), device)
+    _check_plain("kv_codes", data.kv_codes, (batch, kv_len), device)
+    _check_plain("keys_seen", data.keys_seen, (batch, tables, kv_len), device, torch.bool)
+    _check_plain("counts", data.counts, rows, device)
+    _check_plain("steps", data.steps, (*rows, kv_tiles), device)
+    row = int(ROWS.value)
+    bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
+    _check_plain("seen_bits", data.seen_bits, bits, device)
+    for name, fact in (("row_place", data.row_place), ("row_count", data.row_count)):
+        if (fact is None) != (data.row_place is None):
+            raise ArgumentError(f"data.{name}", fact, "row_place and row_count, or neither")
+        _check_plain(name, fact, (q_len // ROW_BLOCK,), device)
+    return tables
+
+
+def _check_plain(
+    name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int32
+) -> None:
+    if fact is None:
+        return
+    if not fact.plain or (fact.dtype, tuple(fact.shape), fact.device) != (dtype, shape, device):
+        allowed = f"{dtype}, contiguous and aligned, of shape {shape} on {device}"
+        raise ArgumentError(f"data.{name}", (fact.dtype, tuple(fact.shape), fact.strides, str(fact.device)), allowed)
+
+
+def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
+    """The main kernel's arguments about dropout, beside the seed."""
+    seed = drops.seed
+    if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
+        given = seed.dtype, tuple(seed.shape), str(seed.device)
+        raise ArgumentError("dropout.seed", given, f"int64, of shape (1,) on {device}")
+    if not 0 <= drops.threshold < 1 << 16:
+        raise ArgumentError("dropout.threshold", drops.threshold, "at least 0 and less than 2**16")
+    if not 0 < drops.rescale <= _LARGEST:
+        raise ArgumentError("dropout.rescale", drops.rescale, "positive and finite in fp32")
+    return drops.threshold, drops.rescale
+
+
+def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
+    """(query heads of a section, whose tiles stand together in the list; the first head of the last section).
+
+    They change speed alone.  With a full mask all tiles are alike: those of one kv head follow one another, and share
+    its K and V.  With a bound, long tiles come first, of as many heads as fit the L2 cache with the keys that are in
+    use at a time; the last section has LAST_TILES at least, so that all CTAs end with its short ones.
+
+    Args:
+        keys_in_l2: of how many keys K and V fit.
+        group: query heads per kv head.
+        has_dense: there is a dense mask, which is taken for a causal one.
+    """
+    band = work.resolved.band
+    heads = work.batch * work.heads
+    if band.is_full and not has_dense:
+        return min(group, heads), heads
+    in_use = work.kv_len
+    if band.lo is not None and band.hi is not None:
+        in_use = min(in_use, band.hi - band.lo + work.block_q)
+    section = min(max(1, keys_in_l2 // in_use) * group, heads)
+    last = max(section, -(-LAST_TILES // work.n_q))
+    return section, max(0, heads - last) // section * section

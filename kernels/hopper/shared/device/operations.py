@@ -1,0 +1,320 @@
+"""What Gluon lacks or spells differently between versions, and the two ends of a turn.
+
+Note [Ordered accumulation on Hopper]
+    Every (batch element, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dq
+    tile.  The reduce warp of the contributor of rank r
+
+        1. spins on ``ld.acquire.gpu`` until the semaphore is r (every lane polls, so every lane has acquired what was
+           released before), then executes ``fence.proxy.async``: its bulk operation, which goes through the async
+           proxy, comes after the release that it saw.
+        2. waits until the tile lies in shared memory (mbarrier), and issues ``cp.reduce.async.bulk.tensor .add``; rank
+           0 issues a plain bulk store instead, so the accumulator needs no zero fill.
+        3. waits for ``cp.async.bulk.wait_group.read 0``: the shared memory has been read, the buffer is free.
+        4. waits for ``cp.async.bulk.wait_group 0``: the add has been performed.  Bulk groups belong to the thread that
+           issued them, so every lane waits.
+        5. meets the other lanes at ``bar.warp.sync``; then one lane does ``st.release.gpu`` of r + 1.
+
+    Hence adds to one element of dq happen in rank order.  Steps 3 and 4 are apart (early release): the matmuls need the
+    buffer, not the sum.  `wait_until_read` is step 3, which would be too early for step 5.
+
+    dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them.  The producer spins
+    for them, while the last steps run, and arrives at an mbarrier; having waited there, they have acquired what it has.
+    They add with ordinary reductions and meet at a barrier; then one thread passes the turn on.  Only one: a warp that
+    fell behind the others' release would set the semaphore back when later members have had their turns, and the next
+    would wait for ever.
+
+Note [Forward progress on Hopper]
+    A CTA takes tickets one after the other, and works on them in that order.  It takes the next one when everything
+    that the one before needs is on its way, so it holds two at most.  Whoever takes a ticket finds that all lower ones
+    have been taken, by CTAs that run; a CTA that has not started holds none and is not needed.  In a launch-ordered
+    schedule every wait is for a lower ticket, and what comes before a ticket in its CTA is lower, too.  So by induction
+    over tickets every ticket is finished, on any number of SMs and by any number of CTAs.  The member of a group before
+    this one has a lower ticket in every schedule.
+
+    Schedules that wait both ways have a CTA for every ticket, which takes no other, and are launched cooperatively:
+    there a ticket that waits behind another one could be what that one waits for.
+
+    Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
+    which consumers only arrive, see Note [Ends of steps] in `ends`; a reducer that waits for its turn stops its
+    consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in rank.  Ticket and
+    semaphores are set by `prepare` in the same call.
+
+    The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
+    end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
+    so: semaphores have been reset by then, and what they wait for, the last contribution to a tile, comes from CTAs
+    that are running, and take all tickets there are.  They find room on SMs that the main kernel has left: a CTA of it
+    has all registers of its SM.  The last of them also waits for the end of the main kernel, so that whatever follows
+    the call in its stream follows all of it.
+"""
+
+import math
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper.tma import store_wait
+
+from .....upstream import compat
+
+# Whatever this version of Gluon calls them:
+role_barrier = compat.resolve(*compat.BARRIER)
+"""Barrier among the warps of a role."""
+begin_copy = compat.resolve(*compat.COPY)
+"""``(tile, pointers)``: start to copy to shared memory what pointers point to."""
+begin_load = compat.resolve(*compat.TMA_LOAD)
+"""``(desc, coordinates, barrier, tile)``: start to copy a block to shared memory by TMA."""
+begin_store = compat.resolve(*compat.TMA_STORE)
+"""``(desc, coordinates, tile)``: start to copy a block from shared memory by TMA."""
+_reinterpret = compat.resolve(*compat.REINTERPRET)
+
+_READS_ONLY = compat.reads_only()
+_WAITS_MEET = compat.waits_meet()
+
+
+@builtin
+def wait_for_matmuls(outstanding, deps, _semantic=None):
+    """Wait until no more than `outstanding` of the matmuls that this warpgroup has begun are in flight.
+
+    Args:
+        outstanding: how many may stay in flight, those that were begun last.
+        deps: the tensors that are used afterwards, or have to stay in registers until then.
+
+    Returns:
+        the tensors of `deps` as a tuple, or a single one by itself.
+
+    Warpgroups do not wait for each other.  Where something may be overwritten when all of them have read it, they say
+    so at barriers of their own, see Note [Ends of steps] in `ends`.  In the forward a consumer is one warpgroup, so
+    that Gluon's own wait is enough.
+    """
+    results = warpgroup_mma_wait(outstanding, deps, _semantic=_semantic)
+    if _WAITS_MEET:
+        one = results[0] if isinstance(results, tuple) else results
+        one.handle.set_attr("warpGroupLocal", _semantic.builder.get_unit_attr())
+    return results
+
+
+@builtin
+def wait_until_read(_semantic=None):
+    """Wait until the stores and adds that this warp has begun have read shared memory, performed or not."""
+    store_wait(0, _semantic=_semantic, **_READS_ONLY)
+
+
+@gluon.jit
+def wait_for_own_stores():
+    """`wait_until_read` without the barrier among the warps of the role that Triton makes of it."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group.read 0; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@builtin
+def async_reduce_add(tensor_desc, coord, src, _semantic=None):
+    """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Triton 3.8 has a name for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.constexpr_function
+def _block_shapes(tile, block):
+    return [math.prod(tile) // math.prod(block), *block]
+
+
+@gluon.jit
+def as_blocks(tile, desc):
+    """A [rows, columns] tile in shared memory as a row of blocks of a descriptor.
+
+    64 columns of 16 bits are one swizzle atom: in shared memory a wider or longer tile is a row of such blocks.
+    """
+    return _reinterpret(tile, desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
+
+
+@gluon.jit
+def as_tiles(buffer, tile, COUNT: gl.constexpr):
+    """A buffer in shared memory as a row of COUNT tiles like `tile`."""
+    return _reinterpret(buffer, tile.dtype, [COUNT, tile.shape[0], tile.shape[1]], tile.layout)
+
+
+@gluon.constexpr_function
+def _longer_shapes(pieces, count):
+    return [count, pieces[0] * pieces[1] // count, *pieces[2:]]
+
+
+@gluon.jit
+def as_longer(ring, COUNT: gl.constexpr):
+    """A ring of pieces, rows of numbers or tiles of 64 columns, as COUNT longer ones.
+
+    Pieces lie one behind the other, and so do the rows of such a tile: a longer one is a row of pieces.
+    """
+    return _reinterpret(ring, ring.dtype, _longer_shapes(ring.shape, COUNT), ring.layout)
+
+
+@gluon.constexpr_function
+def _word_shapes(tile, bits):
+    return [tile[0] * tile[1] // 64 // 4, 4, 64 * bits // 32]
+
+
+@gluon.jit
+def as_words(tile):
+    """A [rows, columns] tile in shared memory as int32 [fours of rows, 4, words of a row].
+
+    A row is one of a block of 64 columns, whose rows lie one behind the other: swizzles move what is in a row alone.
+    """
+    SHAPE: gl.constexpr = _word_shapes(tile.shape, tile.dtype.primitive_bitwidth)
+    return _reinterpret(tile, gl.int32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+DQ_ROW = gl.constexpr(256)
+"""Values in a row of a dq tile as it goes to global memory, the most that a block of a descriptor may have."""
+DQ_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
+"""Rows lie one behind the other there.  Causal masks at D=64 took 1.2 % longer with a swizzled tile, others as long."""
+
+
+@gluon.jit
+def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
+    """Start copying rows of head `h` of batch element `b` into `tile`, columns from COLUMN on; `full` gets them."""
+    blocks = as_blocks(tile, desc)
+    for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
+        column = COLUMN + i * desc.block_type.shape[3]
+        begin_load(desc, [b, h, row, column], full, blocks.index(i))
+
+
+@gluon.jit
+def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
+    """Start copying `tile` to rows of head `h` of batch element `b`; what lies outside the tensor is dropped."""
+    blocks = as_blocks(tile, desc)
+    for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
+        column = COLUMN + i * desc.block_type.shape[3]
+        begin_store(desc, [b, h, row, column], blocks.index(i))
+
+
+@gluon.constexpr_function
+def given(argument):
+    """An argument of a kernel as a member of an aggregate, which must not be None."""
+    return gl.constexpr(None) if argument is None else argument
+
+
+@gluon.jit
+def here(number):
+    """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and
+    keep it in registers that the walk does not have."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def hold_back(length):
+    """Keep what comes after this behind what comes before: ptxas moves nothing past what may branch.
+
+    The branch is not taken, as long as `length` is not negative.
+    """
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %back;
+        BACK:
+        setp.lt.s32 %back, $1, 0;
+        @%back nanosleep.u32 0;
+        @%back bra BACK;
+        mov.b32 $0, $1;
+        }""",
+        "=r,r",
+        [length],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def rounded_from_zero(x, dtype: gl.constexpr):
+    """fp32 numbers rounded to 16 bits, negative ones to zero."""
+    if dtype == gl.bfloat16:
+        rounded = gl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        rounded = gl.inline_asm_elementwise(
+            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return rounded
+
+
+@gluon.jit
+def arrive_at(number, THREADS: gl.constexpr):
+    """Arrive at a named barrier for so many threads, and go on; for all threads of a role."""
+    _at_named("arrive", number, THREADS)
+
+
+@gluon.jit
+def meet_at(number, THREADS: gl.constexpr):
+    """Wait at a named barrier for so many threads; for all threads of a role."""
+    _at_named("sync", number, THREADS)
+
+
+@gluon.jit
+def _at_named(HOW: gl.constexpr, number, THREADS: gl.constexpr):
+    gl.inline_asm_elementwise(
+        "barrier.cta." + HOW + " $1, $2; mov.b32 $0, $1;", "=r,r,r", [number, THREADS], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_for_turn(semaphore, rank):
+    """Block the warp until `semaphore` (int32) is `rank`."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %waiting;
+        .reg .b32 %seen;
+        TURN:
+        ld.acquire.gpu.global.b32 %seen, [$1];
+        setp.ne.s32 %waiting, %seen, $2;
+        @%waiting bra TURN;
+        fence.proxy.async;
+        mov.b32 $0, %seen;
+        }""",
+        "=r,l,r",
+        [semaphore, rank],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def pass_turn_on(semaphore, rank):
+    """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``.  One warp only."""
+    _release(semaphore, rank + 1, "cp.async.bulk.wait_group 0;\nbar.warp.sync 0xffffffff;", "%laneid")
+
+
+@gluon.jit
+def consumers_pass_turn_on(semaphore, rank):
+    """Meet the other consumers, then let thread 0, which is one of them, set `semaphore` to ``rank + 1``."""
+    role_barrier()
+    _release(semaphore, rank + 1, "", "%tid.x")
+
+
+@gluon.jit
+def _release(semaphore, value, BEFORE: gl.constexpr, REGISTER: gl.constexpr):
+    """After the instructions BEFORE, the thread whose REGISTER is 0 sets `semaphore`; the others go on."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred %first;
+        .reg .b32 %number;
+        """
+        + BEFORE
+        + """
+        mov.u32 %number, """
+        + REGISTER
+        + """;
+        setp.eq.u32 %first, %number, 0;
+        @%first st.release.gpu.global.b32 [$1], $2;
+        mov.b32 $0, $2;
+        }""",
+        "=r,l,r",
+        [semaphore, value],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )

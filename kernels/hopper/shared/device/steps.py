@@ -1,0 +1,315 @@
+"""One step of the consumers' walk: five matmuls, in the order that registers and shared memory of a head dim allow.
+
+Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
+and hands its dq tile over to the reducers.  There are three forms:
+
+* `overlapped_step` has dK in flight while it stores its dq tile, and queues S of the next step before dK is done;
+* `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
+  registers beside dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
+  registers reads half as much shared memory, which is what limits small head dims);
+* `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+
+from .....upstream import compat
+from .ends import DQ_COMPLETE, NOTED, ROOM, say
+from .operations import DQ_ROW, hold_back, role_barrier, wait_for_matmuls, wait_for_own_stores
+
+READS_AHEAD = gl.constexpr(not compat.keeps_descriptors())
+"""Halves have registers for a delta that is read before it is used."""
+
+
+@gluon.constexpr_function
+def accumulator_layout(rows, columns, warps):
+    """The layout of a [rows, columns] result of matmuls: the warps along the rows, 16 for each, then the columns."""
+    along_rows = min(warps, rows // 16)
+    along_columns = warps // along_rows
+    return gl.NVMMADistributedLayout([3, 0], [along_rows, along_columns], [16, columns // along_columns, 16])
+
+
+@gluon.constexpr_function
+def left_operand(layout):
+    """The layout of a left operand in registers whose product has `layout`."""
+    return gl.DotOperandLayout(0, layout, 2)
+
+
+@gluon.jit
+def probabilities(mask, drops, s, scale_log2, lse, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr = None):
+    """P of a piece of the queries of a step, from their scores; signed, see `dropout`."""
+    columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
+    return drops.marked(mask.applied(p, word, slot, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE)
+
+
+@gluon.jit
+def in_fragments(dq):
+    """A [rows, columns] accumulator of matmuls as it lies in registers, in rows of DQ_ROW values.
+
+    16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of
+    thread ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts;
+    `finish` undoes it.
+    """
+    ROWS: gl.constexpr = dq.shape[0]
+    COLUMNS: gl.constexpr = dq.shape[1]
+    parts = dq.reshape([ROWS // 16, 2, 8, COLUMNS // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5])
+    return parts.reshape([ROWS * COLUMNS // DQ_ROW, DQ_ROW])
+
+
+@gluon.jit
+def from_fragments(fragments, tile):
+    """The inverse of `in_fragments`: the values in the shape and layout of `tile`."""
+    ROWS: gl.constexpr = tile.shape[0]
+    COLUMNS: gl.constexpr = tile.shape[1]
+    parts = fragments.reshape([ROWS // 16, COLUMNS // 8, 8, 4, 2, 2]).permute([0, 4, 2, 1, 3, 5])
+    return gl.convert_layout(parts.reshape([ROWS, COLUMNS]), tile.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def wait_for_q(shared, it):
+    """Slot of the it-th Q tile, which is there."""
+    slot = it % shared.STAGES
+    mbarrier.wait(shared.q_full.index(slot), (it // shared.STAGES) & 1)
+    return slot
+
+
+@gluon.jit
+def wait_for_do(shared, it):
+    slot = it % shared.STAGES
+    mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
+    return slot
+
+
+@gluon.jit
+def begin_drops(drops):
+    """With dropout, keep what follows behind the matmuls that were begun.
+
+    ptxas spreads what it may among matmuls, and the tensor cores would wait for random bits.
+    """
+    if drops.GIVEN:
+        hold_back(drops.work.q_len)
+
+
+@gluon.jit
+def share_ds(shared, ds, LEAVING: gl.constexpr = False):
+    """Make dS visible to the matmuls of all warps, when all have read that of the step before.
+
+    LEAVING: the results of the walk before may still be leaving the dq ring; afterwards they have left.
+    """
+    role_barrier()
+    shared.ds.store(ds)
+    fence_async_shared()
+    if LEAVING:
+        wait_for_own_stores()
+    role_barrier()
+
+
+@gluon.jit
+def scores(left, shared, tile, zero):
+    """Begin S = K Q^T with K in registers or shared memory, and the tile-th piece of the Q ring."""
+    s = warpgroup_mma(left, shared.q.index(tile).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if shared.TAIL_D > 0:
+        s = warpgroup_mma(shared.k_tail, shared.q_tail.index(tile).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def matmul_dq(shared, WARPS: gl.constexpr):
+    """Begin dQ = dS^T K, for the columns of K and for those of its tail."""
+    left = shared.ds.permute((1, 0))
+    dq = zeros(shared.ds.shape[1], shared.k.shape[1], WARPS)
+    dq = warpgroup_mma(left, shared.k, dq, use_acc=False, is_async=True)
+    dq_tail = zeros(shared.ds.shape[1], shared.k_tail.shape[1], WARPS)
+    if shared.TAIL_D > 0:
+        dq_tail = warpgroup_mma(left, shared.k_tail, dq_tail, use_acc=False, is_async=True)
+    return dq, dq_tail
+
+
+@gluon.jit
+def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
+    return gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(ROWS, COLUMNS, WARPS))
+
+
+@gluon.jit
+def add_product(a, right, accumulator, WARPS: gl.constexpr):
+    """Begin ``accumulator += a @ right`` with `a` in registers, rounded to the type of `right`."""
+    layout: gl.constexpr = left_operand(accumulator_layout(a.shape[0], right.shape[1], WARPS))
+    left = gl.convert_layout(a.to(right.dtype), layout, assert_trivial=True)
+    return warpgroup_mma(left, right, accumulator, is_async=True)
+
+
+@gluon.jit
+def deltas(shared, tile, p):
+    """Delta of a piece of the queries, by column of its probabilities `p`."""
+    return gl.expand_dims(shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout)), 0)
+
+
+@gluon.jit
+def gradient_of_scores(shared, drops, p, dp, delta):
+    """dS, rounded, from signed P."""
+    return drops.gradient(p, dp, delta).to(shared.k.dtype)
+
+
+@gluon.jit
+def wait_for_dq_room(shared, it):
+    """Wait until the slot for the dq tile of a step is empty."""
+    mbarrier.wait(shared.dq_empty.index(it % shared.DQ_STAGES), ((it // shared.DQ_STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
+    """Put a dq tile into its slot, which is empty, and tell the reducer."""
+    slot = it % shared.DQ_STAGES
+    shared.dq.index(slot).store(in_fragments(dq))
+    if shared.TAIL_D > 0:
+        shared.dq_tail.index(slot).store(in_fragments(dq_tail))
+    fence_async_shared()
+    say(shared, DQ_COMPLETE, it, WARPS)
+
+
+@gluon.jit
+def end_step(shared, it, WARPS: gl.constexpr):
+    """Say that the matmuls have read Q and dO of a step."""
+    say(shared, ROOM, it, WARPS)
+    if shared.STAMPED:
+        say(shared, NOTED, it, WARPS)
+
+
+@gluon.jit
+def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
+    """A step that begins with its S and ends with that of step `after`.
+
+        queued                              meanwhile
+        dP                                  softmax
+        dV                                  dS
+        dQ, dK                              dq tile to its buffer
+        S of the step after
+
+    That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
+    the tiles of another step when dK is done; `ends` says why an S that nobody needs may read its Q after that.
+    """
+    slot = wait_for_do(shared, it)
+    word = mask.told(slot)
+    do = shared.do.index(slot)
+    dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    begin_drops(drops)
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
+    delta = deltas(shared, slot, p)
+    dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
+    dp = wait_for_matmuls(1, deps=(dp,))
+    ds = gradient_of_scores(shared, drops, p, dp, delta)
+    share_ds(shared, ds, shared.RESULTS_IN_DQ)
+    dq, dq_tail = matmul_dq(shared, WARPS)
+    dk = add_product(ds, shared.q.index(slot), dk, WARPS)
+    wait_for_dq_room(shared, it)
+    dq, dv = wait_for_matmuls(1, deps=(dq, dv))
+    hand_over(shared, it, dq, dq_tail, WARPS)
+    s = scores(shared.k, shared, wait_for_q(shared, after), zero)
+    dk = wait_for_matmuls(1, deps=(dk,))
+    end_step(shared, it, WARPS)
+    s = wait_for_matmuls(0, deps=(s,))
+    return s, dk, dv
+
+
+@gluon.jit
+def halved_step(
+    shared, mask, drops, scale_log2, it, after, word, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    AHEAD: gl.constexpr, CUT: gl.constexpr,
+):  # fmt: skip
+    """A step in two halves of the q tile, k and v in registers or shared memory.
+
+    With AHEAD it begins with S of its first half, and ends with that of step `after`, which is the next one, or this
+    one again if it is the last.  A tail leaves no registers for matmuls that run on, or for values that are read ahead:
+    there every half ends with a wait, and delta is read when it is used.
+    """
+    TAIL: gl.constexpr = shared.TAIL_D > 0
+    gl.static_assert(AHEAD != TAIL)
+    slot = it % shared.STAGES
+    tile = slot * 2
+    do0 = shared.do.index(tile)
+    do1 = shared.do.index(tile + 1)
+    if AHEAD:
+        dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s1 = scores(k, shared, tile + 1, zero)
+    else:
+        s0 = scores(k, shared, tile, zero)
+        dp0 = warpgroup_mma(v, do0.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s0 = wait_for_matmuls(1, deps=(s0,))
+    if AHEAD:
+        begin_drops(drops)
+    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0, CUT)
+    if AHEAD and READS_AHEAD:
+        delta = deltas(shared, tile, p)
+    dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
+    dp0 = wait_for_matmuls(2 if AHEAD else 1, deps=(dp0,))
+    if not (AHEAD and READS_AHEAD):
+        delta = deltas(shared, tile, p)
+    ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
+    dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
+    if TAIL:
+        dk_tail = add_product(ds0, shared.q_tail.index(tile), dk_tail, WARPS)
+        dv, dk, dk_tail = wait_for_matmuls(0, deps=(dv, dk, dk_tail))
+    if not AHEAD:
+        s1 = scores(k, shared, tile + 1, zero)
+    dp1 = warpgroup_mma(v, do1.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s1 = wait_for_matmuls(3 if AHEAD else 1, deps=(s1,))
+    if AHEAD:
+        begin_drops(drops)
+    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1, CUT)
+    if AHEAD and READS_AHEAD:
+        delta = deltas(shared, tile + 1, p)
+    dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
+    dp1 = wait_for_matmuls(1, deps=(dp1,))
+    if not (AHEAD and READS_AHEAD):
+        delta = deltas(shared, tile + 1, p)
+    ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
+    dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)
+    if TAIL:
+        dk_tail = add_product(ds1, shared.q_tail.index(tile + 1), dk_tail, WARPS)
+        dv, dk, dk_tail = wait_for_matmuls(0, deps=(dv, dk, dk_tail))
+    share_ds(shared, gl.join(ds0, ds1).permute([0, 2, 1]).reshape(shared.ds.shape))
+    dq, dq_tail = matmul_dq(shared, WARPS)
+    if AHEAD:
+        s0 = scores(k, shared, wait_for_q(shared, after) * 2, zero)
+        wait_for_dq_room(shared, it)
+        dq, dv, dk = wait_for_matmuls(1, deps=(dq, dv, dk))
+    else:
+        wait_for_dq_room(shared, it)
+        dq, dq_tail = wait_for_matmuls(0, deps=(dq, dq_tail))
+    hand_over(shared, it, dq, dq_tail, WARPS)
+    if AHEAD:
+        s0 = wait_for_matmuls(0, deps=(s0,))
+    end_step(shared, it, WARPS)
+    return s0, dk, dk_tail, dv
+
+
+@gluon.jit
+def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.constexpr):
+    """A step whose P and dS are left operands in shared memory."""
+    slot = wait_for_q(shared, it)
+    s = scores(shared.k, shared, slot, zero)
+    wait_for_do(shared, it)
+    word = mask.told(slot)
+    do = shared.do.index(slot)
+    dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = wait_for_matmuls(1, deps=(s,))
+    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
+    role_barrier()  # all have read P and dS of the step before
+    shared.p.store(drops.rounded(p, shared.k.dtype))
+    fence_async_shared()
+    role_barrier()
+    dv = warpgroup_mma(shared.p, do, dv, is_async=True)
+    dp = wait_for_matmuls(1, deps=(dp,))
+    delta = deltas(shared, slot, p)
+    shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
+    fence_async_shared()
+    role_barrier()
+    dq, dq_tail = matmul_dq(shared, WARPS)
+    dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
+    wait_for_dq_room(shared, it)
+    dq, dv, dk = wait_for_matmuls(0, deps=(dq, dv, dk))
+    hand_over(shared, it, dq, dq_tail, WARPS)
+    end_step(shared, it, WARPS)
+    return dk, dv

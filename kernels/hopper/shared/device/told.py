@@ -1,0 +1,57 @@
+"""What the producer tells the consumers of a step, and which scores of a masked tile the band lets through.
+
+Note [What consumers are told]
+    A step is known by its *word*: the q tile, and in bit `MASKED` whether the mask cuts the tile.  Consumers have no
+    registers left to compute words, and one that loaded a word from global memory would wait for the L2 cache, since a
+    reducer that has seen its turn empties the first one.  So the producer, who is a step ahead, puts words into shared
+    memory before the dO of their steps is announced.  A band in closed form adds what the next step is, see Note [Runs]
+    in `runs`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .....schedule.table_walk import TILE_BITS
+from .operations import here, role_barrier
+
+MASKED = gl.constexpr(2 * TILE_BITS)
+"""The bit of a word that asks for the mask; q tiles are below it, and the sign is above."""
+NEXT = gl.constexpr(2 * TILE_BITS - 2)
+"""Where two bits of a word of a band in closed form begin: 1 if the next step has `MASKED`, 2 if there is none."""
+
+
+@gluon.jit
+def allocate_words(STAGES: gl.constexpr):
+    """A ring of words, for the steps whose dO is there."""
+    return gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def tell(words, slot, word):
+    """Put a word into its slot, before the barrier of this slot of dO is armed; for the producer."""
+    words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
+    role_barrier()
+
+
+@gluon.jit
+def told(words, slot):
+    """The word of a step whose dO is in this slot of its ring; for consumers."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(words.index(here(slot)).load(layout), 0)
+
+
+@gluon.jit
+def within_band(keep, work, q_row, columns, rows, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr):
+    """`keep`, [keys, queries], where the band lets through, too.
+
+    q_row: the first query; columns: the others' places after it; rows: the keys.  In a matmul's result bits 1 and 2 of
+    a column are the thread's, the others those of the register: a register is compared to its own constant.
+    """
+    columns = gl.expand_dims(columns, 0)
+    registers = columns & ~6
+    threads = gl.expand_dims(rows, 1) - (columns & 6)
+    if HAS_LO:
+        keep = keep & (registers >= threads + (work.lo - q_row))
+    if HAS_HI:
+        keep = keep & (registers <= threads + (work.hi - q_row))
+    return keep

@@ -1,0 +1,51 @@
+"""Tensors as TMA sees them: what it can read, and which rows of them it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....model.site import DType
+
+DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """`tensor`, or a contiguous copy where TMA could not read it: it wants 16-byte aligned rows with unit stride."""
+    if not tensor.data_ptr() % 16 and has_readable_strides(tensor.shape, tensor.stride()):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def has_readable_strides(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether rows of 16-bit numbers have unit stride, and begin at multiples of 16 bytes if the first one does."""
+    *outer, column = strides
+    steps = [stride for size, stride in zip(shape, outer, strict=False) if size != 1]
+    return column == 1 and all(step > 0 and not step % 8 for step in steps)
+
+
+class SeenRows(NamedTuple):
+    """The rows of q, do, k or v that take part, as TMA sees them; what it reads outside a descriptor is zero.
+
+    Args:
+        descriptor: shape and strides.
+        skipped: bytes of a head before the first of them.
+    """
+
+    descriptor: tuple[list[int], list[int]]
+    skipped: int
+
+    @staticmethod
+    def of(shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> SeenRows:
+        """Rows ``first .. end - 1``; where there are none nothing is walked, but a descriptor has at least one."""
+        if end <= first:
+            first, end = 0, 1
+        return SeenRows(describe((*shape[:2], end - first, shape[3]), strides), 2 * first * strides[2])
+
+
+def describe(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Shape and strides for TMA: a dimension of size 1 needs a stride too, of a multiple of 16 bytes."""
+    return list(shape), [8 if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)] + [1]

@@ -1,0 +1,306 @@
+"""The portable kernels without Inductor: render the template text for given tensors, compile it for a GPU architecture.
+
+Used to pin registers, spills and shared memory where there is no GPU, to show what a model compiles to, and to measure
+tile shapes.  `compile_for` needs neither driver nor GPU: the assembler is inside the triton wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ...errors import ArgumentError
+from ...model.mask import ROW_BLOCK
+from ...model.plan import Plan, Tiles
+from ...model.site import Site
+from ...planning.families import PORTABLE
+from ...schedule import schedules
+from ...upstream import toolchain
+from . import templates
+
+_TYPES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
+_DIRECTORY = tempfile.TemporaryDirectory(prefix="dash_inductor_")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A kernel's text: `names` are its pointer arguments in order, `types` their Triton types, `grid` its programs."""
+
+    text: str
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    grid: int
+    tiles: Tiles
+
+    def load(self) -> Any:
+        """The `triton.jit` function of this text."""
+        path = Path(_DIRECTORY.name) / f"kernel_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}.py"
+        path.write_text(self.text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.kernel
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes: registers per thread, spilled bytes per thread, shared memory per CTA in bytes."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    shared_memory: int
+
+
+def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = None) -> list[Rendered]:
+    """The kernels of a plan's backward in launch order, for static sizes.
+
+    Where a bias has a gradient, both the dq kernel that makes it, summed over the batch, and the kernel that makes
+    nothing else: a call has one of them.
+
+    Args:
+        plan: a plan of the portable kernel.
+        site: batch and lengths must be known.
+        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous;
+            (batch, token) of Q_IDS, KV_IDS; (batch, head, key) of KEYS; (batch, head, row, key) of DENSE, BIAS.
+    """
+    if plan.kernel != PORTABLE.name:
+        raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
+    batch, q_len, kv_len = _sizes(site)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    schedule = schedules.define(plan.schedule, site.band)
+    kernels = []
+    gradient = site.call.bias is not None and site.call.bias.gradient
+    if plan.dq is not None and gradient:
+        kernels.append(render_dq_bias(plan, site, strides))
+    elif plan.dq is not None:
+        programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
+        text = templates.dq_template(*bounds, templates.reads(site.call))
+        kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
+    else:
+        programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
+        text = templates.delta_template(site.mask.placed is not None)
+        kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
+    kv_tiles = -(-kv_len // plan.dkdv.block_kv)
+    slots = -(-kv_tiles // schedule.parts)
+    extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
+    text = templates.dkdv_template(plan.schedule, *bounds, templates.reads(site.call, sums_keys=plan.dq is None))
+    programs = batch * site.kv_heads * slots
+    kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
+    if gradient:
+        kernels.append(render_bias_gradient(plan, site, strides))
+    return kernels
+
+
+def render_dq_bias(
+    plan: Plan,
+    site: Site,
+    strides: dict[str, Sequence[int]] | None = None,
+    *,
+    summed: Sequence[int] = (0,),
+    interpret: bool = False,
+) -> Rendered:
+    """The dq kernel of two passes that also makes the bias's gradient, for static sizes.
+
+    Args:
+        plan, site, strides: as for `render`.
+        summed: the dimensions of batch elements (0) and heads (1) over which the gradient is summed.
+        interpret: the kernel is for Triton's interpreter.
+    """
+    _, q_len, _ = _sizes(site)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    tiles = templates.dq_bias_tiles(plan)
+    text = templates.dq_bias_template(*bounds, templates.reads(site.call), adds=bool(summed))
+    programs = _planes(site, summed) * -(-q_len // tiles.block_q)
+    extra = templates.dq_constants(summed)
+    return _render(text, plan, tiles, site, strides or {}, "DQ_OUT", programs, extra, interpret=interpret)
+
+
+def render_bias_gradient(
+    plan: Plan,
+    site: Site,
+    strides: dict[str, Sequence[int]] | None = None,
+    *,
+    summed: Sequence[int] = (0,),
+    interpret: bool = False,
+) -> Rendered:
+    """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
+    _, q_len, kv_len = _sizes(site)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    tiles = templates.bias_gradient_tiles(plan)
+    text = templates.bias_gradient_template(*bounds, templates.reads(site.call))
+    programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
+    extra = templates.bias_gradient_constants(summed)
+    return _render(text, plan, tiles, site, strides or {}, "DBIAS", programs, extra, interpret=interpret)
+
+
+def _planes(site: Site, summed: Sequence[int]) -> int:
+    """How many planes, [q_len, kv_len], a bias's gradient has that is summed over these dimensions."""
+    batch, _, _ = _sizes(site)
+    return (1 if 0 in summed else batch) * (1 if 1 in summed else site.q_heads)
+
+
+def render_forward(
+    plan: Plan,
+    site: Site,
+    strides: dict[str, Sequence[int]] | None = None,
+    *,
+    interpret: bool = False,
+) -> Rendered:
+    """The portable forward, for static sizes.
+
+    Args:
+        plan: its forward's tiles, section and tf32 count, whatever its backward is.
+        site: batch and lengths must be known.
+        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous, and of data as for
+            `render`.
+        interpret: the kernel is for Triton's interpreter.
+    """
+    tiles = plan.forward_tiles
+    if plan.forward != PORTABLE.name or tiles is None:
+        raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
+    batch, q_len, _ = _sizes(site)
+    bounds = site.band.lo is not None, site.band.hi is not None
+    text = templates.forward_template(*bounds, templates.reads(site.call))
+    extra = templates.forward_constants(site.scale, site.value_dim)
+    programs = batch * site.q_heads * -(-q_len // tiles.block_q)
+    return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
+
+
+def _sizes(site: Site) -> tuple[int, int, int]:
+    if site.batch is None or site.q_len is None or site.kv_len is None:
+        raise ArgumentError("site", site, "a site whose batch, q_len and kv_len are known")
+    return site.batch, site.q_len, site.kv_len
+
+
+def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
+    """Shape and Triton's pointer type of every tensor that a kernel may name.
+
+    Of a mask of rows, for which a site has no other lengths, there are as many tokens as rows.
+    """
+    batch, q_len, kv_len = _sizes(site)
+    rows, keys = (batch, site.q_heads, q_len), (batch, site.kv_heads, kv_len)
+    q_shape, kv_shape = (*rows, site.head_dim), (*keys, site.head_dim)
+    out_shape, v_shape = (*rows, site.value_dim), (*keys, site.value_dim)
+    dtype, fp32 = _TYPES[site.dtype], "*fp32"
+    sums = (*rows[:2], q_len if site.call.bias is None else 2 * q_len)
+    return {
+        "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
+        "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
+        "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+        "KEYS": (keys, "*i32"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
+        "DENSE": ((*rows, kv_len), "*i1"), "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
+        "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
+        "COUNT": ((q_len // ROW_BLOCK,), "*i32"),
+    }  # fmt: skip
+
+
+def _render(
+    text: str,
+    plan: Plan,
+    tiles: Tiles,
+    site: Site,
+    strides: dict[str, Sequence[int]],
+    output: str,
+    programs: int,
+    extra: dict[str, Any],
+    *,
+    interpret: bool = False,
+) -> Rendered:
+    shapes = _tensors(site)
+    _, q_len, kv_len = _sizes(site)
+    constants = {"INDEX_DTYPE": "tl.int32"} | extra | templates.compile_time_values(
+        plan, tiles, site.band, site.scale, site.head_dim, site.group, (q_len, kv_len),
+        even_q=q_len % tiles.block_q == 0,
+        even_kv=kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=interpret,
+        reads=templates.reads(site.call, sums_keys=extra.get("ORDERED", True)), dropout=site.dropout,
+    )  # fmt: skip
+    arguments: list[str] = []
+
+    def def_kernel(*names: str) -> str:
+        arguments.extend((*names, output, *(["ws_ptr"] if "ws_ptr" in text else [])))
+        head = f"import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel({', '.join(arguments)}):\n"
+        return head + "".join(f"    {name}: tl.constexpr = {value}\n" for name, value in constants.items())
+
+    def stride(name: str, index: int | None = None) -> str:
+        values = strides.get(name) or _contiguous(shapes[name][0])
+        return ", ".join(map(str, values)) if index is None else str(values[index])
+
+    def store_output(indices: Sequence[str], value: str, mask: str, **_: Any) -> str:
+        offset = " + ".join(f"{i} * {s}" for i, s in zip(indices, stride(output).split(", "), strict=True))
+        return f"tl.store({output} + {offset}, {value}.to({output}.dtype.element_ty), mask={mask})"
+
+    rendered = (
+        jinja2.Environment()
+        .from_string(text)
+        .render(
+            def_kernel=def_kernel,
+            stride=stride,
+            store_output=store_output,
+            size=lambda name, i: str(shapes[name][0][i]),
+        )
+    )
+    types = tuple("*i32" if name == "ws_ptr" else shapes[name][1] for name in arguments)
+    return Rendered(rendered, tuple(arguments), types, programs, tiles)
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
+
+
+def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
+    """Compile for "sm_80", "sm_90", ... without a GPU: Triton's compiled kernel and what it takes."""
+    compiled = build(kernel, arch)
+    return compiled, resources(compiled, arch)
+
+
+def build(kernel: Rendered, arch: str) -> Any:
+    """Triton's compiled kernel for "sm_80", "sm_90", ..., without a GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    capability = int(arch.removeprefix("sm_"))
+    function = kernel.load()
+    signature = dict(zip(kernel.names, kernel.types, strict=True))
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.names))}
+    options = {**toolchain.OPTIONS, "num_warps": kernel.tiles.num_warps, "num_stages": kernel.tiles.num_stages}
+    return triton.compile(
+        ASTSource(fn=function, signature=signature, constexprs={}, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
+
+
+def resources(compiled: Any, arch: str) -> Resources:
+    """What Triton's compiled kernel takes on `arch`, by the report of the assembler."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs
+    ptxas = get_ptxas(int(arch.removeprefix("sm_")))
+    target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
+    assert target is not None
+    with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        command = [ptxas.path, "-v", f"--gpu-name={target[1]}", file.name, "-o", "/dev/null"]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    assert registers is not None, report
+    assert spills is not None, report
+    return Resources(int(registers[1]), int(spills[1]), int(spills[2]), compiled.metadata.shared)

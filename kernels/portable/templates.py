@@ -1,0 +1,584 @@
+"""Puts the text of a portable kernel together: template body + device functions + the schedule's generated functions.
+
+A body is Inductor template text (`def_kernel`, `size`, `stride`, `store_output` are its hooks); `standalone.py` renders
+the same text without Inductor, so what is compiled in tests is what Inductor compiles.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from typing import Any, NamedTuple
+
+from ...errors import ArgumentError
+from ...model.call import Call
+from ...model.dropout import ROUNDS, Dropout
+from ...model.mask import ROW_BLOCK, Band
+from ...model.plan import Plan, Tiles
+from ...planning.costs import padded
+from ...schedule import codegen, geometry
+
+# Lengths: of tokens that are rows, and of a mask of rows.
+_TOKENS_ARE_ROWS = """
+    q_len = {{size("Q", 2)}}
+    kv_len = {{size("K", 2)}}
+    placed = (LSE, LSE, {{size("Q", 2)}})
+"""
+_PLACED = """
+    q_len = {{size("PLACE", 0)}} * PLACED
+    kv_len = q_len
+    placed = (PLACE, COUNT, {{size("Q", 2)}})
+"""
+
+_OPERANDS = """
+    batch = {{size("Q", 0)}}
+    q_heads = {{size("Q", 1)}}
+    heads = {{size("K", 1)}}
+    lo = LO
+    hi = HI
+    if BOTTOM_RIGHT:
+        lo = LO - (kv_len - q_len)
+        hi = HI - (kv_len - q_len)
+    walk = (q_len, kv_len, lo, hi)
+    q_strides = ({{stride("Q")}},)
+    k_strides = ({{stride("K")}},)
+    v_strides = ({{stride("V")}},)
+    lse_strides = ({{stride("LSE")}},)
+"""
+_GRADIENT = """
+    do_strides = ({{stride("DO")}},)
+"""
+
+# What a mask reads: Note [Data operands] in tiles.py.  A tensor is an input only of kernels that read it.
+_KEYS = """
+    keys = (KEYS, ({{stride("KEYS")}},))
+"""
+_NO_KEYS = """
+    keys = (LSE, (0, 0, 0))
+"""
+_SEGMENTS = """
+    ids = (Q_IDS, KV_IDS, ({{stride("Q_IDS")}},), ({{stride("KV_IDS")}},))
+"""
+_NO_SEGMENTS = """
+    ids = (LSE, LSE, (0, 0), (0, 0))
+"""
+
+_DENSE = """
+    dense = (DENSE, ({{stride("DENSE")}},))
+"""
+_NO_DENSE = """
+    dense = (LSE, (0, 0, 0, 0))
+"""
+
+_BIAS = """
+    bias = (BIAS, ({{stride("BIAS")}},))
+"""
+_NO_BIAS = """
+    bias = (LSE, (0, 0, 0, 0))
+"""
+
+_DATA = """
+    data = (keys, ids, dense, bias, placed)
+"""
+
+# Of dropout, (seed, threshold, rescale).
+_DROP = """
+    drop = (tl.load(SEED), THRESHOLD, RESCALE)
+"""
+_NO_DROP = """
+    drop = (0, 0, 1.0)
+"""
+
+_DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
+    # Q, DO: [batch, q_heads, q_len, HEAD_DIM]; K, V, DV and the output (dk): [batch, heads, kv_len, HEAD_DIM]
+    # LSE: [batch, q_heads, >= q_len] natural log; DELTA: [batch, q_heads, q_len] rowsum(out * do)
+    # lo <= q - kv <= hi is the mask (bounds exist where HAS_LO, HAS_HI); SECTION heads are launched together
+"""
+
+_DKDV_TAIL = """
+    dv_strides = ({{stride("DV")}},)
+    head, slot = dash_launch(ticket, batch * heads, walk, BLOCK_Q, BLOCK_KV, SECTION)
+    b = head // heads
+    h = head % heads
+    for part in range(PARTS):
+        kv = dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV)
+        dk, dv = dkdv_tile(
+            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
+            q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
+            b, h, kv, heads, walk, SCALE,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+            ROUNDS, EVEN_Q, EVEN_KV, ORDERED, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        )
+        dk = dk * SCALE
+        idx_n, exists = place_rows(data, kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE), kv_len, PLACED)
+        idx_n = idx_n[:, None]
+        idx_d = tl.arange(0, BLOCK_D)[None, :]
+        inside = exists[:, None] & (idx_d < HEAD_DIM)
+        dv_head = head_start(DV, b, h, dv_strides)
+        dv_ptrs = dv_head + idx_n * dv_strides[2] + idx_d * dv_strides[3]
+        tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
+        idx_b = b.to(INDEX_DTYPE)
+        idx_h = h.to(INDEX_DTYPE)
+        {{store_output(("idx_b", "idx_h", "idx_n", "idx_d"), "dk", "inside", indent_width=8,
+                       val_shape=("BLOCK_KV", "BLOCK_D"))}}
+"""
+
+# One pass: ticket and semaphores are the workspace, see Note [Forward progress] in ordering.py.
+_ORDERED_ENTRY = """
+    workspace = ws_ptr.to(tl.pointer_type(tl.int32))
+    ticket = tl.atomic_add(workspace, 1, sem="relaxed")
+    semaphores = workspace + 1
+    dq_acc = DQ
+"""
+_UNORDERED_ENTRY = """
+    ticket = tl.program_id(0)
+    semaphores = DELTA
+    dq_acc = DELTA
+"""
+
+_DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT"%(arguments)s)}}
+    # as the dk/dv kernel; OUT: [batch, q_heads, q_len, HEAD_DIM]; DELTA is written here; the output is dq
+    # one program per q tile, the last q tile first: under a causal mask it is the longest
+"""
+_NO_SUMS = """
+    sums = (DELTA, 1, 1, DELTA, (0, 0))
+"""
+_Q_PROGRAM = """
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    section = pid // (SECTION * n_q)
+    width = tl.minimum(SECTION, batch * q_heads - section * SECTION)
+    place = pid - section * SECTION * n_q
+    q_tile = n_q - 1 - place // width
+    head = section * SECTION + place % width
+    b = head // q_heads
+    hq = head % q_heads
+"""
+_DQ_TAIL = """
+    out_strides = ({{stride("OUT")}},)
+    dq = dq_tile(
+        Q, K, V, OUT, DO, LSE, DELTA,
+        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
+        b, hq, q_tile, heads, walk, SCALE, sums,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+        ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+    )
+    idx_m, exists = place_rows(data, q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE), q_len, PLACED)
+    idx_m = idx_m[:, None]
+    idx_d = tl.arange(0, BLOCK_D)[None, :]
+    inside = exists[:, None] & (idx_d < HEAD_DIM)
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", val_shape=("BLOCK_Q", "BLOCK_D"))}}
+"""
+
+# The dq kernel of a call whose bias has a gradient, where the bias is shared by few enough.
+_DQ_BIAS = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT", "DBIAS"%(arguments)s)}}
+    # as the dq kernel; DBIAS: [batch or 1, q_heads or 1, q_len, kv_len] is written here, summed where it has 1
+    # SUMS, where something is summed: fp32 [planes of DBIAS, q tiles, kv tiles, BLOCK_Q * BLOCK_KV]
+    # one program per q tile of a plane of DBIAS, for all batch elements and heads that share it
+"""
+_PLANE_PROGRAM = """
+    own_batch = batch
+    own_heads = q_heads
+    b_turns = 1
+    hq_turns = 1
+    if SUMS_BATCH:
+        own_batch = 1
+        b_turns = batch
+    if SUMS_HEADS:
+        own_heads = 1
+        hq_turns = q_heads
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    section = pid // (SECTION * n_q)
+    width = tl.minimum(SECTION, own_batch * own_heads - section * SECTION)
+    place = pid - section * SECTION * n_q
+    q_tile = n_q - 1 - place // width
+    plane = section * SECTION + place % width
+    b_first = plane // own_heads
+    hq_first = plane % own_heads
+"""
+_PLANE_SUMS = """
+    plane_sums = SUMS + plane.to(tl.int64) * n_q * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
+"""
+_NO_PLANE_SUMS = """
+    plane_sums = DELTA
+"""
+_DQ_BIAS_TAIL = """
+    out_strides = ({{stride("OUT")}},)
+    dbias_strides = ({{stride("DBIAS")}},)
+    gradient = head_start(DBIAS, b_first, hq_first, dbias_strides)
+    for turn in range(b_turns * hq_turns):
+        b = b_first + turn // hq_turns
+        hq = hq_first + turn % hq_turns
+        begins = turn == 0
+        ends = turn == b_turns * hq_turns - 1
+        sums = (plane_sums, begins, ends, gradient, (dbias_strides[2], dbias_strides[3]))
+        dq = dq_tile(
+            Q, K, V, OUT, DO, LSE, DELTA,
+            q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
+            b, hq, q_tile, heads, walk, SCALE, sums,
+            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+            ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+        )
+        idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+        idx_d = tl.arange(0, BLOCK_D)[None, :]
+        inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
+        idx_b = b.to(INDEX_DTYPE)
+        idx_h = hq.to(INDEX_DTYPE)
+        {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "dq", "inside", indent_width=8,
+                       val_shape=("BLOCK_Q", "BLOCK_D"))}}
+        tl.debug_barrier()  # what one thread has added to SUMS, another one may read
+    if HAS_LO or HAS_HI:
+        zero_unseen(gradient, q_tile, walk, (dbias_strides[2], dbias_strides[3]), BLOCK_Q, BLOCK_KV, INDEX_DTYPE)
+"""
+
+_FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
+    # Q: [batch, q_heads, q_len, HEAD_DIM]; K: [batch, heads, kv_len, HEAD_DIM]; V: [batch, heads, kv_len, VALUE_DIM]
+    # LSE: [batch, q_heads, q_len or, with a bias, 2 * q_len] natural log, written here
+    # the output is [batch, q_heads, q_len, VALUE_DIM]
+    # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
+"""
+_FORWARD_TAIL = """
+    out, lse, excess = attend_tile(
+        Q, K, V, q_strides, k_strides, v_strides, data, drop,
+        b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
+        HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+    )
+    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
+    lse_head = head_start(LSE, b, hq, lse_strides)
+    tl.store(lse_head + q_rows * lse_strides[2], lse, mask=q_rows < q_len)
+    if HAS_BIAS:
+        tl.store(lse_head + (q_len + q_rows) * lse_strides[2], excess, mask=q_rows < q_len)
+    idx_m, exists = place_rows(data, q_rows, q_len, PLACED)
+    idx_m = idx_m[:, None]
+    idx_d = tl.arange(0, BLOCK_DV)[None, :]
+    inside = exists[:, None] & (idx_d < VALUE_DIM)
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m", "idx_d"), "out", "inside", val_shape=("BLOCK_Q", "BLOCK_DV"))}}
+"""
+
+_BIAS_GRADIENT = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO"%(arguments)s)}}
+    # the output is [batch or 1, q_heads or 1, q_len, kv_len], summed where it has 1; one program per tile of pairs
+"""
+_BIAS_GRADIENT_TAIL = """
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    n_kv = tl.cdiv(kv_len, BLOCK_KV)
+    kv = pid % n_kv
+    q_tile = pid // n_kv % n_q
+    plane = pid // n_kv // n_q
+    b_turns = 1
+    hq_turns = 1
+    own_heads = q_heads
+    if SUMS_BATCH:
+        b_turns = batch
+    if SUMS_HEADS:
+        hq_turns = q_heads
+        own_heads = 1
+    b = plane // own_heads
+    hq = plane % own_heads
+    gradient = bias_gradient_tile(
+        Q, K, V, DO, LSE, DELTA,
+        q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
+        b, hq, b_turns, hq_turns, q_tile, kv, heads, walk, SCALE,
+        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
+        ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+    )
+    idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+    idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[None, :]
+    inside = (idx_m < q_len) & (idx_n < kv_len)
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m", "idx_n"), "gradient", "inside", val_shape=("BLOCK_Q", "BLOCK_KV"))}}
+"""
+
+# One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
+_DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
+    # DO, OUT: [batch, q_heads, q_len or tokens, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the
+    # dk/dv kernel does not read in rows that see no key
+    q_heads = {{size("DO", 1)}}
+    %(lengths)s
+    do_strides = ({{stride("DO")}},)
+    out_strides = ({{stride("OUT")}},)
+    pid = tl.program_id(0)
+    n_q = tl.cdiv(q_len, BLOCK_Q)
+    b = pid // n_q // q_heads
+    hq = pid // n_q %% q_heads
+    idx_m = pid %% n_q * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
+    tokens, exists = tokens_of(%(places)s, idx_m, q_len, PLACED)
+    delta, _ = delta_tile(
+        OUT, DO, out_strides, do_strides, b, hq, idx_m, 0, q_len, tokens, exists, HEAD_DIM, BLOCK_D, EVEN_Q, PLACED
+    )
+    inside = idx_m < q_len
+    idx_b = b.to(INDEX_DTYPE)
+    idx_h = hq.to(INDEX_DTYPE)
+    {{store_output(("idx_b", "idx_h", "idx_m"), "delta", "inside", val_shape=("BLOCK_Q",))}}
+"""
+
+
+class Reads(NamedTuple):
+    """Which tensors a kernel reads beside those of every attention.
+
+    seed: that of dropout; placed: those of a mask of rows; the others: see Note [Data operands] in tiles.py.
+    """
+
+    keys: bool = False
+    segments: bool = False
+    dense: bool = False
+    bias: bool = False
+    seed: bool = False
+    placed: bool = False
+
+
+_DEVICE_CODE = (f"{__package__}.device", f"{__package__.rpartition('.')[0]}.common.device")
+
+
+@functools.cache
+def _functions(module: str) -> str:
+    """The `triton.jit` functions of a module of device code, without its imports and docstring."""
+    files = (device.joinpath(f"{module}.py") for device in map(resources.files, _DEVICE_CODE))
+    text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return "\n\n".join("\n".join(lines[f.decorator_list[0].lineno - 1 : f.end_lineno]) for f in functions) + "\n"
+
+
+@functools.cache
+def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, reads: Reads) -> str:
+    """Template text of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
+    ordered = schedule != "two_pass"
+    generated = codegen.triton_source(schedule, _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
+    entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
+    body = head + entry + _operands(reads) + _GRADIENT + data + _DKDV_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "ordering", "dkdv")))
+
+
+@functools.cache
+def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+    """Template text of the dq kernel of the two-pass backward."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_DQ, *operands)
+    body = head + _operands(reads) + _GRADIENT + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
+
+
+@functools.cache
+def dq_bias_template(has_lo: bool, has_hi: bool, reads: Reads, *, adds: bool) -> str:
+    """Template text of the dq kernel that also makes the bias's gradient; `adds`: it is a sum."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
+    sums = _PLANE_SUMS if adds else _NO_PLANE_SUMS
+    body = head + _operands(reads) + _GRADIENT + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
+
+
+@functools.cache
+def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+    """Template text of the forward; LSE is an input that it writes."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_FORWARD, *operands)
+    body = head + _operands(reads) + data + _Q_PROGRAM + _FORWARD_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "attend")))
+
+
+@functools.cache
+def bias_gradient_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+    """Template text of the kernel of the bias's gradient."""
+    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
+    data, operands = _data(reads)
+    head = _head(_BIAS_GRADIENT, *operands)
+    body = head + _operands(reads) + _GRADIENT + data + _BIAS_GRADIENT_TAIL
+    return "\n\n".join((body, generated, _device(reads, "tiles", "bias_gradient")))
+
+
+@functools.cache
+def delta_template(placed: bool = False) -> str:
+    """Template text of the delta kernel of the ordered, single-pass backward."""
+    arguments, lengths, places = "", 'q_len = {{size("DO", 2)}}', "DO, DO"
+    if placed:
+        arguments, lengths, places = ', "PLACE", "COUNT"', 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
+    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places}
+    return "\n\n".join((body, *map(_functions, ("rows", "tiles", "delta"))))
+
+
+def _device(reads: Reads, *modules: str) -> str:
+    """The functions of these modules, and those of dropout where they are called."""
+    return "\n\n".join(map(_functions, ("rows", *modules) + (("dropout",) if reads.seed else ())))
+
+
+def reads(call: Call, *, sums_keys: bool = True) -> Reads:
+    """What a kernel for this call reads.
+
+    Args:
+        sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
+            so it must not read keys that no row sees; where pairs decide that, a vector has to say which they are.
+            Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
+    """
+    mask = call.mask
+    segments, dense = mask.segments is not None, mask.dense is not None
+    placed = mask.placed is not None  # it says which keys no row sees
+    keys = mask.keys is not None or (sums_keys and (segments or dense) and not placed)
+    return Reads(keys, segments, dense, call.bias is not None, call.dropout is not None, placed)
+
+
+def _operands(reads: Reads) -> str:
+    """The lines about lengths, strides and the band."""
+    return (_PLACED if reads.placed else _TOKENS_ARE_ROWS) + _OPERANDS
+
+
+def _data(reads: Reads) -> tuple[str, list[str]]:
+    """The lines about what a kernel reads, and the tensors that are arguments, in the order of the arguments."""
+    members = [
+        (reads.segments, _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
+        (reads.keys, _KEYS, _NO_KEYS, ("KEYS",)),
+        (reads.dense, _DENSE, _NO_DENSE, ("DENSE",)),
+        (reads.bias, _BIAS, _NO_BIAS, ("BIAS",)),
+        (reads.seed, _DROP, _NO_DROP, ("SEED",)),
+        (reads.placed, "", "", ("PLACE", "COUNT")),
+    ]
+    text = "".join(text if read else other for read, text, other, _ in members) + _DATA
+    return text, [name for read, _, _, names in members if read for name in names]
+
+
+def _head(text: str, *arguments: str) -> str:
+    """The first lines of a body with these arguments behind those that it always has."""
+    return text % {"arguments": "".join(f', "{name}"' for name in arguments)}
+
+
+def _shape_of(has_lo: bool, has_hi: bool) -> Band:
+    """Any band with these bounds: generated code depends on which bounds exist, their values are arguments."""
+    return Band(0 if has_lo else None, 0 if has_hi else None)
+
+
+def compile_time_values(
+    plan: Plan,
+    tiles: Tiles,
+    mask: Band,
+    scale: float,
+    head_dim: int,
+    group: int,
+    lengths: tuple[Any, Any],
+    *,
+    even_q: bool,
+    even_kv: bool,
+    interpret: bool,
+    reads: Reads,
+    dropout: Dropout | None,
+) -> dict[str, Any]:
+    """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
+
+    Args:
+        lengths: q_len and kv_len, integers or sympy's.
+        even_q, even_kv: no tile reaches past q_len, past kv_len.
+        reads: what the kernel reads, as `reads` says.
+    """
+    drops = {} if dropout is None else {"THRESHOLD": dropout.threshold, "RESCALE": dropout.rescale}
+    every_row, every_key = geometry.all_seen(mask, *lengths)
+    return drops | {
+        "BLOCK_Q": tiles.block_q,
+        "BLOCK_KV": tiles.block_kv,
+        "STAGES": tiles.num_stages,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": padded(head_dim),
+        "GROUP": group,
+        "SCALE": scale,
+        "HAS_LO": mask.lo is not None,
+        "HAS_HI": mask.hi is not None,
+        "HAS_KEYS": reads.keys,
+        "HAS_SEGMENTS": reads.segments,
+        "HAS_DENSE": reads.dense,
+        "HAS_BIAS": reads.bias,
+        "ROUNDS": ROUNDS if reads.seed else 0,
+        "PLACED": ROW_BLOCK if reads.placed else 0,
+        "LO": mask.lo or 0,
+        "HI": mask.hi or 0,
+        "BOTTOM_RIGHT": mask.anchor == "bottom_right",
+        "EVEN_Q": even_q and every_row,
+        "EVEN_KV": even_kv and every_key,
+        "SECTION": plan.section,
+        "PRECISION": "'tf32'" if plan.tf32 else "'tf32x3'",
+        "INTERPRET": interpret,
+    }
+
+
+def forward_constants(scale: float, value_dim: int) -> dict[str, Any]:
+    """The constexpr values of the forward that come on top of `compile_time_values`.
+
+    Raises:
+        ArgumentError: as `signed_slope`.
+    """
+    sign, slope = signed_slope(scale)
+    return {"VALUE_DIM": value_dim, "BLOCK_DV": padded(value_dim), "SIGN": sign, "SLOPE": slope}
+
+
+def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:
+    """The constexpr values of the bias's gradient that come on top of `compile_time_values`.
+
+    Args:
+        summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
+    """
+    return {"SUMS_BATCH": 0 in summed, "SUMS_HEADS": 1 in summed}
+
+
+def dq_constants(summed: Sequence[int] | None = None) -> dict[str, Any]:
+    """The constexpr values of a dq kernel that come on top of `compile_time_values`.
+
+    Args:
+        summed: as for `bias_gradient_constants` where it makes the bias's gradient, else None.
+    """
+    of_bias = {} if summed is None else bias_gradient_constants(summed)
+    return {"GRADIENT": summed is not None, "ADDS": bool(summed)} | of_bias
+
+
+def bias_gradient_tiles(plan: Plan) -> Tiles:
+    """Tiles of the kernel of the bias's gradient.
+
+    Tiles of queries and pairs are loaded ahead too: more than two stages do not fit into shared memory, and where the
+    dk/dv kernel has one alone, there are no registers for two.
+    """
+    tiles = plan.dq or plan.dkdv
+    return replace(tiles, num_stages=min(2, tiles.num_stages, plan.dkdv.num_stages))
+
+
+def dq_bias_tiles(plan: Plan) -> Tiles:
+    """Tiles of the dq kernel that also makes the bias's gradient, in place of the plan's for dq.
+
+    Tiles of pairs are loaded ahead too, and of more than two stages they fit into shared memory with half of the keys
+    alone.  In 16 bits that changes no sum: an instruction adds up 16 keys, whatever the tile has.
+    """
+    assert plan.dq is not None
+    if plan.dq.num_stages > 2:
+        return replace(plan.dq, block_kv=plan.dq.block_kv // 2)
+    return bias_gradient_tiles(plan)
+
+
+def signed_slope(scale: float) -> tuple[float, float]:
+    """(sign, slope): a product of query and key, times sign and slope, is their score in base 2.
+
+    The sign is 1.0, -1.0 or 0.0, the slope a positive fp32 value, so that the largest product times the slope is the
+    largest score, rounded as every other one.  A scale that is zero in fp32 has the sign 0.0 and the slope 1.0.
+
+    Raises:
+        ArgumentError: the scale is not finite, or its multiple by log2(e) is not finite in fp32.
+    """
+    try:
+        slope = float(struct.unpack("f", struct.pack("f", abs(scale) * math.log2(math.e)))[0])
+    except OverflowError:
+        slope = math.inf
+    if not slope < math.inf:
+        raise ArgumentError("scale", scale, "a finite number of magnitude 2e38 at most")
+    return (math.copysign(1.0, scale), slope) if slope else (0.0, 1.0)

@@ -1,0 +1,350 @@
+"""Reference executor: a plan in plain ATen, tile by tile, by the tables of its schedule.
+
+Slow and obvious on purpose.  It is the CPU path, the eager kernel of `attention_backward`, and the tests' oracle.
+Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input's dtype before they enter a matmul, and
+reads neither rows that see no key nor keys that no row sees.  Of tile pairs in which nobody sees anybody it adds
+nothing.
+
+Every matmul is one of two contiguous matrices, never a batched one: what a CPU makes of a matrix in a batch depends on
+how many there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...model.call import Call
+from ...model.mask import Band
+from ...model.plan import Plan, Tiles
+from ...planning.families import family
+from ...schedule.jobs import tables, walked_query_heads
+from ...schedule.walk import Problem, functions
+from .dropout import Drops
+from .rows import Rows
+
+
+def backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: Sequence[Tensor],
+    call: Call,
+    plan: Plan,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.operators.attention`."""
+    placed = Rows.of(call, extras)
+    if placed is not None:
+        do, q, k, v, o = (placed.filled(t) for t in (grad_out, query, key, value, out))
+        gradients = backward(do, q, k, v, o, logsumexp, extras, Rows.of_rows(call), plan)
+        dq, dk, dv = (placed.emptied(t, query.shape[2]) for t in gradients)
+        return dq, dk, dv
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    scale = call.scale
+    for b in range(query.shape[0]):
+        data = Data.of(extras, call, b, (*query.shape[:3], key.shape[2]))
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
+        drops = Drops.of(extras, call, b)
+        element = _Element.of(*tensors, call.mask.band, scale, data, drops)
+        dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
+        if plan.dq is not None:
+            dq_sums = element.dq_pass(plan.dq)
+        dq[b], dk[b], dv[b] = dq_sums * scale, dk_sums * scale, drops.rescaled(dv_sums)
+        if data.hides:
+            dk[b], dv[b] = (torch.where(element.keys[..., None], t, 0.0) for t in (dk[b], dv[b]))
+            dq[b] = torch.where(element.rows[..., None], dq[b], 0.0)
+    return dq, dk, dv
+
+
+def bias_gradient(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: Sequence[Tensor],
+    call: Call,
+    plan: Plan,
+    summed: Sequence[int],
+) -> Tensor:
+    """The gradient of the bias, contiguous and typed like it: [batch, q heads, q_len, kv_len], of which the `summed`
+    dimensions, of batch elements (0) or heads (1), have size 1.
+
+    dS is added in fp32, one batch element after the other and, within each, one head after the other.
+    """
+    assert call.bias is not None
+    (batch, q_heads, q_len, _), kv_len = query.shape, key.shape[2]
+    size = [1 if dim in summed else length for dim, length in enumerate((batch, q_heads))]
+    sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
+    for b in range(batch):
+        data = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len))
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
+        element = _Element.of(*tensors, call.mask.band, call.scale, data, Drops.of(extras, call, b))
+        problem = element.problem(plan.dkdv, 1)
+        for head in range(q_heads):
+            total = sums[b % size[0], head % size[1]]
+            for q_tile, kv in itertools.product(range(problem.n_q), range(problem.n_kv)):
+                rows, keys = tile_of(q_tile, problem.block_q, q_len), tile_of(kv, problem.block_kv, kv_len)
+                total[rows, keys] += element.exact_pair(head, rows, keys)[1]
+    return sums.to(extras[call.bias.operand.index].dtype)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What mask and scores of one batch element read of data.
+
+    valid: booleans [kv_len], False for the keys that it hides from every query; None if it has no term for that.
+    segments: integers [q_len] and [kv_len]; a query sees only keys with its number.  None if it has no term for that.
+    dense: booleans [q heads, q_len, kv_len], who sees whom.  None if it has no term for that.
+    bias: floats [q heads, q_len, kv_len], added to the scores.  None if there is none.
+    """
+
+    valid: Tensor | None
+    segments: tuple[Tensor, Tensor] | None
+    dense: Tensor | None
+    bias: Tensor | None
+
+    @staticmethod
+    def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Data:
+        """plane: [batch, q heads, q_len, kv_len]."""
+        keys, segments, dense = call.mask.keys, call.mask.segments, call.mask.dense
+        return Data(
+            None if keys is None else extras[keys.valid.index][b] != 0,
+            None if segments is None else (extras[segments.q.index][b], extras[segments.kv.index][b]),
+            None if dense is None else extras[dense.mask.index].expand(plane)[b],
+            None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b],
+        )
+
+    @property
+    def hides(self) -> bool:
+        """Whether it may leave a row without keys, by a mask or by a bias of minus infinity."""
+        return not (self.valid is None and self.segments is None and self.dense is None and self.bias is None)
+
+    def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
+        """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
+        found = logits(query, key, scale)
+        return found if self.bias is None else found + self.bias[head, rows, keys].float()
+
+    def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
+        """Which pairs of a query head it lets see each other: something that broadcasts to booleans [rows, keys]."""
+        shown: Tensor | bool = True if self.dense is None else self.dense[head, rows, keys]
+        if self.segments is not None:
+            q, kv = self.segments
+            shown = (q[rows, None] == kv[None, keys]) & shown
+        return shown if self.valid is None else self.valid[keys] & shown
+
+
+def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """fp32 scores of [..., m, d] queries against [..., n, d] keys."""
+    return (query.float() @ key.float().transpose(-1, -2)) * scale
+
+
+def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
+    """Boolean [len(q_rows), len(kv_rows)]; the band is anchored top left."""
+    distance = q_rows[:, None] - kv_rows[None, :]
+    keep = torch.ones_like(distance, dtype=torch.bool)
+    if band.lo is not None:
+        keep &= distance >= band.lo
+    if band.hi is not None:
+        keep &= distance <= band.hi
+    return keep
+
+
+def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tensor, Tensor]:
+    """Which rows see a key, and which keys a row may see: booleans [q heads or 1, q_len], [kv heads or 1, kv_len].
+
+    query, key: those of one batch element.
+    """
+    (q_heads, q_len, _), (kv_heads, kv_len, _), device = query.shape, key.shape, query.device
+    everything = Problem(band, q_len, kv_len, q_len, kv_len)
+    f, tail = functions("two_pass", everything), everything.tail()
+    row, place = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
+    if data.segments is not None or data.dense is not None:
+        band = everything.resolved.band
+        heads = 1 if data.dense is None else q_heads
+        keep = torch.stack([visible(band, row, place) & data.shows(h, slice(None), slice(None)) for h in range(heads)])
+        keys = keep.any(1)
+        return keep.any(2), keys if heads == 1 else keys.unflatten(0, (kv_heads, -1)).any(1)
+    rows, keys = (
+        (x >= first) & (x < end)
+        for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (place, f.dash_seen_keys(*tail)))
+    )
+    if data.valid is not None:
+        keys = keys & data.valid
+        below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
+        lo, hi = everything.resolved.band.lo, everything.resolved.band.hi
+        first = torch.zeros_like(row) if hi is None else (row - hi).clamp(0, kv_len)
+        end = torch.full_like(row, kv_len) if lo is None else (row - lo + 1).clamp(0, kv_len)
+        rows = rows & (below[end] > below[first])
+    return rows[None], keys[None]
+
+
+def only(tensor: Tensor, part: Tensor, elsewhere: float = 0.0) -> Tensor:
+    """fp32, contiguous, [heads, length, ...]; `elsewhere` at the positions not in `part`, which are not read.
+
+    part: booleans [heads or 1, length].
+    """
+    shape = (*part.shape, *[1] * (tensor.dim() - 2))
+    return torch.where(part.view(shape), tensor.float(), elsewhere).contiguous()
+
+
+@dataclass(frozen=True)
+class _Element:
+    """Operands of one batch element and the mask; gradients by query head and kv head.
+
+    q, do: [q heads, q_len, head dim]; k, v: [kv heads, kv_len, head dim]; lse, excess, delta: [q heads, q_len]; all
+    fp32 and contiguous; the log-sum-exp is the sum of the first two.  Rows that see no key and keys that no row sees
+    are zero, whatever the tensors hold there, and the log-sum-exp of such a row is infinite.  rows: who sees a key;
+    keys: who may be seen (see `looked_at`).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    lse: Tensor
+    excess: Tensor
+    delta: Tensor
+    band: Band
+    scale: float
+    dtype: torch.dtype
+    rows: Tensor
+    keys: Tensor
+    data: Data
+    drops: Drops
+
+    @staticmethod
+    def of(
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        band: Band,
+        scale: float,
+        data: Data,
+        drops: Drops,
+    ) -> _Element:
+        q_len, kv_len = query.shape[1], key.shape[1]
+        rows, keys = looked_at(query, key, band, data)
+        excess = torch.zeros_like(lse[:, :q_len])
+        if data.bias is not None:  # the log-sum-exp has two parts
+            rows = rows & (lse[:, :q_len] != float("-inf"))
+            excess = lse[:, q_len : 2 * q_len] * math.log(2)
+        q, do, o = (only(t, rows) for t in (query, grad_out, out))
+        k, v = (only(t, keys) for t in (key, value))
+        sums, excess = only(lse[:, :q_len], rows, float("inf")), only(excess, rows)
+        resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
+        return _Element(
+            q, k, v, do, sums, excess, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data, drops
+        )
+
+    def problem(self, tiles: Tiles, heads: int) -> Problem:
+        return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
+
+    def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """p and ds of one tile pair of a query head, rounded to the input's dtype; what p dropout drops is zero."""
+        p, ds = self.exact_pair(q_head, rows, keys)
+        return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
+
+    def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """p, before dropout, and ds of one tile pair of a query head, fp32."""
+        kv_head, keep = self.kv_head(q_head), self.keep(q_head, rows, keys)
+        s = self.data.scores(self.q[q_head, rows], self.k[kv_head, keys], self.scale, q_head, rows, keys)
+        sums, excess = self.lse[q_head, rows, None], self.excess[q_head, rows, None]
+        p = torch.where(keep, torch.exp(s - sums - excess), 0.0)
+        dp = self.drops.rescaled(self.drops.kept(self.do[q_head, rows] @ self.v[kv_head, keys].T, q_head, rows, keys))
+        ds = torch.where(keep, p * (dp - self.delta[q_head, rows, None]), 0.0)
+        return p, ds
+
+    def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
+        """Which pairs of a tile pair of a query head see each other: booleans [rows, keys]."""
+        q_rows, kv_rows = (torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys))
+        return visible(self.band, q_rows, kv_rows) & self.data.shows(q_head, rows, keys)
+
+    def kv_head(self, q_head: int) -> int:
+        return q_head // (self.q.shape[0] // self.k.shape[0])
+
+    def kv_pass(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """dk, dv (unscaled) kv tile by kv tile and, in one pass, dq (unscaled) accumulated by rank."""
+        walked = walked_query_heads(family(plan.kernel).cta_per_query_head, self.q.shape[0], self.k.shape[0])
+        problem = self.problem(plan.dkdv, len(walked))
+        dq = torch.zeros_like(self.q)
+        dk, dv = (t.new_zeros(len(walked), *t.shape[1:]) for t in (self.k, self.v))
+        turns = _Turns(dq)
+        for job in tables(plan.schedule, problem):
+            for column in job.columns:
+                keys = tile_of(column.kv, problem.block_kv, problem.kv_len)
+                for q_head in walked[job.head]:
+                    k = self.k[self.kv_head(q_head), keys]
+                    for q_tile, rank in column.steps:
+                        rows = tile_of(q_tile, problem.block_q, problem.q_len)
+                        added = torch.zeros_like(self.q[q_head, rows])
+                        if self.keep(q_head, rows, keys).any():  # else zero times what others hold, which may be NaN
+                            p, ds = self.pair(q_head, rows, keys)
+                            dv[job.head, keys] += p.T @ self.do[q_head, rows]
+                            dk[job.head, keys] += ds.T @ self.q[q_head, rows]
+                            added = ds @ k
+                        if plan.dq is None:
+                            turns.add(q_head, rows, rank, added)
+        turns.check()
+        return dq, self.by_kv_head(dk), self.by_kv_head(dv)
+
+    def by_kv_head(self, sums: Tensor) -> Tensor:
+        """[kv heads, ...] from one sum per head of the schedule: those of a group are added in their order."""
+        members: tuple[Tensor, ...] = sums.split(self.k.shape[0])
+        return functools.reduce(torch.add, members)
+
+    def dq_pass(self, tiles: Tiles) -> Tensor:
+        """dq (unscaled), q tile by q tile, kv tiles ascending."""
+        problem = self.problem(tiles, heads=1)
+        tail, kv_range = problem.tail(), functions("two_pass", problem).dash_kv_range
+        dq = torch.zeros_like(self.q)
+        for q_head in range(self.q.shape[0]):
+            for q_tile in range(problem.n_q):
+                rows = tile_of(q_tile, problem.block_q, problem.q_len)
+                first, _, _, end = kv_range(q_tile, *tail)
+                for kv in range(first, end):
+                    keys = tile_of(kv, problem.block_kv, problem.kv_len)
+                    if self.keep(q_head, rows, keys).any():
+                        _, ds = self.pair(q_head, rows, keys)
+                        dq[q_head, rows] += ds @ self.k[self.kv_head(q_head), keys]
+        return dq
+
+
+def tile_of(tile: int, block: int, length: int) -> slice:
+    """The positions of a tile of `block` positions."""
+    return slice(tile * block, min((tile + 1) * block, length))
+
+
+class _Turns:
+    """Adds contributions to dq in rank order, holding back those that come before their turn."""
+
+    def __init__(self, dq: Tensor) -> None:
+        self.dq = dq
+        self.next: dict[tuple[int, int], int] = {}
+        self.early: dict[tuple[tuple[int, int], int], Tensor] = {}
+
+    def add(self, q_head: int, rows: slice, rank: int, contribution: Tensor) -> None:
+        tile = q_head, rows.start
+        self.early[tile, rank] = contribution
+        turn = self.next.get(tile, 0)
+        while (tile, turn) in self.early:
+            self.dq[q_head, rows] += self.early.pop((tile, turn))
+            turn += 1
+        self.next[tile] = turn
+
+    def check(self) -> None:
+        assert not self.early, f"ranks with holes: {sorted(self.early)}"

@@ -1,0 +1,97 @@
+"""Reference executor of the portable forward: the order of its kernel in plain ATen, tile by tile.
+
+Slow and obvious on purpose, as `reference`: it is the eager kernel of plans with this forward, and the tests' oracle.
+Like the kernel it keeps scores and sums in fp32, rounds p to the input's dtype before it enters a matmul, and reads
+neither keys that no row sees nor rows that see no key.  Every matmul is one of two contiguous matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...model.call import Call
+from ...model.plan import Tiles
+from ...schedule.walk import Problem, functions
+from .backward import Data, looked_at, only, tile_of, visible
+from .dropout import Drops
+from .rows import Rows
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
+
+    A row that sees no key gives zeros and -inf.  Under a mask of rows the log-sum-exp has rows.  With a bias it has two
+    parts (`ops.numbers_per_row`).
+
+    Args:
+        query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
+        extras: the tensors that the call reads.
+    """
+    placed = Rows.of(call, extras)
+    if placed is not None:
+        q, k, v = (placed.filled(t) for t in (query, key, value))
+        out, logsumexp = forward(q, k, v, extras, Rows.of_rows(call), tiles)
+        return placed.emptied(out, query.shape[2]), logsumexp
+    band = call.mask.band
+    (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
+    out = query.new_empty(batch, q_heads, q_len, value_dim)
+    numbers = 1 if call.bias is None else 2
+    logsumexp = query.new_empty(batch, q_heads, numbers, q_len, dtype=torch.float32)
+    problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
+    for b in range(batch):
+        data, drops = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len)), Drops.of(extras, call, b)
+        sees, seen = looked_at(query[b], key[b], band, data)
+        q, k, v = only(query[b], sees), only(key[b], seen), only(value[b], seen)
+        for head in range(q_heads):
+            kv_head = head // (q_heads // kv_heads)
+            for tile in range(problem.n_q):
+                rows = tile_of(tile, problem.block_q, q_len)
+                out[b, head, rows], largest, excess = _attend(
+                    q[head, rows], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype
+                )
+                logsumexp[b, head, 0, rows] = largest if data.bias is not None else largest + excess
+                logsumexp[b, head, 1:, rows] = excess / math.log(2)
+    return out, logsumexp.flatten(2)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    data: Data,
+    drops: Drops,
+    head: int,
+    problem: Problem,
+    tile: int,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, largest score, log of the sum of what exceeds it) of one q tile, fp32; q: its rows, k and v: the head's."""
+    kv_range = functions("two_pass", problem).dash_kv_range
+    first, _, _, end = kv_range(tile, *problem.tail())
+    rows = tile_of(tile, problem.block_q, problem.q_len)
+    q_rows = torch.arange(rows.start, rows.stop, device=q.device)
+    out, total = q.new_zeros(len(q), v.shape[1]), q.new_zeros(len(q))
+    largest = q.new_full((len(q),), float("-inf"))
+    for kv in range(first, end):
+        keys = tile_of(kv, problem.block_kv, problem.kv_len)
+        keep = visible(problem.resolved.band, q_rows, torch.arange(keys.start, keys.stop, device=q.device))
+        keep &= data.shows(head, rows, keys)
+        if not keep.any():  # zero times what others hold, which may be NaN
+            continue
+        s = torch.where(keep, data.scores(q, k[keys], scale, head, rows, keys), float("-inf"))
+        larger = torch.maximum(largest, s.amax(1))
+        shift = torch.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
+        p, shrink = torch.exp(s - shift[:, None]), torch.exp(largest - shift)
+        total = total * shrink + p.sum(1)
+        out = out * shrink[:, None] + drops.kept(p, head, rows, keys).to(dtype).float() @ v[keys]
+        largest = larger
+    sees = total != 0.0
+    total = torch.where(sees, total, 1.0)
+    return torch.where(sees[:, None], drops.rescaled(out / total[:, None]), 0.0), largest, torch.log(total)

@@ -1,0 +1,57 @@
+"""Masks of rows in plain ATen: tokens are copied to their rows, and results back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...model.call import Call
+from ...model.mask import ROW_BLOCK
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which tokens the rows of a call have, as `model.Placed` says.
+
+    Attributes:
+        tokens: int64 [rows]; any number where a row has none.
+        exists: bool [rows].
+    """
+
+    tokens: Tensor
+    exists: Tensor
+
+    @staticmethod
+    def of(call: Call, extras: Sequence[Tensor]) -> Rows | None:
+        """Those of a call, None where its tokens are rows.
+
+        Args:
+            extras: the tensors that the call reads.
+        """
+        placed = call.mask.placed
+        if placed is None:
+            return None
+        place, count = (extras[operand.index][:, None] for operand in (placed.place, placed.count))
+        local = torch.arange(ROW_BLOCK, device=place.device)
+        return Rows((place.long() + local).flatten(), (local < count).flatten())
+
+    @staticmethod
+    def of_rows(call: Call) -> Call:
+        """The call whose operands have rows."""
+        assert call.mask.segments is not None
+        return replace(call, mask=replace(call.mask, segments=replace(call.mask.segments, placed=None)))
+
+    def filled(self, tensor: Tensor) -> Tensor:
+        """[1, heads, rows, dim] of [1, heads, tokens, dim], with zeros in rows without a token."""
+        found = tensor.new_zeros(*tensor.shape[:2], len(self.tokens), tensor.shape[3])
+        found[:, :, self.exists] = tensor[:, :, self.tokens[self.exists]]
+        return found
+
+    def emptied(self, tensor: Tensor, tokens: int) -> Tensor:
+        """[1, heads, tokens, dim] of [1, heads, rows, dim]."""
+        found = tensor.new_empty(*tensor.shape[:2], tokens, tensor.shape[3])
+        found[:, :, self.tokens[self.exists]] = tensor[:, :, self.exists]
+        return found

@@ -1,0 +1,132 @@
+"""`MaskTables` in plain Python and torch, from their definitions: the CPU's implementation, and the tests' oracle."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...model.plan import Plan
+from ...schedule.table_walk import Tables, forward_words, from_the_end
+from ...schedule.visibility import EMPTY, FULL, PARTIAL
+from ...schedule.walk import Problem
+from ..common.mask_data import MaskData, MaskTables
+from ..common.mask_tables import Shape
+from .backward import visible
+
+
+def build(data: MaskData, plan: Plan) -> MaskTables:
+    """As `mask_tables.build`; words that no walk uses are zero.
+
+    Raises:
+        ArgumentError: as `mask_tables.Shape.of`.
+    """
+    shape = Shape.of(data, plan)
+    shown = _shown(data)
+    counts, row_steps = _rows(shape, shown, data.dense is not None)
+    seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
+    walks = _walks(data, shape, plan, shown)
+    return MaskTables(*_codes(data), shown.any(2), counts, row_steps, *walks, seen_bits)
+
+
+def _shown(data: MaskData) -> Tensor:
+    """Who sees whom: bool [batch, 1 or q_heads, q_len, kv_len]."""
+    band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
+    rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
+    shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
+    if data.valid is not None:
+        shown = shown & (data.valid != 0)[:, None, None, :]
+    if data.segments is not None:
+        shown = shown & (data.segments[0][:, None, :, None] == data.segments[1][:, None, None, :])
+    return shown if data.dense is None else shown & data.dense
+
+
+def _codes(data: MaskData) -> tuple[Tensor, Tensor]:
+    if not data.has_codes:
+        nothing = torch.empty(0, dtype=torch.int32, device=data.device)
+        return nothing, nothing.clone()
+    found = []
+    for of_keys, length in enumerate((data.q_len, data.kv_len)):
+        codes = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
+        if data.segments is not None:
+            equal = data.segments[of_keys][:, :, None] == data.segments[1][:, None, :]
+            codes = torch.where(equal.any(2), equal.to(torch.int32).argmax(2).to(torch.int32), -2)
+        if of_keys and data.valid is not None:
+            codes = torch.where(data.valid != 0, codes, -1)
+        found.append(codes)
+    return found[0], found[1]
+
+
+def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int]]]:
+    """The tile pairs of each [q_len, kv_len] of `shown`, as `schedule.visibility` defines them."""
+    kinds = []
+    for element in shown.flatten(0, -3):
+        of_element = []
+        for rows in element.split(block_q):
+            tiles = rows.split(block_kv, dim=1)
+            of_element.append(
+                [
+                    EMPTY if not tile.any() else FULL if tile.all() and tile.shape[1] == block_kv else PARTIAL
+                    for tile in tiles
+                ]
+            )
+        kinds.append(of_element)
+    return kinds
+
+
+def _lacking(found: Tensor, block: int) -> list[set[int]]:
+    """For each row of the tables the tiles of `block` tokens of which one has no partner; found: bool [.., length]."""
+    rows = found.flatten(0, -2)
+    return [{i for i, tile in enumerate(row.split(block)) if not tile.all()} for row in rows]
+
+
+def _rows(shape: Shape, shown: Tensor, has_dense: bool) -> tuple[Tensor, Tensor]:
+    problem, consumers = shape.forward, shape.consumers
+    elements = tile_kinds(shown, problem.block_q, problem.block_kv)
+    counts = torch.zeros(len(elements), shape.q_tiles, dtype=torch.int32)
+    steps = torch.zeros(len(elements), shape.q_tiles, problem.n_kv, dtype=torch.int32)
+    backwards = from_the_end(problem.resolved.band.lo is not None, has_dense)
+    nothing, unseen = [EMPTY] * problem.n_kv, _lacking(shown.any(2), problem.block_kv)
+    for (t, element), tile in itertools.product(enumerate(elements), range(shape.q_tiles)):
+        first = problem.n_q - (tile + 1) * consumers if backwards else tile * consumers
+        blocks = [element[i] if 0 <= i < problem.n_q else nothing for i in range(first, first + consumers)]
+        words = forward_words(blocks, PARTIAL, unseen[t])
+        counts[t, tile] = len(words)
+        steps[t, tile, : len(words)] = torch.tensor(words, dtype=torch.int32)
+    return counts.to(shown.device), steps.to(shown.device)
+
+
+def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
+    """Note [Seen bits] in `schedule.table_walk`."""
+    blocks, n_kv, threads, words = shape.seen_bits
+    rows, keys = shape.forward.block_q, shape.forward.block_kv
+    thread, word = torch.arange(threads)[:, None, None], torch.arange(words)[:, None]
+    bit = torch.arange(keys // words // 2)
+    row = 16 * (thread // 32) + 8 * (bit // 2 % 2) + thread // 4 % 8
+    key = 64 * word + 8 * (bit // 4) + 2 * (thread % 4) + bit % 2
+    whole = torch.zeros(shown.shape[:2].numel(), blocks * rows, n_kv * keys, dtype=torch.bool, device=shown.device)
+    whole[:, : shown.shape[2], : shown.shape[3]] = shown.flatten(0, 1)
+    tiles = whole.unflatten(1, (blocks, rows)).unflatten(3, (n_kv, keys)).transpose(2, 3)
+    bits: Tensor = (tiles[..., row, key].long() << bit.to(shown.device)).sum(-1)
+    return bits.to(torch.int32)
+
+
+def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    problem = shape.backward
+    elements = tile_kinds(shown, problem.block_q, problem.block_kv)
+    blind = _lacking(shown.any(3), problem.block_q)
+    heads = data.q_heads if data.by_head else 1
+    walk = Tables(plan.schedule, replace(problem, heads=heads), elements)
+    number = data.batch * heads
+    visits = torch.zeros(number, problem.n_kv, dtype=torch.int32)
+    steps = torch.zeros(number, problem.n_kv, problem.n_q, dtype=torch.int32)
+    contributions = torch.zeros(number, problem.n_q, dtype=torch.int32)
+    for t in range(number):
+        for kv in range(problem.n_kv):
+            words = walk.words(t, kv, blind[t])
+            visits[t, kv] = len(words)
+            steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
+        contributions[t] = torch.tensor([len(walk.visible(t, q)) for q in range(problem.n_q)])
+    return visits.to(data.device), steps.to(data.device), contributions.to(data.device)

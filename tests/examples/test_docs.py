@@ -1,0 +1,173 @@
+"""README and docs agree with the code: tables, quoted messages, links and code blocks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dash_inductor.config import SETTINGS, config
+from dash_inductor.model.reasons import Reason
+from dash_inductor.planning.costs import HOPPER, SAME_AS, WORKERS
+from dash_inductor.planning.families import PORTABLE_LIMIT
+from dash_inductor.rewrites.attention.sites import DTYPES
+
+from ..support.distribution import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of all table rows between a heading and the next one."""
+    section = re.split(r"^#+ ", text.split(f"{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+
+
+def code_blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text_of(name), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_lists_every_reason_with_its_explanation() -> None:
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
+    assert {reason.value: listed.get(reason.value) for reason in Reason} == {r.value: r.explanation for r in Reason}
+
+
+def test_readme_states_the_limits_of_the_code() -> None:
+    listed = {cells[0]: cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
+    everywhere, on_sm_90 = PORTABLE_LIMIT, max(dims[0] for dims in HOPPER)
+    expected = f"multiples of 8 up to {everywhere}; float16 and bfloat16 on sm_90 up to {on_sm_90}"
+    assert listed["head dimension"].startswith(expected)
+    assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
+    assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}
+
+
+def test_readme_has_the_table_of_models() -> None:
+    """Else run ``python tools/readme_models.py``."""
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_models.py"))
+    readme = text_of("README.md")
+    assert tool["filled"](readme, json.loads(text_of("tests/golden/models.json"))) == readme
+
+
+def test_tables_of_models_name_versions_and_what_differs() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_models.py"))
+    ours = {"Llama plain": "2 causal", "Llama right": "2 causal & keys(0)", "Bert plain": "2 full"}
+    other = {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}
+    none: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {}}
+    lines = {"versions": {"torch": "1", "transformers": "3"}, "cpu": ours, "cuda": ours}
+    shown = tool["filled"](tool["BEGIN"] + tool["END"], lines | {tool["OTHERS"]: {"1": other, "2": none}})
+    assert "\nThis is with torch 1 and transformers 3.\n" in shown
+    assert "\n| Llama | causal | causal & keys |  |\n| Bert | full |  |  |\n" in shown
+    assert "\nWith transformers 2 all lines are the same.\n" in shown
+    assert "\n| 1 | Bert | full (CPU: kept: math_path) |  |  |\n" in shown
+    assert "| 1 | Llama" not in shown
+
+
+def test_readme_has_the_tables_of_results() -> None:
+    """Else run ``python tools/readme_results.py``."""
+    readme = text_of("README.md")
+    assert runpy.run_path(str(ROOT / "tools" / "readme_results.py"))["filled"](readme) == readme
+
+
+def test_what_is_no_commit_is_not_named_as_one() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_results.py"))
+    for text in ("d7d3ba5", "d7d3ba5" + 33 * "0"):
+        assert tool["commit"]({"conditions": {"commit": text}}) == text
+    for text in ("work", "unknown", "", "d7d3ba", "d7d3ba5-dirty", "D7D3BA5", "d7d3ba5\n"):
+        assert tool["commit"]({"conditions": {"commit": text}}) == "not recorded", text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])
+def test_settings_are_those_of_the_code(page: str) -> None:
+    listed = {
+        name.strip("`"): (variable.strip("`"), re.findall(r"`(\w+)`", values))
+        for name, variable, values, _ in rows(text_of(page), "## Settings")[2:]
+    }
+    assert listed == {name: (setting.env, list(setting.allowed or ())) for name, setting in SETTINGS.items()}
+    choices = {name: setting for name, setting in SETTINGS.items() if setting.allowed}
+    assert all(setting.allowed[listed[name][1][0]] == setting.default for name, setting in choices.items())
+
+
+def test_troubleshooting_has_advice_for_every_reason() -> None:
+    listed = rows(text_of("docs/troubleshooting.md"), "## A site is kept")[2:]
+    assert listed == [[f"`{reason.value}`", reason.advice] for reason in Reason]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "dash_inductor is inactive, attention is compiled as plain PyTorch compiles it.",
+        "lacks what dash_inductor relies on:",
+        "the sources of dash_inductor",
+        "dash_inductor.enable() has no effect: DASH_INDUCTOR=0 is set",
+        "is not allowed: expected ",
+        "attention is compiled as plain PyTorch compiles it: torch._inductor.config has ",
+        "dash_inductor has no setting ",
+        "autograd cannot differentiate through them",
+    ],
+)
+def test_quoted_messages_exist(message: str) -> None:
+    assert message in text_of("docs/troubleshooting.md")
+    sources = [*ROOT.glob("_dash_inductor_*.py")]
+    sources += [path for folder in ("dash_inductor", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    assert any(message in literal for path in sources for literal in literals(path))
+
+
+def literals(path: Path) -> list[str]:
+    """String constants; of f-strings the constant parts."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    missing = [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_index_names_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", text_of("docs/index.md")))
+    assert linked == {page.name for page in PAGES[1:]} - {"index.md"}
+
+
+def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"make ([\w-]+)", text_of("README.md"))) <= targets
+
+
+class Model(nn.Module):
+    """A model as the README's example calls it, with one attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 32)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        x = self.embedding(input_ids).unflatten(-1, (2, 16)).transpose(1, 2)
+        return SimpleNamespace(loss=F.scaled_dot_product_attention(x, x, x, is_causal=True).square().mean())
+
+
+def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code_blocks("README.md")
+    assert len(block.split("\n\n")[-1].splitlines()) + block.count("import torch") <= 6
+    with config.patch(cpu="reference"):
+        exec(block, {"model": Model(), "tokens": torch.arange(12).view(1, 12)})
+    assert "replaced, mask causal" in capsys.readouterr().out
+
+
+def test_numerics_key_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code_blocks("docs/determinism.md")
+    exec(block, {})
+    assert "/bfloat16/d128/causal/group4/sm_90/" in capsys.readouterr().out

@@ -1,0 +1,29 @@
+"""What `make test-gpu` collects where packages for development are missing: a GPU machine may have no registry."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from ..support.distribution import ROOT
+
+OTHERS = ("expecttest", "hypothesis", "xdist")
+COLLECT = f"""
+import sys
+sys.modules |= dict.fromkeys({OTHERS})  # importing them fails
+import pytest
+sys.exit(pytest.main([*sys.argv[1:], "--collect-only", "-q"]))
+"""
+
+
+def test_files_with_gpu_tests_need_no_other_package() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "test-gpu", "PYTHON=python"]
+    python, *arguments = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert (python, arguments[:4]) == ("python", ["-m", "pytest", "-m", "gpu"])
+    collect = [sys.executable, "-c", COLLECT, *arguments[2:]]
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ended = subprocess.run(collect, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    files = {line.split("::")[0] for line in ended.stdout.splitlines() if "::" in line}
+    assert files == set(arguments[4:])

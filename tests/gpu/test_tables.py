@@ -1,0 +1,126 @@
+"""The kernels that build tables from the data of a mask, on a GPU: the words of their definition, every time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
+from dash_inductor.kernels.reference import tables as reference_tables
+
+from dash_inductor.model.mask import Band
+from dash_inductor.model.plan import Plan, Tiles
+
+from ..support.table_words import data_of, plan_of, same_tables
+from ..support.tile_pairs import random_mask
+
+pytestmark = pytest.mark.gpu
+
+PLAN = Plan("hopper", "bent_fold", "hopper", Tiles(64, 128, 8, 2), forward_tiles=Tiles(128, 128, 8, 2))
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["vectors", "dense"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_masks(seed: int, dense: bool) -> None:
+    """Lengths up to 600, tiles of any size."""
+    rng = random.Random(seed)
+    mask = random_mask(rng, rng.choice((60, 600)), batch=2)
+    data = data_of(mask, rng, "cuda", dense=dense)
+    for _ in range(2):
+        plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+def defined(data: MaskData, plan: Plan) -> MaskTables:
+    """The tables by their definition, computed on the CPU."""
+    valid, dense = (None if t is None else t.cpu() for t in (data.valid, data.dense))
+    segments = None if data.segments is None else (data.segments[0].cpu(), data.segments[1].cpu())
+    found = reference_tables.build(replace(data, valid=valid, segments=segments, dense=dense), plan)
+    return MaskTables(*(t.cuda() for t in found))
+
+
+def packed(length: int, documents: int, batch: int = 2) -> MaskData:
+    """Causal documents, and a batch element of one giant and many small ones."""
+    generator = torch.Generator().manual_seed(length)
+    cuts = torch.randperm(length, generator=generator)[: documents - 1]
+    starts = torch.zeros(2, length, dtype=torch.int64)
+    starts[0, cuts], starts[1, cuts[cuts > length // 2]] = 1, 1
+    ids = starts.cumsum(1)[:batch].cuda()
+    return MaskData(Band(0), batch, 4, 2, length, length, segments=(ids, ids))
+
+
+@pytest.mark.parametrize("token_tiles", [8, 512])
+def test_long_packed_documents(token_tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4096 tokens: walks of many steps, and every loop of the kernels has several turns."""
+    monkeypatch.setattr(mask_tables, "TOKEN_TILES", token_tiles)
+    data = packed(4096, 16)
+    same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
+
+
+def test_very_long_packed_documents() -> None:
+    data = packed(16384, 8, batch=1)
+    same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
+
+
+IDS: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
+    "every token of its own, in any order": lambda rng, length: torch.randperm(length, generator=rng),
+    "few in any order": lambda rng, length: torch.randint(-3, 3, (length,), generator=rng),
+    "many in any order": lambda rng, length: torch.randint(0, 2000, (length,), generator=rng) - 2**62,
+    "short documents, ids in any order": (
+        lambda rng, length: torch.randperm(1000, generator=rng)[torch.arange(length) // 7 % 1000]
+    ),
+    "one": lambda rng, length: torch.full((length,), 2**63 - 1),
+}
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-100, 700)], ids=str)
+@pytest.mark.parametrize("ids", IDS)
+def test_ids_that_no_range_tells_apart(ids: str, band: Band) -> None:
+    """Lengths that differ, a few keys that are not valid; both forms of tiles: one for both walks, and two."""
+    rng = torch.Generator().manual_seed(len(ids))
+    q, kv = (torch.stack([IDS[ids](rng, length) for _ in range(2)]).cuda() for length in (1900, 2500))
+    valid = torch.rand(2, 2500, generator=rng).cuda() < 0.98
+    data = MaskData(band, 2, 4, 2, 1900, 2500, valid=valid, segments=(q, kv))
+    for plan in (replace(PLAN, schedule="spt"), replace(PLAN, schedule="spt", dkdv=Tiles(128, 64, 8, 2))):
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(0, 500)], ids=str)
+def test_padding_on_either_side_and_holes(band: Band) -> None:
+    keys = torch.arange(3000)
+    valid = torch.stack([keys < 1777, keys >= 1500, keys % 97 != 5, keys < 0]).cuda()
+    data = MaskData(band, 4, 4, 2, 3000, 3000, valid=valid)
+    plan = replace(PLAN, schedule="spt")
+    same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(-100, 700)], ids=str)
+@pytest.mark.parametrize("tiles", [(64, 128), (128, 128), (64, 64)], ids=str)
+def test_dense_masks_of_whole_tiles(tiles: tuple[int, int], band: Band) -> None:
+    """Rows that are read many bytes at once, and such that are not; a backward with the forward's tiles and others."""
+    generator = torch.Generator().manual_seed(0)
+    squares, pairs = torch.rand(2, 1, 24, 24, generator=generator), torch.rand(2, 1, 1536, 1536, generator=generator)
+    squares = squares.repeat_interleave(64, 2).repeat_interleave(64, 3)
+    shown = ((squares > 0.6) | (squares > 0.3) & (pairs < 0.5)).cuda()
+    for dense in (shown, shown.mT, shown[:1].expand(2, -1, -1, -1), shown[..., 1:], shown[:, :, 3:], shown[..., :1]):
+        q_len, kv_len = dense.shape[2], 1536 if dense.shape[3] == 1 else dense.shape[3]
+        data = MaskData(band, 2, 4, 2, q_len, kv_len, dense=dense)
+        plan = replace(PLAN, schedule="descending", dkdv=Tiles(*tiles, 8, 2))
+        same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_same_words_every_time(deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    data = packed(32768, 16)
+
+    def words() -> MaskTables:
+        return mask_tables.build(data, PLAN)
+
+    first = words()
+    for _ in range(20):
+        same_tables(words(), first)

@@ -1,0 +1,195 @@
+"""The kernels that build tables from the data of a mask: in Triton's interpreter, compiled, and their host side."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
+from dash_inductor.kernels.common.device import tables
+from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.portable import standalone
+from dash_inductor.kernels.reference import tables as reference_tables
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from triton.compiler import ASTSource
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model.mask import Band
+from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.operators.mask_tables import mask_tables as operator
+
+from ...support.distribution import ROOT
+from ...support.processes import HANGS
+
+COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "bent": 2, "extreme": 2, "alone": 1, "altered": 1}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[str]:
+    """What Triton's interpreter, in a process of its own, says of every kind of masks."""
+    words = [str(word) for pair in COUNTS.items() for word in pair]
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.interpreted_tables", *words],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=HANGS, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_word_by_word_against_the_definition(kind: str, results: list[str]) -> None:
+    """Random masks, tile shapes, heads, strides and dtypes; see `support.interpreted_tables`."""
+    assert f"RESULT {kind} compared {COUNTS[kind]}" in results
+
+
+Kernel = tuple[Any, dict[str, Any], dict[str, str]]
+FLAGS = {"HAS_LO": True, "HAS_HI": True, "HAS_CODES": True, "HAS_DENSE": True}
+STRIDES = dict.fromkeys(
+    ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
+)
+TYPES = {
+    **STRIDES,
+    **dict.fromkeys(("Q_IDS", "KV_IDS", "STARTS"), "*i64"),
+    **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
+    **dict.fromkeys(("Q_CODES", "KV_CODES", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
+    **dict.fromkeys(("KINDS", "FINE"), "*i8"),
+    "SEEN_BITS": "*i32",
+}
+BENT = schedule_module("bent_fold", Band(0))
+TOKENS = {"BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS, "TILES": mask_tables.TOKEN_TILES}
+TILES = {"BLOCK_Q": 64, "BLOCK_KV": 128, "LINES": mask_tables.LINES}
+WALK = {"BLOCK_Q": 64, "BLOCK_KV": 128}
+KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "find_starts": (tables.find_starts, {"BLOCK": mask_tables.TOKENS}),
+    "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, **TOKENS}),
+    "seen": (tables.seen, {**FLAGS, **TOKENS}),
+    "seen by vectors": (tables.seen, {**FLAGS, "HAS_DENSE": False, **TOKENS}),
+    "classify": (
+        tables.classify,
+        {**FLAGS, **TILES, "Q_TILES": mask_tables.DENSE_Q_TILES, "KV_TILES": mask_tables.DENSE_KV_TILES},
+    ),
+    "classify by vectors": (
+        tables.classify,
+        {**FLAGS, "HAS_DENSE": False, **TILES, "Q_TILES": mask_tables.Q_TILES, "KV_TILES": mask_tables.KV_TILES},
+    ),
+    "write_seen": (
+        tables.write_seen,
+        {**dict.fromkeys(("HAS_LO", "HAS_HI", "HAS_CODES"), True), "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2},
+    ),
+    "unite_kinds": (tables.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
+    "rank_contributors": (
+        tables.rank_contributors,
+        {**WALK, "RANK": BENT.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},
+    ),
+    "write_walks": (
+        tables.write_walks,
+        {**WALK, "WALK_LENGTH": BENT.dash_visits, "Q_TILE": BENT.dash_q_tile, "COLUMNS": mask_tables.COLUMNS},
+    ),
+    "write_rows": (
+        tables.write_rows,
+        {"FROM_THE_END": True, "CONSUMERS": 3, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_fits_the_architecture(name: str) -> None:
+    """Any Triton: no spills to speak of, little shared memory, nothing accumulated in memory."""
+    function, constants = KERNELS[name]
+    built = compile_kernel(
+        function, ASTSource, constants, TYPES, dict.fromkeys(("VALID", "DENSE"), 1), {"num_warps": 4}
+    )
+    used = standalone.resources(built, "sm_90")
+    assert max(used.spill_stores, used.spill_loads) <= 64, used
+    assert used.shared_memory <= 48 << 10, used
+    assert not re.search(r"\b(red|atom)\.", built.asm["ptx"])
+
+
+# ------------------------------------------------------------------------------------------------------- the host side
+
+VALID = torch.ones(2, 40, dtype=torch.bool)
+IDS = torch.zeros(2, 30, dtype=torch.int64), torch.zeros(2, 40, dtype=torch.int32)
+PLAN = Plan("hopper", "spt", "hopper", Tiles(8, 16, 8, 2), forward_tiles=Tiles(128, 16, 8, 2))
+
+
+def data(valid: torch.Tensor | None = VALID, **more: Any) -> MaskData:
+    return MaskData(Band(), 2, 4, 2, 30, 40, valid, **more)
+
+
+def build(plan: Plan, **sizes: int) -> object:
+    return reference_tables.build(replace(data(), **sizes), plan)
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: data(None), "valid, segments, dense=(None, None, None)"),
+    (lambda: data(VALID[:, :39]), "valid.shape=(2, 39) is not allowed: expected [2, 40]"),
+    (lambda: data(VALID[0]), "valid.shape=(40,)"),
+    (lambda: data(VALID.float()), "valid.dtype=torch.float32"),
+    (lambda: data(segments=(IDS[0], IDS[1][:1])), "segments[1].shape=(1, 40)"),
+    (lambda: data(None, segments=(IDS[1], IDS[0])), "segments[0].shape=(2, 40) is not allowed: expected [2, 30]"),
+    (lambda: data(None, segments=(IDS[0], IDS[1].bool())), "segments[1].dtype=torch.bool"),
+    (lambda: data(VALID.to("meta"), segments=IDS), "segments[0].device='cpu' is not allowed: expected meta"),
+    (lambda: data(None, dense=torch.ones(2, 3, 30, 40, dtype=torch.bool)), "dense.shape=(2, 3, 30, 40)"),
+    (lambda: data(None, dense=torch.ones(1, 1, 30, 40)), "dense.dtype=torch.float32"),
+    (lambda: build(replace(PLAN, forward="keep", forward_tiles=None)), "plan.forward_tiles=None"),
+    (lambda: build(replace(PLAN, schedule="shift")), "schedule='shift' is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        call()
+
+
+# -------------------------------------------------------------------------------------------------------- the operator
+
+SIZES = (30, 40, 2, 4, 2)
+CALLS: dict[str, tuple[str, list[torch.Tensor], str]] = {
+    "keys": ("causal & keys(1)", [VALID, VALID], "bent_fold"),
+    "segments": ("segments(0,1)", list(IDS), "spt"),
+    "dense": ("dense(0)", [torch.ones(2, 1, 30, 40, dtype=torch.bool)], "spt"),
+    "dense by head": ("causal & dense(0)", [torch.ones(1, 4, 30, 1, dtype=torch.bool)], "bent_fold"),
+    "all": ("causal & segments(0,1) & keys(2) & dense(3)", [*IDS, VALID, torch.ones(1, 4, 1, 40).bool()], "bent_fold"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_fakes_have_the_real_shapes(name: str) -> None:
+    mask, extras, schedule = CALLS[name]
+    facts = (*SIZES, mask, str(replace(PLAN, schedule=schedule)))
+    real = operator(extras, *facts)
+    with FakeTensorMode() as mode:
+        fake = operator([mode.from_tensor(t) for t in extras], *facts)
+    described = [[(t.shape, t.dtype, t.stride(), t.device) for t in tensors] for tensors in (real, fake)]
+    assert described[0] == described[1]
+
+
+@pytest.mark.parametrize("mask", ["causal & keys(0)", "dense(0)"])
+def test_lengths_may_be_symbolic(mask: str) -> None:
+    def run(valid: torch.Tensor) -> list[torch.Tensor]:
+        length = valid.shape[1]
+        extra = valid if "keys" in mask else valid[:, None, None, :] & valid[:, None, :, None]
+        found: list[torch.Tensor] = operator([extra], length, length, valid.shape[0], 4, 2, mask, str(PLAN))
+        return found
+
+    graph = make_fx(run, tracing_mode="symbolic")(torch.ones(3, 77, dtype=torch.bool))
+    assert operator in {node.target for node in graph.graph.nodes}
+    for batch, length in ((2, 40), (5, 130)):
+        valid = torch.arange(length).expand(batch, -1) % 7 != 0
+        assert all(map(torch.equal, graph(valid), run(valid)))
+
+
+def test_a_tensor_that_is_not_there() -> None:
+    with pytest.raises(ArgumentError, match="the mask keys\\(1\\) reads number 1"):
+        operator([VALID], *SIZES, "keys(1)", str(PLAN))

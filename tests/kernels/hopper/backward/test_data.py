@@ -1,0 +1,217 @@
+"""What the Hopper backward is given where its mask is data: what it refuses, and the tables of the GPU tests."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper.backward.data import FINISH, MAIN, Arguments, BackwardData
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Dropout, Mask, Operand
+from dash_inductor.schedule import Problem
+from dash_inductor.schedule.schedules import NAMES, supports
+from dash_inductor.schedule.table_walk import TILE_BITS
+from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL
+from dash_inductor.schedule.visibility import tile_pairs as by_definition
+from dash_inductor.schedule.walk import ClosedForm
+
+from ....support.hopper_data import KINDS, VisibleWalk, codes_of, data_of, keep_of, tile_pairs
+
+CPU = torch.device("cpu")
+FIELD = (1 << TILE_BITS) - 1
+
+
+def closed(name: str, band: Band, q_len: int, kv_len: int, batch: int = 1, heads: int = 6) -> ClosedForm:
+    return ClosedForm(name, Problem(band, q_len, kv_len, 8, 16, batch, heads, section=2))
+
+
+def random_dense(rng: random.Random, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    return torch.rand(*shape, generator=generator) < rng.choice((0.01, 0.2, 0.95))
+
+
+SHAPES = [(Band(), 40, 100), (Band(0), 90, 90), (Band(0, 20), 70, 33), (Band(-5, 40, "bottom_right"), 33, 70)]
+CLOSED = [
+    (name, *shape) for name in NAMES if name != "two_pass" for shape in SHAPES if supports(name, shape[0]) is None
+]
+CLOSED += [("bent_fold", Band(0), 530, 300)]  # long enough for walks to be bent
+
+
+@pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
+@pytest.mark.parametrize("by_head", [False, True], ids=["codes", "dense by head"])
+def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int, by_head: bool) -> None:
+    """Every visible pair once, in the order of the closed form; ranks without gaps, in its order too."""
+    batch, heads = len(KINDS), 6
+    walk = closed(name, band, q_len, kv_len, batch, heads)
+    codes = codes_of(band, q_len, kv_len)
+    dense = random_dense(random.Random(name), 1, heads, q_len, kv_len) if by_head else None
+    keep = keep_of(band, codes, dense, (batch, q_len, kv_len))
+    data = data_of(walk, keep, codes, dense)
+    found: dict[object, Any] = {}  # by batch element and head of the mask
+    for b in range(batch):
+        for q_head in range(heads):
+            table = b * heads + q_head if by_head else b
+            place_of_mask = b, q_head if by_head else 0
+            if place_of_mask not in found:
+                seen = keep[place_of_mask].tolist()
+                found[place_of_mask] = by_definition(lambda i, j: seen[i][j], q_len, kv_len, 8, 16)  # noqa: B023  # used at once
+            pairs = found[place_of_mask]
+            adds: dict[int, list[tuple[int, int]]] = {q: [] for q in range(walk.problem.n_q)}
+            for kv in range(walk.problem.n_kv):
+                words = data.steps[table, kv, : data.visits[table, kv]].tolist()
+                tiles = [word & FIELD for word in words]
+                full = [walk.q_tile(q_head, kv, step) for step in range(walk.visits(q_head, kv))]
+                assert tiles == [q for q in full if pairs[q][kv] != EMPTY]
+                assert [word >> 2 * TILE_BITS & 1 for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
+                for q, word in zip(tiles, words, strict=True):
+                    adds[q].append((word >> TILE_BITS & FIELD, walk.rank(q_head, q, kv)))
+            for q, ranks in adds.items():
+                assert data.contributions[table, q] == len(ranks)
+                assert [r for r, _ in sorted(ranks)] == list(range(len(ranks)))
+                assert sorted(ranks) == sorted(ranks, key=lambda pair: pair[1])
+
+
+@pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
+def test_a_mask_that_hides_nothing_has_the_walks_of_the_band(name: str, band: Band, q_len: int, kv_len: int) -> None:
+    walk = closed(name, band, q_len, kv_len)
+    keep = keep_of(band, None, None, (1, q_len, kv_len))
+    (pairs,) = tile_pairs(keep[0], 8, 16)
+    seen = keep[0, 0].tolist()
+    assert pairs == by_definition(lambda i, j: seen[i][j], q_len, kv_len, 8, 16)
+    visible = VisibleWalk(walk, pairs)
+    for head in range(6):
+        for kv in range(walk.problem.n_kv):
+            steps = [walk.q_tile(head, kv, step) for step in range(walk.visits(head, kv))]
+            assert visible.q_tiles(kv) == steps
+            words = [(walk.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
+            assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS & 1) for word in visible.words(kv)] == words
+
+
+MASKS = {"codes": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
+MASKS |= {"both": Mask.parse("causal & segments(1,1) & dense(0)")}
+
+
+def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tuple[BackwardData, ClosedForm]:
+    """Data of a batch of 2, 4 query heads, 20 queries and 40 keys."""
+    walk = closed(schedule, mask.band, 20, 40, 2, 4)
+    codes = None if mask.keys is None and mask.segments is None else codes_of(mask.band, 20, 40, ("ones", "packed"))
+    dense = None if mask.dense is None else torch.ones(1, dense_heads, 20, 40, dtype=torch.bool)
+    return data_of(walk, keep_of(mask.band, codes, dense, (2, 20, 40)), codes, dense), walk
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("schedule", ["bent_fold", "spt"])
+def test_arguments(name: str, schedule: str) -> None:
+    for dense_heads in (1, 4):
+        data, walk = sample(MASKS[name], schedule, dense_heads)
+        arguments = Arguments.of(MASKS[name], data.facts(), walk, CPU)
+        main, finish = (dict(zip(names, values, strict=True)) for names, values in zip(
+            (MAIN, FINISH), arguments.of_call(data.addresses()), strict=True
+        ))  # fmt: skip
+        by_head = data.dense is not None and dense_heads == 4
+        assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
+        assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
+        pointers = {n: 0 if t is None else t.data_ptr() for n, t in zip(data._fields, data, strict=True)}
+        assert {n: main[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")} == {
+            n: pointers[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")
+        }
+        assert (main["words"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
+        strides = main["dense_b"], main["dense_h"], main["dense_i"], main["dense_j"]
+        assert strides == ((0, 0, 0, 0) if data.dense is None else (0, 800 * by_head, 40, 1))
+
+
+BAD = {
+    "q_codes": [lambda t: None, lambda t: t.long(), lambda t: t[:, :-1], lambda t: t.mT.contiguous().mT,
+                lambda t: t[0]],
+    "kv_codes": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
+    "keys_seen": [lambda t: t.byte(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[:, 0]],
+    "visits": [lambda t: t[:1], lambda t: t[:, 1:], lambda t: t.long()],
+    "steps": [lambda t: t[:, :, :-1], lambda t: t.flatten(1), lambda t: t.mT.contiguous().mT],
+    "contributions": [lambda t: t[:1], lambda t: t.long()],
+    "dense": [lambda t: None, lambda t: t.int(), lambda t: t[:, :, :-1], lambda t: t.expand(3, 1, 20, 40),
+              lambda t: t[0]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_other_tensors_are_refused(name: str) -> None:
+    data, walk = sample(MASKS["both"])
+    Arguments.of(MASKS["both"], data.facts(), walk, CPU)
+    for change in BAD[name]:
+        bad = data._replace(**{name: change(getattr(data, name))})
+        with pytest.raises(ArgumentError, match=rf"data\.{name}"):
+            Arguments.of(MASKS["both"], bad.facts(), walk, CPU)
+
+
+@pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_codes")])
+def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
+    data, walk = sample(MASKS["both"])
+    with pytest.raises(ArgumentError, match=rf"data\.{name}"):
+        Arguments.of(MASKS[mask], data.facts(), walk, CPU)
+
+
+def test_tables_without_room_are_refused() -> None:
+    data, _ = sample(MASKS["codes"])
+    for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
+        with pytest.raises(ArgumentError, match="q tiles"):
+            Arguments.of(MASKS["codes"], data.facts(), closed("spt", Band(0), q_len, 200, batch), CPU)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_extras(drops: bool) -> None:
+    """Operands first, in the order in which the call names them; then codes and tables."""
+    tensors = [torch.empty(0) for _ in range(12)]
+
+    def call(text: str) -> Call:
+        mask = Mask.parse(text)
+        return Call(mask, 1.0, dropout=Dropout(0.1, Operand(len(mask.operands))) if drops else None)
+
+    assert BackwardData.of(call("causal"), tensors[:drops]) is None
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        ("causal & keys(0)", 1, {}),
+        ("segments(0,1) & keys(2)", 3, {}),
+        ("segments(0,0) & dense(1)", 2, {"dense": tensors[1]}),
+    ]
+    for text, of_mask, dense in cases:
+        operands = of_mask + drops
+        data = BackwardData.of(call(text), tensors[: operands + 6])
+        assert data is not None
+        assert all(a is b for a, b in zip(data[:6], tensors[operands:], strict=False))
+        assert data.dense is dense.get("dense")
+        for count in (operands, operands + 5, operands + 7):
+            with pytest.raises(ArgumentError, match="extras"):
+                BackwardData.of(call(text), (tensors * 2)[:count])
+    data = BackwardData.of(call("dense(0)"), tensors[: 5 + drops])
+    assert data is not None
+    assert data[:2] == (None, None)
+    assert data.dense is tensors[0]
+    assert all(a is b for a, b in zip(data[2:6], tensors[1 + drops :], strict=False))
+
+
+def test_a_mask_of_rows() -> None:
+    """Place and count are operands of the call; lengths are theirs."""
+    tensors = [torch.empty(0) for _ in range(10)]
+    mask = Mask.parse("causal & segments(0,1):placed(2,3)")
+    data = BackwardData.of(Call(mask, 1.0), tensors)
+    assert data is not None
+    assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
+    assert (data.row_place is tensors[2], data.row_count is tensors[3], data.dense) == (True, True, None)
+
+    walk = closed("spt", mask.band, 256, 256, 1, 4)
+    codes = codes_of(mask.band, 256, 256, ("packed",))
+    place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
+    made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
+    good = made._replace(row_place=place, row_count=count)
+    assert good.rows == 256
+    Arguments.of(mask, good.facts(), walk, CPU)
+    for name, bad in (
+        ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
+        ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=rf"data\.{name}"):
+            Arguments.of(mask, good._replace(**{name: bad}).facts(), walk, CPU)
+    with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
+        Arguments.of(Mask.parse("causal & segments(0,1)"), good.facts(), walk, CPU)

@@ -1,0 +1,270 @@
+"""The host side of the Hopper backward without a GPU: what calls share, and what each is given anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.hopper.backward import launch
+from torch import Tensor
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Plan
+from dash_inductor.upstream import compat
+
+from ....support.calls import backward_call
+from ....support.hopper_builds import TILES
+
+PLAN = Plan("hopper", "spt", "keep", TILES[64, 64])
+CALL = backward_call(Band(0), 0.125)
+Packed = tuple[str, int, tuple[int, ...], tuple[Any, ...]]
+"""Kernel, stream, addresses of descriptors, and other arguments."""
+
+
+@dataclass
+class Device:
+    """One on which nothing runs."""
+
+    stream: int = 7
+    current: int | None = None  # the index of the device of tensors on the CPU
+    memory: dict[Any, Tensor] = field(default_factory=dict)
+    packed: list[Packed] = field(default_factory=list)
+    launched: list[Packed] = field(default_factory=list)
+    devices: list[int | None] = field(default_factory=list)  # the current one at every allocation
+    compiled_for: list[Any] = field(default_factory=list)
+    grids: dict[str, int] = field(default_factory=dict)
+    properties: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(name="a GPU", multi_processor_count=132)
+    )
+    kept: Any = None
+
+    def empty(self, *facts: Any) -> Tensor:
+        """The same memory for the same tensor of every call, as the caching allocator gives it to step after step."""
+        self.devices.append(self.current)
+        key = len(self.devices) % 4, facts  # a call allocates four
+        if key not in self.memory:
+            self.memory[key] = torch.empty_strided(*facts[:2], dtype=facts[2])
+        return self.memory[key]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    found = Device()
+
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
+        found.grids[compiled] = grid
+
+        def pack(stream: int, addresses: Sequence[int], *arguments: Any) -> Any:
+            found.packed.append((compiled, stream, tuple(addresses), arguments))
+            return (found.packed[-1],)
+
+        return SimpleNamespace(pack=pack)
+
+    def kernels(of: Any, device: int) -> Any:
+        found.compiled_for.append(of)
+        return SimpleNamespace(of=of, prepare="prepare", main="main", finish="finish", columns=64, value_columns=64)
+
+    @contextlib.contextmanager
+    def on(device: int | None) -> Iterator[None]:
+        before, found.current = found.current, device
+        yield
+        found.current = before
+
+    monkeypatch.setattr(launcher, "KernelLauncher", kernel)
+    monkeypatch.setattr(launcher, "launch", found.launched.extend)
+    monkeypatch.setattr(launch, "kernels", kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found.properties)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: found.current, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: found.stream, raising=False)
+    monkeypatch.setattr(compat, "empty_cuda", found.empty)
+    launch._state.cache_clear()
+    yield found
+    launch._state.cache_clear()
+
+
+def tensors(length: int = 300) -> dict[str, Tensor]:
+    q, do, out = (torch.zeros(2, 4, length, 64, dtype=torch.bfloat16) for _ in range(3))
+    k, v = (torch.zeros(2, 2, 200, 64, dtype=torch.bfloat16) for _ in range(2))
+    return {"grad_out": do, "query": q, "key": k, "value": v, "out": out, "logsumexp": torch.zeros(2, 4, length)}
+
+
+def run(given: dict[str, Tensor], call: Call = CALL, plan: Plan = PLAN, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return launch.backward(**given, call=call, plan=plan, **more)
+
+
+def test_a_call_with_the_same_addresses_is_packed_once(device: Device) -> None:
+    given = tensors()
+    for _ in range(3):
+        run(given)
+    assert [name for name, *_ in device.launched] == ["prepare", "main", "finish"] * 3
+    assert [name for name, *_ in device.packed] == ["prepare", "main", "finish"]
+
+
+@pytest.mark.parametrize(("sms", "grid"), [(5, 5), (15, 15), (16, 16), (17, 16), (132, 16)])
+def test_as_many_ctas_as_sms_and_tickets(device: Device, sms: int, grid: int) -> None:
+    """8 heads of 2 kv tiles; the kernel is told of all 16 tickets whatever the grid is."""
+    device.properties.multi_processor_count = sms
+    run(tensors())
+    assert device.grids["main"] == grid
+    (arguments,) = (arguments for name, *_, arguments in device.packed if name == "main")
+    assert arguments[4] == 16  # behind the addresses of semaphores, ticket and sums
+
+
+def test_co_resident_schedules_have_a_cta_for_every_ticket_or_are_refused(device: Device) -> None:
+    plan, call = replace(PLAN, schedule="shift"), backward_call(Band(), 0.125)
+    device.properties.multi_processor_count = 16
+    run(tensors(), call, plan)
+    assert device.grids["main"] == 16
+    device.properties.multi_processor_count = 15
+    launch._state.cache_clear()
+    with pytest.raises(ArgumentError, match="16 CTAs do not fit 15 SMs at once"):
+        run(tensors(), call, plan)
+
+
+DROPOUT = torch.zeros(1, dtype=torch.int64), 6554, 1.1
+
+
+def _move(name: str) -> Callable[[Device, dict[str, Any]], None]:
+    def move(device: Device, given: dict[str, Any]) -> None:
+        given[name] = given[name].clone()
+
+    return move
+
+
+def _take_another_stream(device: Device, given: dict[str, Any]) -> None:
+    device.stream = 8
+
+
+def _take_other_memory(device: Device, given: dict[str, Any]) -> None:
+    device.kept, device.memory = device.memory, {}  # alive, so that no address recurs
+
+
+def _change_dropout(place: int, value: Any) -> Callable[[Device, dict[str, Any]], None]:
+    def change(device: Device, given: dict[str, Any]) -> None:
+        given["dropout"] = (*DROPOUT[:place], value, *DROPOUT[place + 1 :])
+
+    return change
+
+
+CHANGES: dict[str, Callable[[Device, dict[str, Any]], None]] = {
+    **{name: _move(name) for name in tensors()},
+    "stream": _take_another_stream,
+    "results": _take_other_memory,
+    "seed": _change_dropout(0, torch.ones(1, dtype=torch.int64)),
+    "threshold": _change_dropout(1, 5),
+    "rescale": _change_dropout(2, 1.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_call_is_given_anew_is_packed_anew(device: Device, change: str) -> None:
+    given: dict[str, Any] = tensors() | {"dropout": DROPOUT}
+    run(given)
+    CHANGES[change](device, given)
+    run(given)
+    assert len(device.packed) == 6
+    assert device.packed[:3] != device.packed[3:]
+    assert device.launched[3:] == device.packed[3:]
+
+
+def addresses(device: Device) -> list[tuple[int, ...]]:
+    """Of query, key, value and grad_out in every main kernel."""
+    return [places[:4] for name, _, places, _ in device.launched if name == "main"]
+
+
+def test_descriptors_are_those_of_the_call(device: Device) -> None:
+    first, second = tensors(), tensors()
+    for given in (first, second, first):
+        run(given)
+    expected = [tuple(given[n].data_ptr() for n in ("query", "key", "value", "grad_out")) for given in (first, second)]
+    assert addresses(device) == [*expected, expected[0]]
+
+
+@pytest.mark.parametrize(
+    "other", [{"call": backward_call(Band(0), 0.25)}, {"call": backward_call(Band(), 0.125)},
+              {"plan": replace(PLAN, section=3)}, {"plan": replace(PLAN, schedule="ascending")}], ids=str
+)  # fmt: skip
+def test_calls_and_plans_are_told_apart(device: Device, other: dict[str, Any]) -> None:
+    given = tensors()
+    for how in ({}, other, {}, other, {"call": replace(CALL), "plan": replace(PLAN)}):
+        run(given, **how)
+    assert len(device.packed) == 6  # equal ones are one
+    mains = [arguments for name, *_, arguments in device.launched if name == "main"]
+    assert mains[0] == mains[2] == mains[4]
+    assert mains[1] == mains[3]
+    assert (mains[0], device.compiled_for[0]) != (mains[1], device.compiled_for[1])
+
+
+def test_strides_are_told_apart(device: Device) -> None:
+    """Views of equal addresses, whose sizes are equal too."""
+    given = tensors()
+    wide = torch.zeros(2, 4, 300, 128, dtype=torch.bfloat16)
+    for view in (wide[..., :64], wide.view(2, 4, 600, 64)[:, :, :300], wide[..., :64]):
+        run(given | {"out": view})
+    prepares = [arguments for name, *_, arguments in device.launched if name == "prepare"]
+    assert prepares[0] == prepares[2] != prepares[1]
+    assert prepares[0][0] == prepares[1][0] == wide.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "grad_out", "out"])
+@pytest.mark.parametrize("how", ["unaligned", "strided", "dense"])
+def test_what_tma_cannot_read_is_copied(device: Device, name: str, how: str) -> None:
+    given = tensors()
+    run(given)
+    old = given[name]
+    odd = {
+        "unaligned": torch.zeros(old.numel() + 1, dtype=old.dtype)[1:].view(old.shape),
+        "strided": torch.zeros(*old.shape[:3], 128, dtype=old.dtype)[..., ::2],
+        "dense": torch.zeros_like(old),
+    }[how]
+    run(given | {name: odd})
+    read = [device.launched[i][2][:4] + device.launched[i - 1][3][:1] for i in (1, 4)]
+    assert (odd.data_ptr() in read[1]) == (how == "dense")
+    assert sum(a != b for a, b in zip(*read, strict=True)) == 1
+
+
+def test_head_dims_that_no_copy_helps(device: Device) -> None:
+    given = {name: t[..., :20] if t.ndim == 4 else t for name, t in tensors().items()}
+    with pytest.raises(ArgumentError, match=r"head dims=\(20, 20\)"):
+        run({name: t.contiguous() for name, t in given.items()})
+    run(given)  # rows of 64 numbers, of which 20 count
+
+
+def test_a_call_on_another_device(device: Device) -> None:
+    """States are made, and kernels launched, where the tensors are; afterwards the device is the one before."""
+    device.current = 3
+    run(tensors())
+    assert device.devices == [None] * 4
+    assert device.current == 3
+
+
+def test_few_launches_are_kept(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PACKED", 4)
+    many = [tensors() for _ in range(9)]
+    for given in many:
+        run(given)
+    (state,) = _states(many[0])
+    assert 0 < len(state._packed) <= 4
+    assert addresses(device)[-2:] == [addresses(device)[8], addresses(device)[0]]
+    assert addresses(device)[8][0] == many[8]["query"].data_ptr()
+
+
+def _states(given: dict[str, Tensor]) -> list[Any]:
+    found: list[Any] = []
+    original = launch._State.run
+
+    def spy(self: Any, *arguments: Any) -> Any:
+        found.append(self)
+        return original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch._State, "run", spy)
+        run(given)
+    return found

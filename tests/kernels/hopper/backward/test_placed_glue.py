@@ -1,0 +1,185 @@
+"""The roles of the Hopper backward under masks of rows, run as plain Python for every CTA, against the tables."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper.backward import build
+from torch import Tensor
+
+from dash_inductor.model import Band
+from dash_inductor.schedule.schedules import supports
+
+from ....support.hopper_glue import Fault, Pointer, Store
+from ....support.placed import Rows
+from .test_data_glue import DataExpected, DataLaunch, check_cleared, visible_walks
+from .test_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms, ways
+
+ROW_BLOCK = 8
+
+
+@dataclass(frozen=True)
+class PlacedLaunch(DataLaunch):
+    """A launch whose rows have the tokens of documents; lengths, behind: as of `Rows`."""
+
+    lengths: tuple[int, ...] = ()
+    behind: int = 0
+
+    @staticmethod
+    def of(rows: Rows, dims: tuple[int, int], stages: int, schedule: str, band: Band, group: int = 1) -> PlacedLaunch:
+        return PlacedLaunch(
+            dims, stages, schedule, band, rows.rows, rows.rows, group, lengths=rows.lengths, behind=rows.behind
+        )  # fmt: skip
+
+    @property
+    def rows(self) -> Rows:
+        return rows_of(self.lengths, self.behind)
+
+    @cached_property
+    def _codes(self) -> tuple[Tensor, Tensor]:
+        queries, keys, *_ = self.rows.operands()
+        return torch.where(queries == keys, queries, -2), keys
+
+    def specialisation(self) -> build.Specialisation:
+        return replace(super().specialisation(), placed=True)
+
+    def data_arguments(self) -> dict[str, Any]:
+        pointers = {name: Pointer(name) for name in ("place_ptr", "count_ptr", "dk_ptr", "dv_ptr")}
+        strides = {f"{name}_{what}": 1 for name in ("dk", "dv") for what in ("h", "row", "dim")}
+        return super().data_arguments() | pointers | strides
+
+    def run(self, *args: Any, **how: Any) -> Any:
+        *_, place, count = self.rows.operands()
+        tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
+        tensors |= {"place_ptr": place, "count_ptr": count}
+        memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "ROW_BLOCK", ROW_BLOCK)
+            return super(DataLaunch, self).run(*args, memory=memory, **how)
+
+
+def rows_of(lengths: tuple[int, ...], behind: int = 0) -> Rows:
+    return Rows(lengths, behind, ROW_BLOCK, max(BLOCK_Q, BLOCK_KV))
+
+
+class PlacedExpected(DataExpected):
+    """Tiles come from the token of their first row."""
+
+    def __init__(self, launch: PlacedLaunch) -> None:
+        super().__init__(launch)
+        *_, place, count = launch.rows.operands()
+        self.place, self.count = place.tolist(), count.tolist()
+
+    def keys(self, b: int, q_head: int, kv: int) -> tuple[set[Any], set[Any]]:
+        place = b, q_head // self.launch.group, self.place[kv * BLOCK_KV // ROW_BLOCK]
+        return self._rows("k_desc", *place, self.columns), self._rows("v_desc", *place, self.value_columns)
+
+    def queries(self, b: int, q_head: int, q: int, half: int) -> tuple[set[Any], set[Any]]:
+        offset = half * BLOCK_Q // self.halves
+        row = self.place[q * BLOCK_Q // ROW_BLOCK] + offset
+        flat = self.tile_index(b, q_head, q) * BLOCK_Q + offset
+        q_rows = self._rows("q_desc", b, q_head, row, self.columns)
+        do_rows = self._rows("do_desc", b, q_head, row, self.value_columns)
+        return q_rows | {("lse_desc", flat)}, do_rows | {("delta_desc", flat)}
+
+    def tokens(self, kv: int) -> int:
+        """Of a kv tile."""
+        first = kv * BLOCK_KV // ROW_BLOCK
+        return sum(self.count[first : first + BLOCK_KV // ROW_BLOCK])
+
+
+def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedExpected) -> None:
+    """Sums of dq by rows; dk and dv of whole kv tiles by TMA, of others the tokens that they have."""
+    check_dq(simulation, expected, walks)
+    stored: dict[Any, Store] = {}
+    for store in simulation.stores:
+        nothing = store.how == "some rows" and store.coordinates[-1] == 0
+        if store.descriptor != "dq_desc" and not nothing:
+            assert store.how in ("store", "some rows")
+            assert (store.descriptor, *store.coordinates) not in stored
+            stored[(store.descriptor, *store.coordinates)] = store
+    for kv_head, kv in itertools.product(range(launch.kv_heads), range(launch.tables.n_kv)):
+        members = range(kv_head * launch.group, (kv_head + 1) * launch.group)
+        tokens, place = expected.tokens(kv), expected.place[kv * BLOCK_KV // ROW_BLOCK]
+        for name, columns, width in (
+            ("dk", expected.columns, expected.columns - build.VARIANTS[build.variant(*launch.dims)].tail),
+            ("dv", expected.value_columns, expected.value_columns),
+        ):
+            of = expected.dk_terms if name == "dk" else expected.dv_terms
+            sums = [of(0, member, walks[0, member, kv][1]) for member in members]
+            if tokens == BLOCK_KV:
+                keys = [(f"{name}_desc", 0, kv_head, place, column) for column in range(0, columns, 64)]
+            elif tokens:
+                keys = [(f"{name}_ptr", kv_head, place, column, tokens) for column in range(0, columns, width)]
+            else:
+                keys = []  # whatever its place is, nothing is stored
+            for key in keys:
+                store = stored.pop(key)
+                assert store.ticket == walks[0, members[-1], kv][0]
+                got = terms(store.parts)
+                assert [[t for t in got if query_head(t) == member] for member in members] == sums
+    assert not stored
+
+
+BANDS = [Band(0), Band(), Band(0, 40), Band(-9, 20)]
+DOCUMENTS = [((70, 1, 40), 0), ((32, 31, 0, 33), 9), ((5,), 0), ((64, 8, 90), 0)]
+_bands = {name: itertools.cycle([band for band in BANDS if supports(name, band) is None]) for name in SCHEDULES}
+_documents, _groups = itertools.cycle(DOCUMENTS), itertools.cycle((1, 2, 3))
+LAUNCHES = [
+    PlacedLaunch.of(rows_of(*next(_documents)), dims, stages, name, next(_bands[name]), next(_groups))
+    for name in SCHEDULES
+    for dims, stages in STAGES
+]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
+    walks, expected = visible_walks(launch), PlacedExpected(launch)
+    for way in ways(launch):
+        simulation = launch.run(**way)
+        check(launch, simulation, walks, expected)
+        check_cleared(launch, simulation, walks, expected)
+
+
+SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
+CONTROLS = {
+    "keys of rows": ("kv_row = places.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
+    "queries of rows": ("q_row = q_token", "pass"),
+    "queries of the next step": (
+        "q_row = q_token\n                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n",
+        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
+    ),
+    "queries of the first step": (
+        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen", "pass\n                unseen",
+    ),
+    "results of rows": ("token = places.token(row)", "token = row"),
+    "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
+    "tokens of the first row block": ("first = row + i * self.PLACED", "first = row"),
+    "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
+    "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
+                        "dk_target, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
+    "K free while the other warpgroup stores rows of it": (
+        "role_barrier()\n        if not shared.RESULTS_IN_DQ", "if not shared.RESULTS_IN_DQ",
+    ),
+    "the wrong tensor": ("store_tile(places, dv_target,", "store_tile(places, dk_target,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_faults_are_seen(control: str) -> None:
+    """With one line changed for the worse a launch fails, or ends with other results than the tables want."""
+    launch = replace(SAMPLE, dims=(192, 128)) if "column" in control or "rows of it" in control else SAMPLE
+    walks, expected = visible_walks(launch), PlacedExpected(launch)
+
+    def run(**how: Any) -> None:
+        for seed in range(8):
+            check(launch, launch.run(ctas=1, seed=seed, **how), walks, expected)
+
+    run()
+    with pytest.raises((Fault, AssertionError, KeyError)):
+        run(edits=(CONTROLS[control],))

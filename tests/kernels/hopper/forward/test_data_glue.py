@@ -1,0 +1,474 @@
+"""Producer and consumers of the Hopper forward with masks that are data, run as plain Python on numbers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.forward import launch as launch_side
+from dash_inductor.kernels.reference.backward import visible
+from torch import Tensor
+
+from dash_inductor.model import Band
+from dash_inductor.schedule import Problem
+from dash_inductor.schedule.table_walk import seen_words
+from dash_inductor.schedule.walk import functions
+
+from ....support import forward_tables
+from ....support.hopper_forward_glue import (
+    Descriptor,
+    DType,
+    Fault,
+    ForwardSimulation,
+    Input,
+    Output,
+    Pointer,
+    Role,
+    Tile,
+    Value,
+    constants_of,
+)
+
+ROWS, BLOCK_KV = 8, 16
+DENSE_ROWS = 16
+"""Of a row block under a dense mask, whose bits lie by sixteen rows."""
+
+Codes = tuple[Tensor, Tensor]
+
+
+def ones(batch: int, q_len: int, kv_len: int) -> Codes:
+    return torch.zeros(batch, q_len).int(), torch.zeros(batch, kv_len).int()
+
+
+def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Tensor]) -> Codes:
+    """Keys of batch element b are hidden where ``hide(b, keys)``."""
+    q, kv = ones(batch, q_len, kv_len)
+    for b in range(batch):
+        kv[b, hide(b, torch.arange(kv_len))] = -1
+    return q, kv
+
+
+def padded(batch: int, q_len: int, kv_len: int) -> Codes:
+    return hidden(batch, q_len, kv_len, lambda b, keys: keys >= kv_len - 7 * (b + 1))
+
+
+def left(batch: int, q_len: int, kv_len: int) -> Codes:
+    return hidden(batch, q_len, kv_len, lambda b, keys: keys < 5 + 20 * b)
+
+
+def holes(batch: int, q_len: int, kv_len: int) -> Codes:
+    """Whole kv tiles hidden between others, and single keys."""
+    return hidden(batch, q_len, kv_len, lambda b, keys: (keys // BLOCK_KV % 3 == 1 + b % 2) | (keys % 11 == 3))
+
+
+def nobody(batch: int, q_len: int, kv_len: int) -> Codes:
+    """The first batch element sees nothing at all."""
+    return hidden(batch, q_len, kv_len, lambda b, keys: keys < (1 << 20 if b == 0 else 3))
+
+
+def packed(batch: int, q_len: int, kv_len: int) -> Codes:
+    """Documents of 5, 10, .. tokens; queries of some have no keys, and keys of some no queries."""
+    ends = torch.tensor([5 * n * (n + 1) // 2 for n in range(1, 40)])
+    q, kv = (torch.bucketize(torch.arange(n), ends, right=True).int().expand(batch, -1) for n in (q_len, kv_len))
+    return q.contiguous(), (kv + torch.arange(batch)[:, None]).int().contiguous()
+
+
+def repeated(batch: int, q_len: int, kv_len: int) -> Codes:
+    """Two documents whose pieces alternate: a row block sees kv tiles with others between."""
+    q, kv = (torch.arange(n).int().expand(batch, -1) // width % 2 for n, width in ((q_len, ROWS), (kv_len, BLOCK_KV)))
+    return q.contiguous(), kv.contiguous()
+
+
+CODES = {f.__name__: f for f in (ones, padded, left, holes, nobody, packed, repeated)}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of the main kernel in small: row blocks of ROWS queries, kv tiles of BLOCK_KV keys.
+
+    Args:
+        codes: a key of `CODES`, or None.
+        columns: a key of `build.SETTINGS`.
+        dense: sizes of the dense mask are those of the scores where its letter of "bhqk" is here; None without one.
+    """
+
+    codes: str | None
+    band: Band
+    q_len: int
+    kv_len: int
+    columns: tuple[int, int] = (64, 64)
+    dims: tuple[int, int] = (16, 8)
+    group: int = 1
+    kv_heads: int = 1
+    batch: int = 2
+    ctas: int = 3
+    dense: str | None = None
+
+    def __str__(self) -> str:
+        heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
+        dense = "" if self.dense is None else f" dense {self.dense}"
+        return f"{self.codes}{dense} {self.columns} {self.band} {self.q_len}x{self.kv_len} {heads}"
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def rows(self) -> int:
+        """Of a row block."""
+        return ROWS if self.dense is None else DENSE_ROWS
+
+    @property
+    def tables(self) -> Problem:
+        """Those of row blocks."""
+        return Problem(self.band, self.q_len, self.kv_len, self.rows, BLOCK_KV, self.batch, self.heads)
+
+    @property
+    def band_keep(self) -> Tensor:
+        return visible(self.tables.resolved.band, torch.arange(self.q_len), torch.arange(self.kv_len))
+
+    def codes_made(self) -> Codes | None:
+        return None if self.codes is None else CODES[self.codes](self.batch, self.q_len, self.kv_len)
+
+    def dense_made(self) -> Tensor | None:
+        if self.dense is None:
+            return None
+        sizes = dict(zip("bhqk", (self.batch, self.heads, self.q_len, self.kv_len), strict=True))
+        shape = [n if name in self.dense else 1 for name, n in sizes.items()]
+        g = torch.Generator().manual_seed(1)
+        pairs, squares = torch.rand(shape, generator=g), torch.rand(shape, generator=g)
+        of_square = [torch.arange(n) // BLOCK_KV * BLOCK_KV for n in shape[2:]]
+        square = squares[:, :, of_square[0]][..., of_square[1]]  # a third each hidden, seen, and mixed
+        return (square > 0.67) | (square > 0.33) & (pairs < 0.3)
+
+    @property
+    def keep(self) -> Tensor:
+        """Booleans [batch, heads, q_len, kv_len]."""
+        keep = self.band_keep.expand(self.batch, self.heads, -1, -1)
+        if (codes := self.codes_made()) is not None:
+            keep = keep & (codes[0][:, None, :, None] == codes[1][:, None, None, :])
+        return keep if self.dense is None else keep & self.dense_made()
+
+    def data(self) -> tuple[Any, int]:
+        """(`ForwardData`, tables of a batch element)."""
+        has_lo = self.tables.resolved.band.lo is not None
+        consumers = build.SETTINGS[self.columns].consumers
+        codes, dense = self.codes_made(), self.dense_made()
+        if dense is None:
+            assert codes is not None
+            return forward_tables.of_codes(*codes, self.band_keep, has_lo, consumers, BLOCK_KV, ROWS), 1
+        sizes = self.batch, self.heads, self.q_len, self.kv_len
+        found = forward_tables.of_dense(dense, sizes, self.band_keep, consumers, BLOCK_KV, codes, self.rows)
+        return found, dense.shape[1]
+
+    def constants(self, listed: bool) -> dict[str, Any]:
+        band = self.tables.resolved.band
+        problem = build.Specialisation(
+            "bfloat16", *self.columns, band.lo is not None, band.hi is not None, True,
+            listed and self.dense is None, listed and self.dense is not None,
+        )  # fmt: skip
+        return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What takes no part in a head's attention because of data may hold anything: it holds NaN."""
+        generator = torch.Generator().manual_seed(0)
+        shapes = ((self.heads, self.q_len, 0), (self.kv_heads, self.kv_len, 0), (self.kv_heads, self.kv_len, 1))
+        q, k, v = (
+            torch.randn(self.batch, heads, length, self.dims[i], generator=generator).bfloat16()
+            for heads, length, i in shapes
+        )
+        rows, keys = self.keep.any(3), self.keep.any(2).unflatten(1, (self.kv_heads, self.group)).any(2)
+        q = q.masked_fill(~rows[..., None], torch.nan)
+        k, v = (t.masked_fill(~keys[..., None], torch.nan) for t in (k, v))
+        return q, k, v
+
+    def run(self, tensors: tuple[Tensor, Tensor, Tensor] | None = None, *, listed: bool = True, **how: Any) -> Ran:
+        """listed: False leaves the data of the mask out."""
+        q, k, v = tensors or self.tensors()
+        f, tail, (lo, hi) = functions("two_pass", self.tables), self.tables.tail(), self.tables.bounds
+        (first_row, end_row), (first_key, end_key) = f.dash_seen_rows(*tail), f.dash_seen_keys(*tail)
+        seen = [(q, first_row, end_row), (k, first_key, end_key), (v, first_key, end_key)]
+        seen = [(t, *((first, end) if first < end else (0, 1))) for t, first, end in seen]  # as `SeenRows.of`
+        descriptors = [Descriptor(t[:, :, first:end]) for t, first, end in seen]
+        out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
+        lse = Output(torch.empty(*q.shape[:3]))
+        heads = self.batch * self.heads
+        section = how.pop("section", min(2 * self.group, heads))
+        arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
+            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": heads,
+            "q_heads": self.heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
+            "hi": hi, "section": section, "last_section": heads // section * section,
+            "scale_log2": 0.3 * launch_side.LOG2E,
+        }  # fmt: skip
+        constants = self.constants(listed)
+        if listed:
+            data, tables = self.data()
+            pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
+            given = {name: pointers.get(name) for name in build.DATA_ARGUMENTS} | {"tables": tables}
+            assert set(given) == set(build.DATA_ARGUMENTS)
+            arguments |= given
+        simulation = ForwardSimulation(constants, arguments, self.ctas, rows=self.rows, **how)
+        simulation.run()
+        return Ran(self, simulation, out, lse, (q, k, v))
+
+
+@dataclass
+class Ran:
+    launch: Launch
+    simulation: ForwardSimulation
+    out: Output
+    lse: Output
+    tensors: tuple[Tensor, Tensor, Tensor]
+
+    def check(self) -> None:
+        """Everything is written once, walks visit what is seen and no more, numbers are those of attention."""
+        assert (self.out.writes == 1).all()
+        assert (self.lse.writes == 1).all()
+        self.check_walks()
+        q, k, v = (t.double().nan_to_num() for t in self.tensors)
+        k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
+        keep = self.launch.keep
+        s = (q @ k.mT * 0.3).masked_fill(~keep, -torch.inf)
+        lse = s.logsumexp(-1)
+        p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
+        torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(self.out.tensor.double(), p @ v, rtol=1e-2, atol=1e-2)
+        nothing = ~keep.any(-1)
+        assert (self.out.tensor[nothing] == 0).all()
+        assert (self.lse.tensor[nothing] == -torch.inf).all()
+
+    def check_walks(self) -> None:
+        launch, walks = self.launch, dict(self.simulation.walks)
+        rows, keep = launch.rows, launch.keep
+        blocks = -(-launch.q_len // rows)
+        for b, head, block in itertools.product(range(launch.batch), range(launch.heads), range(blocks)):
+            seen = keep[b, head, block * rows : (block + 1) * rows].split(BLOCK_KV, dim=1)
+            expected = [
+                (kv, not bool(pairs.all() and pairs.shape[1] == BLOCK_KV))
+                for kv, pairs in reversed([*enumerate(seen)])
+                if pairs.any()
+            ]
+            walk = walks.pop((b, head, block))
+            assert walk == expected if expected else [masked for _, masked in walk] == [True]
+        assert all(not 0 <= block < blocks and len(walk) == 1 for (_, _, block), walk in walks.items())
+
+
+BANDS = [
+    (Band(), 40, 48),
+    (Band(), 33, 70),
+    (Band(), 90, 20),
+    (Band(0), 90, 90),
+    (Band(0), 64, 64),
+    (Band(0, None, "bottom_right"), 70, 90),
+    (Band(0, None, "bottom_right"), 90, 50),
+    (Band(0, 20), 100, 100),
+    (Band(-20, 20), 60, 75),
+    (Band(None, -5), 33, 70),
+    (Band(500, 600), 33, 70),
+]
+_columns = itertools.cycle(build.SETTINGS)
+_heads = itertools.cycle([(1, 1, 1, 1), (2, 1, 2, 3), (1, 3, 1, 2), (4, 1, 1, 5), (1, 2, 2, 1)])
+LAUNCHES = [
+    Launch(codes, *band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
+    for codes, band in itertools.product(CODES, BANDS)
+    for columns, heads in ((next(_columns), next(_heads)),)
+]
+_sizes = itertools.cycle(["bhqk", "qk", "bk", "hk", "bqk", "q"])
+DENSE = [
+    Launch(codes, *band, next(_columns), group=2, kv_heads=2, dense=next(_sizes))
+    for codes, band in itertools.product([None, "packed"], BANDS)
+]
+
+
+@pytest.mark.parametrize("launch", [*LAUNCHES, *DENSE], ids=str)
+def test_roles_compute_attention(launch: Launch) -> None:
+    """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
+    launch.run(late=True).check()
+    launch.run(seed=1, resident=1).check()
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_codes_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]) -> None:
+    for columns in build.SETTINGS:
+        launch = Launch("ones", *band, columns, kv_heads=2)
+        expected, got = launch.run(listed=False), launch.run(seed=2)
+        assert torch.equal(expected.out.tensor, got.out.tensor)
+        assert torch.equal(expected.lse.tensor, got.lse.tensor)
+        existing = {place: walk for place, walk in got.simulation.walks.items() if 0 <= place[2] * ROWS < launch.q_len}
+        assert existing.items() <= expected.simulation.walks.items()
+
+
+def test_bits_are_those_of_the_row_block() -> None:
+    """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
+    for codes in ("holes", "repeated", "packed"):
+        launch = Launch(codes, Band(-3, None), 77, 60, kv_heads=2, batch=1, ctas=4)
+        tensors = launch.tensors()
+        whole = launch.run(tensors)
+        whole.check()
+        for other in ({"ctas": 1}, {"ctas": 7}, {"columns": (128, 128)}):
+            ran = replace(launch, **other).run(tensors, seed=3, section=1)  # type: ignore[arg-type]
+            assert torch.equal(ran.out.tensor, whole.out.tensor), other
+            assert torch.equal(ran.lse.tensor, whole.lse.tensor), other
+        twice = replace(launch, batch=2)
+        both = [torch.cat([t, t]) for t in tensors]
+        if codes != "holes" and codes != "packed":  # the others differ between batch elements
+            ran = twice.run(both)  # type: ignore[arg-type]
+            assert torch.equal(ran.out.tensor[1:], whole.out.tensor)
+
+
+def test_skipped_tiles_leave_a_row_as_it_is() -> None:
+    """Keys that a row block does not see have no influence, wherever they stand: the bits are those without them."""
+    launch = Launch("repeated", Band(), ROWS, 6 * BLOCK_KV, batch=1)
+    q, k, v = launch.tensors()
+    even = torch.arange(6 * BLOCK_KV) // BLOCK_KV % 2 == 0
+    few = Launch("ones", Band(), ROWS, 3 * BLOCK_KV, batch=1).run((q, k[:, :, even], v[:, :, even]))
+    many = launch.run((q, k, v))
+    assert torch.equal(few.out.tensor, many.out.tensor)
+    assert torch.equal(few.lse.tensor, many.lse.tensor)
+
+
+@pytest.mark.parametrize("block_kv", [64, 128])
+def test_bits_of_whole_tiles(block_kv: int) -> None:
+    """Every score of the tiles that run meets its own bit."""
+    device = ForwardSimulation(DENSE_BY_HEAD.constants(True), {}, 1, rows=64).kernel.__globals__
+    keep, s = torch.rand(64, block_kv) < 0.5, torch.randn(64, block_kv)
+    words = forward_tables.seen_bits(keep[None], block_kv).view(32, 4, seen_words(block_kv))
+    assert torch.equal(device["hide"](Value(s), Value(words)).read(), s.masked_fill(~keep, -torch.inf))
+
+
+@pytest.mark.parametrize("shape", [(32, 64), (64, 192), (128, 128)])
+def test_rows_are_cleared(shape: tuple[int, int]) -> None:
+    """Those that are hidden, whole, and no others."""
+    simulation = ForwardSimulation(PACKED.constants(True), {}, 1, rows=64)
+    simulation.current = Role(0, "produce", lambda: None)
+    tile = Tile(simulation, "tile", list(shape), DType(torch.bfloat16))
+    tile.tensor = torch.randn(shape).bfloat16()
+    before, hidden = tile.tensor.clone(), torch.rand(shape[0]) < 0.4
+    simulation.kernel.__globals__["clear"](tile, Value(hidden.int()))
+    assert torch.equal(tile.tensor, before.masked_fill(hidden[:, None], 0))
+
+
+PACKED = Launch("packed", Band(0), 90, 90, kv_heads=2, ctas=2)
+REPEATED = Launch("repeated", Band(), 90, 120, kv_heads=2, ctas=2)
+HOLES = Launch("holes", Band(), 60, 150, (128, 128), kv_heads=2, ctas=2)
+DENSE_BY_HEAD = Launch(None, Band(), 60, 60, kv_heads=2, dense="bhqk")
+PADDED = Launch("left", Band(), 60, 150, (128, 128), dims=(16, 72), kv_heads=2, ctas=2)
+WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
+WRONG = ""  # the launch ends, with other results than attention
+CONTROLS = {
+    "words overwritten": (
+        HOLES,
+        f"{WAITS}|{EARLY}|{IN_USE}|more arrivals|left in the middle|",
+        "return stages + 2",
+        "return 1",
+    ),
+    "words told late": (
+        HOLES,
+        f"{WAITS}|{EARLY}|{IN_USE}|more arrivals|left in the middle|",
+        "                tell(shared, done + step, ahead)\n",
+        "",
+    ),
+    "V kept over a skip": (
+        REPEATED,
+        f"{WAITS}|{IN_USE}|{EARLY}",
+        "            release(shared.v_empty.index(slot))\n    return acc, m, total",
+        "    return acc, m, total",
+    ),
+    "not scaled at a new run": (REPEATED, WRONG, "acc = scaled(acc, shrink)\n            kv", "kv"),
+    "codes of another batch element": (
+        Launch("padded", Band(), 40, 64, batch=3),
+        WRONG,
+        "(b * (work.kv_len // work.BLOCK_KV) + kv)",
+        "(0 * (work.kv_len // work.BLOCK_KV) + kv)",
+    ),
+    "codes of another batch element, ragged": (
+        Launch("padded", Band(), 40, 60, batch=3),
+        WRONG,
+        "self.kv_codes_ptr + b * work.kv_len",
+        "self.kv_codes_ptr + 0 * work.kv_len",
+    ),
+    "codes past the end": (
+        Launch("left", Band(), 40, 60),
+        "outside a tensor",
+        "start + keys, mask=keys < work.kv_len, other=0",
+        "start + keys",
+    ),
+    "codes of no query": (
+        Launch("packed", Band(0), 90, 90),
+        "outside a tensor",
+        "* work.q_len + rows, mask=row_exists, other=0",
+        "* work.q_len + rows",
+    ),
+    "tables of another batch element": (PACKED, "", "b * self.tables + head % self.tables", "0"),
+    "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.tables", "0"),
+    "bits of another head": (DENSE_BY_HEAD, WRONG, "table = data.table(b, head)", "table = data.table(b, 0)"),
+    "bits of another batch element": (
+        DENSE_BY_HEAD,
+        WRONG,
+        "table = data.table(b, head)",
+        "table = data.table(0, head)",
+    ),
+    "bits of another row block": (
+        DENSE_BY_HEAD,
+        WRONG,
+        "work.row_blocks() + block) * kv_tiles",
+        "work.row_blocks()) * kv_tiles",
+    ),
+    "bits of another kv tile": (DENSE_BY_HEAD, WRONG, "* kv_tiles + kv\n", "* kv_tiles\n"),
+    "bits of no row block": (
+        replace(DENSE_BY_HEAD, columns=(64, 64), q_len=70),
+        "outside a tensor",
+        "exists = (block >= 0) & (block < work.row_blocks()) &",
+        "exists =",
+    ),
+    "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
+    "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
+    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, rows, kv)", "pass"),
+    "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(slot), hidden)\n", ""),
+    "values cleared before they are there": (
+        PADDED,
+        EARLY,
+        "        mbarrier.wait(full, landings & 1)\n        clear(",
+        "        clear(",
+    ),
+    "values cleared behind the matmuls' back": (PADDED, "before a fence", "    fence_async_shared()\n", ""),
+    "values that nobody announces": (PADDED, WAITS, "    mbarrier.arrive(full, count=1)\n", "    pass\n"),
+    "landings that are not counted": (PADDED, f"{WAITS}|{EARLY}|in the middle", "        landings += 1\n", ""),
+    "seen keys of another batch element": (PADDED, WRONG, "data.table(b, head), kv_of", "data.table(0, head), kv_of"),
+    "seen keys of another head": (
+        replace(DENSE_BY_HEAD, q_len=3),
+        WRONG,
+        "data.table(b, head), kv_of",
+        "data.table(b, 0), kv_of",
+    ),
+    "seen keys of another kv tile": (PADDED, WRONG, "keys = kv * BLOCK_KV + numbers", "keys = numbers"),
+    "the first columns alone": (PADDED, WRONG, "index((block * ROWS + first + i) // 4)", "index((first + i) // 4)"),
+    "rows without keys are not cleared": (
+        replace(PACKED, codes="nobody"),
+        WRONG,
+        "gl.where(total == 0, 0.0, 1.0 / total)",
+        "1.0 / total",
+    ),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_faults_are_seen(control: str) -> None:
+    """With one line of the kernel changed for the worse, one of three orders of events shows it at least."""
+    launch, fault, old, new = CONTROLS[control]
+    messages: list[str] = []
+    while not any(re.search(fault, m) if fault else m != "no fault" for m in messages):
+        assert len(messages) < 3, messages
+        try:
+            launch.run(seed=len(messages), late=not messages, edits=((old, new),)).check()
+            messages.append("no fault")
+        except Fault as error:
+            messages.append(str(error))
+        except AssertionError:
+            messages.append("wrong numbers")

@@ -1,0 +1,501 @@
+"""Producer and consumers of the Hopper forward, run as plain Python on numbers, against attention and the tables."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.forward import launch as launch_side
+from dash_inductor.kernels.reference.backward import visible
+from torch import Tensor
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band
+from dash_inductor.schedule import Problem
+from dash_inductor.schedule.walk import functions
+
+from ....support.hopper_forward import no_short_settings, whole_tiles
+from ....support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer, constants_of
+
+ROWS, BLOCK_KV = 8, 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of the main kernel in small: row blocks of ROWS queries, kv tiles of BLOCK_KV keys.
+
+    Args:
+        columns: a key of `build.SETTINGS`.
+        fill: what rows that see no key and keys that no row sees hold.
+        halves: that of the settings, or False.
+        short: with the settings of `build.SHORT`.
+    """
+
+    band: Band
+    q_len: int
+    kv_len: int
+    columns: tuple[int, int] = (64, 64)
+    dims: tuple[int, int] = (16, 8)
+    group: int = 1
+    kv_heads: int = 1
+    batch: int = 1
+    ctas: int = 3
+    scale: float = 0.3
+    fill: float = float("nan")
+    halves: bool = True
+    short: bool = False
+
+    def __str__(self) -> str:
+        heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
+        of = f"{'short ' * self.short}{self.columns} {self.dims}"
+        return f"{of} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}"
+
+    @property
+    def problem(self) -> build.Specialisation:
+        band = self.tables.resolved.band
+        bounds = band.lo is not None, band.hi is not None
+        return build.Specialisation("bfloat16", *self.columns, *bounds, True, short=self.short)
+
+    @property
+    def tables(self) -> Problem:
+        """Those of row blocks."""
+        return Problem(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.kv_heads * self.group)
+
+    def hides_half(self, block: int, kv: int) -> bool:
+        """Whether all queries of a row block, one by one, see nothing of the second half of a kv tile."""
+        rows, keys = block * ROWS + torch.arange(ROWS), kv * BLOCK_KV + torch.arange(ROWS, BLOCK_KV)
+        lo = self.tables.resolved.band.lo
+        assert lo is not None
+        return bool((rows[:, None] - keys < lo).all())
+
+    @property
+    def keep(self) -> Tensor:
+        band = self.tables.resolved.band
+        return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
+
+    def constants(self) -> dict[str, Any]:
+        found = constants_of(self.problem)
+        halves = found["HALVES"] and self.halves
+        return found | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0, "HALVES": halves}
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        q_heads = self.kv_heads * self.group
+        shapes = ((q_heads, self.q_len, 0), (self.kv_heads, self.kv_len, 0), (self.kv_heads, self.kv_len, 1))
+        q, k, v = (
+            torch.randn(self.batch, heads, length, self.dims[i], generator=generator).bfloat16()
+            for heads, length, i in shapes
+        )
+        q[:, :, ~self.keep.any(1)] = k[:, :, ~self.keep.any(0)] = v[:, :, ~self.keep.any(0)] = self.fill
+        return q, k, v
+
+    def run(self, tensors: tuple[Tensor, Tensor, Tensor] | None = None, **how: Any) -> Ran:
+        q, k, v = tensors or self.tensors()
+        f, tail, (lo, hi) = functions("two_pass", self.tables), self.tables.tail(), self.tables.bounds
+        (first_row, end_row), (first_key, end_key) = f.dash_seen_rows(*tail), f.dash_seen_keys(*tail)
+        seen = [(q, first_row, end_row), (k, first_key, end_key), (v, first_key, end_key)]
+        seen = [(t, *((first, end) if first < end else (0, 1))) for t, first, end in seen]  # as `SeenRows.of`
+        descriptors = [Descriptor(t[:, :, first:end]) for t, first, end in seen]
+        out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
+        lse = Output(torch.empty(*q.shape[:3]))
+        heads = q.shape[1]
+        all_heads = self.batch * heads
+        section = how.pop("section", min(2 * self.group, all_heads))
+        arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
+            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": all_heads,
+            "q_heads": heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
+            "hi": hi, "section": section, "last_section": how.pop("last_section", all_heads // section * section),
+            "scale_log2": self.scale * launch_side.LOG2E,
+        }  # fmt: skip
+        simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)
+        simulation.run()
+        return Ran(self, simulation, out, lse, (q, k, v))
+
+
+@dataclass
+class Ran:
+    launch: Launch
+    simulation: ForwardSimulation
+    out: Output
+    lse: Output
+    tensors: tuple[Tensor, Tensor, Tensor]
+
+    def check(self) -> None:
+        """Everything is written once, walks are those of the tables, numbers those of attention."""
+        assert (self.out.writes == 1).all()
+        assert (self.lse.writes == 1).all()
+        self.check_walks()
+        q, k, v = (torch.where(t.isfinite(), t, 0.0).double() for t in self.tensors)
+        k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
+        keep = self.launch.keep
+        s = (q @ k.mT * self.launch.scale).masked_fill(~keep, -torch.inf)
+        lse = s.logsumexp(-1)
+        p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
+        torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(self.out.tensor.double(), p @ v, rtol=1e-2, atol=1e-2)
+        nothing = ~keep.any(1)
+        assert (self.out.tensor[:, :, nothing] == 0).all()
+        assert (self.lse.tensor[:, :, nothing] == -torch.inf).all()
+
+    def check_walks(self) -> None:
+        launch, walks = self.launch, dict(self.simulation.walks)
+        f, tail = functions("two_pass", launch.tables), launch.tables.tail()
+        blocks = -(-launch.q_len // ROWS)
+        consumers = launch.problem.settings.consumers
+        heads = range(launch.kv_heads * launch.group)
+        for b, head, block in itertools.product(range(launch.batch), heads, range(blocks)):
+            first, full_first, full_end, end = f.dash_kv_range(block, *tail)
+            walk = walks.pop((b, head, block))
+            if first < end:
+                assert walk == [(kv, not full_first <= kv < full_end) for kv in reversed(range(first, end))]
+            else:
+                assert [masked for _, masked in walk] == [True]
+        # what is left are row blocks that a pair has beyond the first or last query, one step each
+        assert all(not 0 <= block < blocks and len(walk) == 1 for (_, _, block), walk in walks.items())
+        tiles = -(-blocks // consumers) * launch.batch * len(heads)
+        assert len(walks) == (tiles * consumers - blocks * launch.batch * len(heads) if consumers == 2 else 0)
+        assert self.simulation.draws == tiles
+
+
+BANDS = [
+    (Band(), 40, 48),
+    (Band(), 33, 45),
+    (Band(), 1, 1),
+    (Band(0), 50, 50),
+    (Band(0), 64, 64),
+    (Band(0), 20, 90),  # the last keys are seen by no row
+    (Band(0), 90, 20),
+    (Band(0, None, "bottom_right"), 70, 30),  # the first rows see no key
+    (Band(0, None, "bottom_right"), 1, 45),
+    (Band(0, 9), 70, 70),
+    (Band(0, 9), 90, 33),  # the last rows see no key
+    (Band(-20, 20), 60, 60),
+    (Band(-35, -20), 50, 90),
+    (Band(None, -5), 33, 70),  # the first keys are seen by no row
+    (Band(None, 5), 70, 40),
+    (Band(10, 25), 70, 33),  # rows at both ends
+    (Band(-30, -20), 33, 70),  # keys at both ends
+    (Band(30, 30), 100, 20),
+    (Band(500, 600), 33, 70),  # nobody sees anything
+    (Band(-3), 33, 64),
+]
+_columns = itertools.cycle(build.SETTINGS)
+_heads = itertools.cycle([(1, 1, 1, 1), (2, 1, 2, 3), (1, 3, 1, 2), (4, 1, 1, 5), (1, 2, 2, 1)])
+LAUNCHES = [
+    Launch(*band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
+    for band in BANDS
+    for columns, heads in ((next(_columns), next(_heads)) for _ in range(3))
+]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_roles_compute_attention(launch: Launch) -> None:
+    """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
+    launch.run(late=True).check()
+    launch.run(seed=1, resident=1).check()
+
+
+@pytest.mark.parametrize("q_len", [1, ROWS, 2 * ROWS - 3, 2 * ROWS, 3 * ROWS + 1, 5 * ROWS])
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(-5, 20), Band(0, None, "bottom_right")], ids=str)
+def test_short_settings_change_no_bit(band: Band, q_len: int) -> None:
+    """Tiles of two row blocks instead of three, whether or not all of them exist."""
+    launch = Launch(band, q_len, 3 * BLOCK_KV - 5, kv_heads=2, batch=2)
+    whole, short = launch.run(), replace(launch, short=True).run(seed=2)
+    whole.check()
+    short.check()
+    assert torch.equal(whole.out.tensor, short.out.tensor)
+    assert torch.equal(whole.lse.tensor, short.lse.tensor)
+
+
+def test_which_sequences_are_short() -> None:
+    """Those of which tiles of two row blocks of 64 queries are not more than tiles of three."""
+    lengths = [*range(1, 129), *range(193, 257)]
+    assert [n for n in range(1, 20_000) if build.is_short((64, 64), n)] == lengths
+    assert not any(build.is_short(dims, 128) for dims in build.SETTINGS if dims != (64, 64))
+    assert all(v.block_kv == build.SETTINGS[dims].block_kv for dims, v in build.SHORT.items())
+    with no_short_settings():
+        assert not build.is_short((64, 64), 128)
+
+
+@pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
+@pytest.mark.parametrize("band", [b for b in BANDS if b[0].lo is not None], ids=str)
+def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[int, int]) -> None:
+    """Of every walk that begins at a kv tile whose second half is hidden, and with the bits of the whole tile."""
+    launch = Launch(*band, columns, group=2, batch=2)
+    ran, whole = launch.run(), replace(launch, halves=False).run()
+    ran.check()
+    assert whole.simulation.halves == 0
+    assert torch.equal(ran.out.tensor, whole.out.tensor)
+    assert torch.equal(ran.lse.tensor, whole.lse.tensor)
+    assert ran.simulation.halves == sum(
+        launch.hides_half(block, walk[0][0]) for (_, _, block), walk in ran.simulation.walks.items()
+    )
+
+
+def test_what_is_built_with_halves() -> None:
+    """Closed forms with a lower bound; and nothing where `whole_tiles` is to show what halves change."""
+    closed = build.Specialisation("bfloat16", 64, 64, True, True, True)
+    others = [
+        replace(closed, has_lo=False), replace(closed, head_dim=128, value_dim=128), replace(closed, has_codes=True),
+        replace(closed, has_dense=True), replace(closed, has_dropout=True), replace(closed, placed=True),
+    ]  # fmt: skip
+    assert constants_of(closed)["HALVES"]
+    assert not any(constants_of(other)["HALVES"] for other in others)
+    with whole_tiles():
+        assert not constants_of(closed)["HALVES"]
+    with pytest.raises(ArgumentError, match="block_kv=64"):
+        build.Settings(64, 2, halves=True)
+
+
+def test_halves_are_hidden_somewhere() -> None:
+    """Under a causal mask every second row block of as many queries as keys begins with half a kv tile."""
+    launch = Launch(Band(0), 12 * ROWS, 12 * ROWS, batch=2)
+    assert launch.run().simulation.halves == 2 * 6
+    assert replace(launch, band=Band(-ROWS), kv_len=13 * ROWS).run().simulation.halves == 2 * 6
+    assert replace(launch, columns=(128, 128)).run().simulation.halves == 0
+
+
+@pytest.mark.parametrize("columns", build.SETTINGS, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 40.0])
+def test_all_settings(columns: tuple[int, int], scale: float) -> None:
+    launch = Launch(Band(-5, 30), 75, 60, columns, (columns[0] - 8, columns[1] - 8), 2, scale=scale)
+    launch.run(seed=2).check()
+
+
+def test_bits_are_those_of_the_row_block() -> None:
+    """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
+    launch = Launch(Band(-3, 20), 77, 60, kv_heads=2, batch=3, ctas=4)
+    tensors = launch.tensors()
+    whole = launch.run(tensors)
+    whole.check()
+    for other in ({"ctas": 1}, {"ctas": 7}, {"columns": (128, 128)}):
+        for section, last in ((1, 0), (1, 6), (2, 4), (3, 3)):
+            ran = replace(launch, **other).run(tensors, seed=3, section=section, last_section=last)
+            ran.check()
+            assert torch.equal(ran.out.tensor, whole.out.tensor), other
+            assert torch.equal(ran.lse.tensor, whole.lse.tensor), other
+    for b, head in itertools.product(range(3), range(2)):
+        q, k, v = (t[b : b + 1, head : head + 1] for t in tensors)
+        alone = replace(launch, kv_heads=1, batch=1).run((q, k, v))
+        assert torch.equal(alone.out.tensor, whole.out.tensor[b : b + 1, head : head + 1])
+        assert torch.equal(alone.lse.tensor, whole.lse.tensor[b : b + 1, head : head + 1])
+
+
+@pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan"), 0.0])
+@pytest.mark.parametrize("band", [b for b in BANDS if b[0] != Band()], ids=str)
+def test_what_nobody_sees_may_hold_anything(band: tuple[Band, int, int], fill: float) -> None:
+    launch = Launch(*band, next(_columns), ctas=2, group=2)
+    expected, got = replace(launch, fill=1.0).run(), replace(launch, fill=fill).run()
+    assert torch.equal(expected.out.tensor, got.out.tensor)
+    assert torch.equal(expected.lse.tensor, got.lse.tensor)
+
+
+@pytest.mark.parametrize(
+    "band", [(Band(0, None, "bottom_right"), 70, 30), (Band(0, 9), 90, 33), (Band(10, 25), 70, 33)], ids=str
+)
+def test_a_nan_that_others_see_does_not_reach_rows_without_keys(band: tuple[Band, int, int]) -> None:
+    launch = Launch(*band, next(_columns), ctas=2, group=2)
+    q, k, v = (torch.full_like(t, float("nan")) for t in launch.tensors())
+    ran = launch.run((q, k, v))
+    sees = launch.keep.any(1)
+    assert ran.out.tensor[:, :, sees].isnan().all()
+    assert (ran.out.tensor[:, :, ~sees] == 0).all()
+    assert (ran.lse.tensor[:, :, ~sees] == float("-inf")).all()
+
+
+def test_masked_tiles_leave_a_row_as_it_is() -> None:
+    """A row has the same bits whether the other rows of its row block make it walk tiles in which it sees nothing."""
+    q_len = 2 * ROWS
+    few, many = Launch(Band(0), q_len, q_len), Launch(Band(-BLOCK_KV * 3), q_len, 4 * BLOCK_KV)
+    q, k, v = many.tensors()
+    k_few, v_few = (t[:, :, :q_len] for t in (k, v))
+    a = few.run((q, k_few, v_few))
+    b = replace(many, band=Band(0, None), kv_len=4 * BLOCK_KV).run((q, k, v))
+    assert torch.equal(a.out.tensor, b.out.tensor)
+    assert torch.equal(a.lse.tensor, b.lse.tensor)
+
+
+CAUSAL = Launch(Band(0), 90, 90, kv_heads=2, batch=2, ctas=2)
+WINDOW = Launch(Band(-20, 30), 90, 120, (128, 128), kv_heads=2, ctas=2)
+IN_Q = Launch(Band(), 90, 90, (256, 256), kv_heads=2, ctas=2)
+TAIL = Launch(Band(), 50, 40, (192, 128), (192, 128), kv_heads=2, ctas=2)
+WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
+WRONG = ""  # the launch ends, with other results than attention
+ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
+    acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+"""
+RELEASED = "    release(shared.k_empty.index(slot))\n"
+WAITED = "    s = warpgroup_mma_wait(0, deps=(s,))\n"
+OF_A_HALF = "    s = masked(work, data, s, None"
+CONTROLS = {
+    "phase of K": (
+        CAUSAL,
+        f"{WAITS}|{EARLY}|{IN_USE}",
+        "mbarrier.wait(full.index(slot), (it // STAGES) & 1)",
+        "mbarrier.wait(full.index(slot), 0)",
+    ),
+    "room a phase later": (CAUSAL, WAITS, "((it // STAGES) & 1) ^ 1)", "(it // STAGES) & 1)"),
+    "room not waited for": (
+        CAUSAL,
+        f"{IN_USE}|more arrivals|{EARLY}|{WAITS}",
+        "mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)",
+        "pass",
+    ),
+    "K left before its scores": (
+        replace(CAUSAL, columns=(128, 128)),
+        IN_USE,
+        ISSUED + RELEASED,
+        RELEASED + ISSUED,
+    ),
+    "scores not waited for": (CAUSAL, "before it is waited for", "s = warpgroup_mma_wait(1, deps=(s,))", "pass"),
+    "product not waited for": (
+        CAUSAL,
+        f"before it is waited for|{IN_USE}",
+        "acc, p = warpgroup_mma_wait(0, deps=(acc, p))",
+        "pass",
+    ),
+    "V of the wrong step": (
+        CAUSAL,
+        f"{EARLY}|{WAITS}|{IN_USE}",
+        "wait_for(shared.v_full, it - 1, shared.STAGES)",
+        "wait_for(shared.v_full, it, shared.STAGES)",
+    ),
+    "Q not waited for": (CAUSAL, EARLY, "wait_for(shared.q_full, tiles, shared.Q_STAGES)", "tiles % shared.Q_STAGES"),
+    "Q overwritten": (
+        CAUSAL,
+        f"{IN_USE}|more arrivals|{EARLY}|{WAITS}",
+        "wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)\n        load_queries",
+        "tiles % shared.Q_STAGES\n        load_queries",
+    ),
+    "facts of a tile overwritten": (
+        replace(CAUSAL, columns=(256, 256)),
+        f"computed twice|{WAITS}|{EARLY}|more arrivals",
+        "return q_stages + 1",
+        "return q_stages",
+    ),
+    "Q of the other stage": (
+        CAUSAL,
+        EARLY,
+        "tile = slot * work.CONSUMERS + i",
+        "tile = (1 - slot) * work.CONSUMERS + i",
+    ),
+    "Q left before out was read": (
+        IN_Q,
+        "overwritten while a copy to it is under way",
+        "if not shared.OUT_IN_Q:\n                release(shared.q_empty.index(q_slot))",
+        "if True:\n                release(shared.q_empty.index(q_slot))",
+    ),
+    "out overwritten before it was read": (
+        CAUSAL,
+        IN_USE,
+        "    if not shared.OUT_IN_Q:\n        wait_until_read()",
+        "",
+    ),
+    "out without a fence": (
+        CAUSAL,
+        "before a fence",
+        "    out.store(acc.to(shared.k.dtype))\n    fence_async_shared()\n",
+        "    out.store(acc.to(shared.k.dtype))\n",
+    ),
+    "skipped tiles keep their room": (
+        CAUSAL,
+        WAITS,
+        "            for _ in range(count - bounds[3]):\n                skip",
+        "            for _ in range(0):\n                skip",
+    ),
+    "skipped tiles at the end": (
+        replace(WINDOW, columns=(64, 64)),
+        f"{WAITS}|{EARLY}|left in the middle",
+        "for _ in range(bounds[0] - first):\n                    skip",
+        "for _ in range(0):\n                    skip",
+    ),
+    "a row block before the first": (
+        replace(CAUSAL, columns=(128, 128), q_len=100, kv_len=100),
+        "begins at a negative row",
+        "    if row >= 0:\n",
+        "    if True:\n",
+    ),
+    "a draw before the counter is zero": (CAUSAL, "before the counter", "    gdc_wait()  # for `prepare`\n", ""),
+    "a tile twice": (CAUSAL, "computed twice|everybody waits", "+ gl.num_programs(0)", "+ 1"),
+    "last tile not announced": (
+        CAUSAL,
+        WAITS,
+        "    mbarrier.arrive(shared.q_full.index(slot), count=1)\n",
+        "    pass\n",
+    ),
+    "kv head of another group": (
+        replace(CAUSAL, kv_heads=2, group=2),
+        WRONG,
+        "kv_head = head // work.group",
+        "kv_head = head % 2",
+    ),
+    "first row of the tensor": (
+        replace(CAUSAL, band=Band(30)),
+        WRONG,
+        "else row - work.first_row()",
+        "else row",
+    ),
+    "first key of the tensor": (
+        replace(CAUSAL, band=Band(None, -30)),
+        WRONG,
+        "work.BLOCK_KV - work.first_key()",
+        "work.BLOCK_KV",
+    ),
+    "mask one key further": (CAUSAL, WRONG, "rows - work.lo + 1", "rows - work.lo + 2"),
+    "mask one key short": (WINDOW, WRONG, "rows - work.hi,", "rows - work.hi + 1,"),
+    "half a tile where one key more is seen": (replace(CAUSAL, band=Band(-1)), WRONG, "self.lo - 1", "self.lo - 2"),
+    "the other half": (CAUSAL, WRONG, "tile = tile.slice(0, COUNT)", "tile = tile.slice(COUNT, COUNT)"),
+    "scores of a half not waited for": (
+        CAUSAL,
+        "before it is waited for",
+        WAITED + RELEASED + OF_A_HALF,
+        RELEASED + OF_A_HALF,
+    ),
+    "K of a half not given back": (
+        CAUSAL,
+        WAITS,
+        RELEASED + OF_A_HALF,
+        OF_A_HALF,
+    ),
+    "factor of what was before": (CAUSAL, WRONG, "gl.fma(total, shrink,", "gl.fma(total, 1.0,"),
+    "bytes of K without its tail": (
+        TAIL,
+        "fewer bytes",
+        "D: gl.constexpr = shared.k.shape[2] + shared.TAIL_D",
+        "D: gl.constexpr = shared.k.shape[2]",
+    ),
+    "full tiles masked": (
+        WINDOW,
+        WRONG,
+        "full_end - 1 - i, False,",
+        "full_end - 1 - i, True,",
+    ),
+    "masked tiles not masked": (
+        WINDOW,
+        WRONG,
+        "    elif masks:\n        if data.GIVEN:",
+        "    elif False:\n        if data.GIVEN:",
+    ),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_faults_are_seen(control: str) -> None:
+    """With one line of the kernel changed for the worse, one of three orders of events shows it at least."""
+    launch, fault, old, new = CONTROLS[control]
+    messages: list[str] = []
+    while not any(message == fault if fault == WRONG else re.search(fault, message) for message in messages):
+        assert len(messages) < 3, messages
+        try:
+            launch.run(seed=len(messages), late=not messages, edits=((old, new),)).check()
+            messages.append("no fault")
+        except Fault as error:
+            messages.append(str(error))
+        except AssertionError:
+            messages.append(WRONG)

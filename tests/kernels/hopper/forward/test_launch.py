@@ -1,0 +1,489 @@
+"""The host side of the Hopper forward without a GPU: checks, scales, descriptors, launch order, and the control."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
+from dash_inductor.kernels.hopper.forward.device import entry
+from torch import Tensor
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
+from dash_inductor.schedule import Problem
+from dash_inductor.upstream import compat
+
+from ....support import forward_tables, hopper_forward
+from ....support.attention import Attention
+from ....support.calls import BSHD
+from ....support.dropout import dense as attention_with
+from ....support.dropout import kept_pairs
+from ....support.hopper_forward import results_of_the_cta
+from ....support.hopper_forward_builds import Case
+from ....support.hopper_forward_glue import Descriptor, ForwardSimulation, Input, Output, Pointer, constants_of
+
+SMS = 132
+FULL = Band()
+
+
+@dataclass
+class Launches:
+    """What would have been launched: (kernel, grid, descriptors, stream, addresses, arguments)."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    problems: list[build.Specialisation] = field(default_factory=list)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """A device of SMS SMs on which nothing runs."""
+    seen = Launches()
+
+    def kernel(compiled: str, grid: int, descriptors: Sequence[Any] = ()) -> Any:
+        def pack(stream: int, addresses: Sequence[int], *arguments: Any) -> Any:
+            return ((compiled, grid, list(descriptors), stream, list(addresses), list(arguments)),)
+
+        return SimpleNamespace(pack=pack)
+
+    def kernels(problem: build.Specialisation, device: int) -> Any:
+        seen.problems.append(problem)
+        return SimpleNamespace(prepare="prepare", main="main")
+
+    properties = SimpleNamespace(multi_processor_count=SMS)
+    monkeypatch.setattr(launcher, "KernelLauncher", kernel)
+    monkeypatch.setattr(launcher, "launch", seen.calls.extend)
+    monkeypatch.setattr(launch, "kernels", kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(
+        compat, "empty_cuda", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    )
+    return seen
+
+
+def tensors(
+    q_len: int = 100, kv_len: int = 90, dims: tuple[int, int] = (64, 64), group: int = 2, batch: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = ((2 * group, q_len, dims[0]), (2, kv_len, dims[0]), (2, kv_len, dims[1]))
+    return tuple(torch.randn(batch, n, h, d).bfloat16().transpose(1, 2) for h, n, d in sizes)  # type: ignore[return-value]
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, **how: Any) -> tuple[Tensor, Tensor]:
+    """As `launch.forward` after its first lines, on tensors that pretend to lie on a GPU."""
+    device = torch.device("cuda", 0)
+    order = tuple(how.get("order", BSHD))
+    state = launch._State(
+        band, scale, order, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
+        how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
+        described(how.get("data")), drops(how.get("dropout")),
+    )  # fmt: skip
+    return state.run((q.data_ptr(), k.data_ptr(), v.data_ptr()), how.get("data"), how.get("dropout"))
+
+
+def described(data: ForwardData | None) -> Any:
+    """The facts of its tensors, which pretend to lie on a GPU too."""
+    if data is None:
+        return None
+    device = torch.device("cuda", 0)
+    return launch._Described(*(f and f._replace(device=device) for f in launch._Described.of(data)))
+
+
+def drops(dropout: ForwardDropout | None) -> Any:
+    if dropout is None:
+        return None
+    found = launch._Drops.of(dropout)
+    return found._replace(seed=found.seed._replace(device=torch.device("cuda", 0)))
+
+
+BANDS = [Band(), Band(0), Band(0, 9), Band(30, 40), Band(None, -20), Band(0, None, "bottom_right"), Band(500, 600)]
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (72, 40), (192, 128)], ids=str)
+def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
+    """The counter is reset first; descriptors hold the rows and keys that take part, arguments lengths and bounds."""
+    q, k, v = tensors(dims=dims)
+    out, lse = run(q, k, v, band, order=(2, 0, 1, 3))
+    (prepare, main) = launches.calls
+    assert prepare[:2] == ("prepare", 1)
+    assert main[0] == "main"
+    (counter,) = prepare[5]
+    assert main[5][:2] == [lse.data_ptr(), counter]
+    resolved = Problem(band, 100, 90, 64, 128).resolved.band
+    assert main[5][2:9] == [8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0]
+    assert main[5][11] == pytest.approx(0.1 * 1.4426950408889634)
+    keep = torch.tensor([[band.visible(i, j, 100, 90) for j in range(90)] for i in range(100)])
+    rows, keys = (keep.any(axis).nonzero().flatten().tolist() or [0] for axis in (1, 0))
+    operands = zip((q, k, v), (rows, keys, keys), main[2][:3], main[4][:3], strict=True)
+    for tensor, seen, (sizes, strides), address in operands:
+        offset = (address - tensor.data_ptr()) // 2
+        assert not any(stride * 2 % 16 for stride in strides[:3])
+        expected = tensor[:, :, seen[0] : seen[-1] + 1]
+        storage = tensor.untyped_storage().data_ptr()
+        got = tensor.as_strided(sizes, strides, offset + (tensor.data_ptr() - storage) // 2)
+        assert torch.equal(got, expected)
+    assert main[2][3][0] == [2, 4, 100, dims[1]] == list(out.shape)
+    assert main[2][3][1] == list(out.stride())
+    assert out.permute(2, 0, 1, 3).is_contiguous()
+    assert lse.dtype == torch.float32
+    assert lse.is_contiguous()
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-5, 90), Band(None, -70)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "scale", "q_len"),
+    [
+        ((64, 64), 0.1, 200),
+        ((64, 64), 0.1, 260),
+        ((72, 40), -0.2, 200),
+        ((136, 128), 0.0, 200),
+        ((192, 256), 1e-3, 200),
+    ],
+)
+def test_a_call_computes_attention(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, dims: tuple[int, int], scale: float, q_len: int, band: Band
+) -> None:
+    """What the host side hands over, run by the roles as plain Python with the tiles of the build."""
+    q, k, v = tensors(q_len, 170, dims)
+    p = Attention(q, k, v, v, band, scale)
+    if not scale > 0:
+        q, scale = launch._with_positive_scale(q, scale)
+    got = run(q, k, v, band, scale, ctas=3)
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    out, lse = map(Output, got)
+    of_data = len(build.DATA_ARGUMENTS)
+    assert tuple(arguments[-of_data:]) == (None,) * of_data  # constants of a kernel of bands
+    values = (*operands, out, Pointer(lse), None, *arguments[2:-of_data])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    constants = constants_of(launches.problems[0])
+    ForwardSimulation(constants, dict(zip(names, values, strict=True)), grid, rows=64).run()
+    assert (out.writes == 1).all()
+    assert (lse.writes == 1).all()
+    monkeypatch.setattr(hopper_forward, "cudnn", lambda p: None)
+    hopper_forward.check(p, (out.tensor, lse.tensor))
+
+
+def some_codes(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
+    """Two documents, and a padded end, for two batch elements."""
+    q_codes = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
+    kv_codes = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
+    kv_codes[1, -5:] = -1
+    return q_codes, kv_codes
+
+
+def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense: Tensor | None) -> ForwardData:
+    """The data of `some_codes`, and of a dense mask."""
+    q_codes, kv_codes = some_codes(q_len, kv_len)
+    band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
+    settings = build.SETTINGS[build.dims_of(*dims)]
+    has_lo, tiles = band.lo is not None, (settings.consumers, settings.block_kv)
+    if dense is None:
+        return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
+    sizes = 2, 4, q_len, kv_len
+    return forward_tables.of_dense(dense, sizes, band_keep, *tiles, (q_codes, kv_codes))
+
+
+@pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
+@pytest.mark.parametrize("by_head", [None, False, True])
+def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_head: bool | None) -> None:
+    """As above; the dense mask is one for all heads, or one for each."""
+    q_len, kv_len, dims = 100, 140, (64, 64)
+    q, k, v = tensors(q_len, kv_len, dims)
+    dense = None
+    if by_head is not None:
+        dense = torch.rand(2, 4 if by_head else 1, q_len, kv_len) < 0.5
+    data = some_data(q_len, kv_len, dims, band, dense)
+    got = run(q, k, v, band, data=data)
+    assert launches.problems[0].has_codes == (by_head is None)
+    assert launches.problems[0].has_dense == (by_head is not None)
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in data if t is not None}
+    out, lse = map(Output, got)
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    named = {
+        name: memory.get(value) if name in build.DATA_ARGUMENTS and name.endswith("_ptr") else value
+        for name, value in zip(names, values, strict=True)
+    }
+    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
+    keep = forward_tables.seen(*some_codes(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
+    keep = keep if dense is None else keep & dense
+    expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
+    torch.testing.assert_close(out.tensor, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
+@pytest.mark.parametrize(("dims", "p"), [((64, 64), 1e-9), ((64, 64), 0.99), ((128, 128), 0.3)])
+@pytest.mark.parametrize("has_data", [False, True])
+def test_a_call_with_dropout_computes_attention(
+    launches: Launches, band: Band, dims: tuple[int, int], p: float, has_data: bool
+) -> None:
+    """As above, of what the definition of the random bits keeps; the log-sum-exp is that without dropout."""
+    q_len, kv_len = 200, 300
+    q, k, v = tensors(q_len, kv_len, dims)
+    data = some_data(q_len, kv_len, dims, band, None) if has_data else None
+    seed = torch.tensor([-0x123456789ABCDEF])
+    dropout = Dropout(p, Operand(0))
+    got = run(q, k, v, band, data=data, dropout=ForwardDropout.of(dropout, [seed]))
+    assert launches.problems[0].has_dropout
+    _, grid, descriptors, _, addresses, arguments = launches.calls[1]
+    operands = [
+        Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
+        for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
+    ]
+    memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in (*(data or ()), seed) if t is not None}
+    out, lse = map(Output, got)
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
+    named = {
+        name: memory.get(value) if name in _POINTERS and name.endswith("_ptr") else value
+        for name, value in zip(names, values, strict=True)
+    }
+    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
+    visible = Attention(q, k, v, v, band, 0.1).keep()
+    if data is not None:
+        assert data.q_codes is not None
+        assert data.kv_codes is not None
+        visible = forward_tables.seen(data.q_codes, data.kv_codes, visible)[:, None]
+    kept = kept_pairs(dropout, seed, 2, 4, q_len, kv_len)
+    expected = attention_with(q.double(), k.double(), v.double(), visible, kept, dropout, 0.1)
+    torch.testing.assert_close(out.tensor.double(), expected[0], rtol=2e-2, atol=2e-2 * dropout.rescale**0.5)
+    torch.testing.assert_close(lse.tensor.double(), expected[1], rtol=1e-4, atol=1e-4)
+
+
+_POINTERS = build.DATA_ARGUMENTS | build.DROPOUT_ARGUMENTS
+
+
+def test_wrong_dropout_is_refused(launches: Launches) -> None:
+    q, k, v = tensors()
+    good = ForwardDropout(torch.zeros(1, dtype=torch.int64), 0, 1.0)
+    run(q, k, v, dropout=good)
+    wrong: dict[str, list[Any]] = {
+        "seed": [good.seed.int(), good.seed[0], torch.zeros(2, dtype=torch.int64)],
+        "threshold": [-1, 1 << 16],
+        "rescale": [0.0, float("inf"), float("nan")],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=rf"dropout\.{name}"):
+                run(q, k, v, dropout=good._replace(**{name: value}))
+
+
+def in_memory(t: Tensor) -> Tensor:
+    """The elements as they lie in memory."""
+    return t.as_strided((t.untyped_storage().nbytes() // t.element_size() - t.storage_offset(),), (1,))
+
+
+def test_wrong_data_is_refused(launches: Launches) -> None:
+    q, k, v = tensors()
+    good = some_data(100, 90, (64, 64), FULL, None)
+    dense = some_data(100, 90, (64, 64), FULL, torch.ones(2, 4, 100, 90).bool())
+    run(q, k, v, data=good)
+    run(q, k, v, data=dense)
+    assert good.q_codes is not None
+    assert dense.seen_bits is not None
+    wrong: list[tuple[str, ForwardData, dict[str, Any]]] = [
+        ("data=", good, {"q_codes": None}),
+        ("data=", good, {"q_codes": None, "kv_codes": None}),
+        ("data=", good, {"seen_bits": dense.seen_bits}),
+        ("data=", dense, {"q_codes": good.q_codes}),
+        (r"data\.q_codes", good, {"q_codes": good.q_codes.long()}),
+        (r"data\.kv_codes", good, {"kv_codes": good.q_codes}),
+        (r"data\.counts", good, {"counts": good.counts[:1]}),
+        (r"data\.steps", good, {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]}),
+        (r"data\.keys_seen", dense, {"counts": good.counts}),
+        (r"data\.steps", dense, {"counts": good.counts, "keys_seen": good.keys_seen}),
+        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen.byte()}),
+        (r"data\.keys_seen", good, {"keys_seen": good.keys_seen[:, :, :-1]}),
+        (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits[:2]}),
+        (r"data\.seen_bits", dense, {"seen_bits": dense.seen_bits.mT.contiguous().mT}),
+    ]
+    for name, data, fields in wrong:
+        with pytest.raises(ArgumentError, match=name):
+            run(q, k, v, data=data._replace(**fields))
+
+
+def test_data_from_the_operators_extras() -> None:
+    """Operands of the call first, then what was made from those of the mask."""
+    t = [torch.tensor(i) for i in range(12)]
+
+    def of(mask: str, count: int, seed: int | None = None) -> ForwardData | None:
+        dropout = None if seed is None else Dropout(0.1, Operand(seed))
+        return ForwardData.of(Call(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
+
+    nothing = None, None, None
+    assert of("causal", 0) is None
+    assert of("causal", 1, seed=0) is None
+    assert of("keys(0)", 6) == (*t[1:6], *nothing)
+    assert of("keys(0)", 7, seed=1) == (*t[2:7], *nothing)
+    assert of("segments(0,1) & keys(2)", 8) == (*t[3:8], *nothing)
+    assert of("segments(0,1) & keys(2)", 9, seed=3) == (*t[4:9], *nothing)
+    assert of("causal & dense(0)", 5) == (None, None, *t[1:5], None, None)
+    assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], None, None)
+    assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], None, None)
+    assert of("causal & segments(0,1):placed(2,3)", 9) == (*t[4:9], None, *t[2:4])
+    cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
+    for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):placed(2,3)", 8, None)):
+        with pytest.raises(ArgumentError, match="extras"):
+            of(mask, count, seed)
+
+
+@pytest.mark.parametrize(("kv_len", "even"), [(128, True), (384, True), (90, False), (1, False)])
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(None, 3), Band(-2, 2)], ids=str)
+def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: bool) -> None:
+    """Which bounds there are is a fact of the mask, not of the lengths; smaller head dims share a build."""
+    for q_len in (1, 300):
+        run(*tensors(q_len, kv_len, (40, 64)), band)
+    bounds = band.lo is not None, band.hi is not None
+    assert launches.problems == [
+        build.Specialisation("bfloat16", 64, 64, *bounds, even, short=short) for short in (True, False)
+    ]
+
+
+def test_which_calls_have_short_settings(launches: Launches) -> None:
+    """Those of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
+    dropout = Dropout(0.3, Operand(0))
+    seed = ForwardDropout.of(dropout, [torch.tensor([5])])
+    short = []
+    for q_len, dims in ((100, (64, 64)), (200, (40, 24)), (150, (64, 64)), (100, (72, 40))):
+        q, k, v = tensors(q_len, 90, dims)
+        run(q, k, v, Band(0))
+        run(q, k, v, Band(0), data=some_data(q_len, 90, dims, Band(0), None))
+        run(q, k, v, Band(0), dropout=seed)
+        short.append([problem.short for problem in launches.problems[-3:]])
+        for call in (Call(Mask(Band(0)), 0.1, (BSHD,) * 3), Call(Mask(Band(0)), 0.1, (BSHD,) * 3, dropout)):
+            site = Site("cuda", "bfloat16", 2, 4, 2, q_len, 90, *dims, call)
+            assert build.Specialisation.of_site(site).short == short[-1][2 if call.dropout else 0]
+            (nominal,) = build.nominal_q_lens(site, 1024)
+            assert (nominal == 128) == build.Specialisation.of_site(site).short
+            dynamic = build.nominal_q_lens(replace(site, q_len=None, kv_len=None), 1024)
+            assert dynamic == ((128, 1024) if dims != (72, 40) and not call.dropout else (1024,))
+    assert short == [[True, False, False]] * 2 + [[False] * 3] * 2
+    with pytest.raises(ArgumentError, match="short=True"):
+        build.Specialisation("bfloat16", 128, 128, True, False, True, short=True)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "ctas", "grid"), [(1, None, 8), (64, None, 8), (193, None, 16), (193, 5, 5), (9000, None, SMS)]
+)
+def test_as_many_ctas_as_sms_and_tiles(launches: Launches, q_len: int, ctas: int | None, grid: int) -> None:
+    run(*tensors(q_len), ctas=ctas)
+    assert launches.calls[1][1] == grid
+
+
+def test_states_are_kept(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forward` builds a state once for each combination of facts."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    built: list[Any] = []
+    monkeypatch.setattr(launch, "_State", lambda *facts: built.append(facts) or SimpleNamespace(run=lambda *t: t))
+    launch._state.cache_clear()
+    q, k, v = (t.to("meta") for t in tensors())
+    fake = [SimpleNamespace(**{n: getattr(t, n) for n in ("ndim", "shape", "stride", "dtype")}) for t in (q, k, v)]
+    for t in fake:
+        t.device, t.data_ptr = torch.device("cuda", 0), lambda: 0
+    for scale in (0.1, 0.1, 0.2):
+        launch.forward(*fake, Band(0), scale, BSHD)  # type: ignore[arg-type]  # enough of a tensor
+    launch._state.cache_clear()
+    assert len(built) == 2
+
+
+def test_scales_become_positive() -> None:
+    q = torch.randn(1, 2, 3, 8).half()
+    flipped, scale = launch._with_positive_scale(q, -0.3)
+    assert scale == 0.3
+    assert torch.equal(flipped, -q)
+    for nothing in (0.0, -0.0, 1e-50, -1e-50):
+        zeros, scale = launch._with_positive_scale(q, nothing)
+        assert scale == 1.0
+        assert not zeros.any()
+    with pytest.raises(ArgumentError, match="scale=nan"):
+        launch._with_positive_scale(q, float("nan"))
+
+
+@pytest.mark.parametrize("scale", [float("inf"), 3e38])
+def test_scales_beyond_fp32_are_refused(launches: Launches, scale: float) -> None:
+    with pytest.raises(ArgumentError, match="scale"):
+        run(*tensors(), scale=scale)
+
+
+def test_wrong_arguments_are_refused(launches: Launches) -> None:
+    q, k, v = tensors()
+    wrong: dict[str, tuple[Tensor, Tensor, Tensor]] = {
+        "key=": (q, k[..., :56], v),
+        "value=": (q, k, v[:, :, :63]),
+        "query=": (q[:, :3], k, v),
+        "dtypes": (q, k, v.half()),
+        "head_dim, value_dim": (q[..., :60], k[..., :60], v),
+        "q_len=0": (q[:, :, :0], k, v),
+        "kv_len=0": (q, k[:, :, :0], v[:, :, :0]),
+        "batch=0": (q[:0], k[:0], v[:0]),
+    }
+    for name, arguments in wrong.items():
+        with pytest.raises(ArgumentError, match=name):
+            run(*arguments)
+    with pytest.raises(ArgumentError, match="dtypes"):
+        run(q.float(), k.float(), v.float())
+    with pytest.raises(ArgumentError, match="devices"):
+        run(q, k, v, v_device=torch.device("cuda", 1))
+    for order in ((0, 1, 2), (0, 1, 3, 2), (0, 0, 1, 3)):
+        with pytest.raises(ArgumentError, match="order"):
+            run(q, k, v, order=order)
+    with pytest.raises(ArgumentError, match="ctas=0"):
+        run(q, k, v, ctas=0)
+    with pytest.raises(ArgumentError, match="device of query='cpu'"):
+        launch.forward(q, k, v, Band(), 0.1, BSHD)
+    with pytest.raises(ArgumentError, match="query, key, value"):
+        launch.forward(q[0], k, v, Band(), 0.1, BSHD)
+
+
+def test_sections() -> None:
+    """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
+
+    def section(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
+        problem = Problem(band, kv_len, kv_len, 128, 128, 1, heads)
+        found, last = launch._sections(problem, 1 << 15, group, dense)
+        assert last % found == 0 <= last <= heads
+        if band.is_full and not dense:
+            assert last == heads
+        else:  # enough tiles for every CTA, or one section, and less than a section more than that
+            tiles = (heads - last) * problem.n_q
+            assert tiles >= min(launch.LAST_TILES, heads * problem.n_q)
+            assert tiles < max(launch.LAST_TILES + problem.n_q, found * problem.n_q) + found * problem.n_q
+        return found
+
+    assert section(Band(), 4096, 1) == 1
+    assert section(Band(), 4096, 8) == 8
+    assert section(Band(0), 4096, 1) == section(Band(), 4096, 1, dense=True) == 8
+    assert section(Band(0), 4096, 4) == 32
+    assert section(Band(0), 1 << 20, 4) == 4
+    assert section(Band(0, 127), 1 << 20, 1) == 64
+    assert section(Band(0), 4096, 1, heads=3) == 3
+    assert section(Band(0), 128, 1, heads=5000) == 256
+
+
+def test_the_control_differs_in_the_results_alone() -> None:
+    """The kernel whose results depend on the CTA, for the tests on a GPU, compiles, and is gone afterwards."""
+    case = Case((64, 64), Band(0))
+    plain = build.Kernels(case.problem()).main.asm["ptx"]
+    with results_of_the_cta():
+        control = build.Kernels(case.problem()).main.asm["ptx"]
+    assert control.count("%ctaid") > plain.count("%ctaid")
+    for instruction in ("wgmma.mma_async", "ex2.approx", "cp.async.bulk.tensor", "mbarrier.arrive"):
+        assert control.count(instruction) == plain.count(instruction)
+    assert build.Kernels(case.problem()).main.asm["ptx"] == plain, "the control leaked"

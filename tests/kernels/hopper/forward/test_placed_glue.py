@@ -1,0 +1,192 @@
+"""Producer and consumers of the Hopper forward under masks of rows, run as plain Python on numbers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.forward import launch as launch_side
+from dash_inductor.kernels.reference.backward import visible
+from torch import Tensor
+
+from dash_inductor.model import Band
+from dash_inductor.schedule import Problem
+
+from ....support import forward_tables
+from ....support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Input, Output, Pointer, constants_of
+from ....support.placed import LENGTHS, Rows
+
+ROWS, BLOCK_KV, SCALE = 8, 16, 0.3
+CAUSAL = Band(0)
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of the main kernel in small: row blocks of ROWS rows, kv tiles and documents begin at BLOCK_KV rows.
+
+    Args:
+        lengths, behind: as of `Rows`.
+        columns: a key of `build.SETTINGS`; what is behind that is as of `hopper_forward_glue`.
+        elsewhere: the place of row blocks without tokens, by default behind all tokens.
+    """
+
+    lengths: tuple[int, ...]
+    band: Band = CAUSAL
+    columns: tuple[int, int] = (64, 64)
+    behind: int = 0
+    dims: tuple[int, int] = (16, 8)
+    group: int = 1
+    kv_heads: int = 1
+    ctas: int = 3
+    elsewhere: int | None = None
+
+    def __str__(self) -> str:
+        heads = f"{self.kv_heads} groups of {self.group} on {self.ctas}"
+        return f"{self.lengths} {self.behind} {self.columns} {self.band} {heads}"
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.lengths, self.behind, ROWS, BLOCK_KV)
+
+    def tensors(self) -> Tensors:
+        generator = torch.Generator().manual_seed(0)
+        shapes = ((self.heads, 0), (self.kv_heads, 0), (self.kv_heads, 1))
+        q, k, v = (
+            torch.randn(1, heads, self.rows.tokens, self.dims[i], generator=generator).bfloat16() for heads, i in shapes
+        )
+        return q, k, v
+
+    def run(self, tensors: Tensors | None = None, **how: Any) -> Ran:
+        q, k, v = tensors or self.tensors()
+        length = self.rows.rows
+        tables = Problem(self.band, length, length, ROWS, BLOCK_KV, 1, self.heads)
+        band, (lo, hi) = tables.resolved.band, tables.bounds
+        queries, keys, place, count = self.rows.operands(elsewhere=self.elsewhere)
+        codes = torch.where(queries == keys, queries, -2), keys  # numbers are codes, but for queries that see nothing
+        problem = build.Specialisation(
+            "bfloat16", *self.columns, band.lo is not None, band.hi is not None, True, has_codes=True, placed=True
+        )  # fmt: skip
+        in_band = visible(band, torch.arange(length), torch.arange(length))
+        data = forward_tables.of_codes(
+            *codes, in_band, band.lo is not None, problem.settings.consumers, BLOCK_KV, ROWS
+        )  # fmt: skip
+        out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
+        lse = Output(torch.empty(1, self.heads, length))
+        pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
+        section = how.pop("section", min(2 * self.group, self.heads))
+        arguments = {name: pointers.get(name) for name in build.DATA_ARGUMENTS} | {
+            "tables": 1, "q_desc": Descriptor(q), "k_desc": Descriptor(k), "v_desc": Descriptor(v), "out_desc": out,
+            "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": self.heads, "q_heads": self.heads,
+            "group": self.group, "q_len": length, "kv_len": length, "lo": lo, "hi": hi,
+            "section": section, "last_section": self.heads // section * section,
+            "scale_log2": SCALE * launch_side.LOG2E, "place_ptr": Pointer(Input(place)),
+            "count_ptr": Pointer(Input(count)), "out_ptr": Pointer(out), "out_h": out.tensor.stride(1),
+            "out_row": out.tensor.stride(2), "out_dim": v.shape[3],
+        }  # fmt: skip
+        constants = constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": True, "PLACED": ROWS}
+        arguments = {name: value for name, value in arguments.items() if name not in constants}
+        simulation = ForwardSimulation(constants, arguments, self.ctas, rows=ROWS, **how)
+        simulation.run()
+        return Ran(self, out, lse, (q, k, v))
+
+
+@dataclass
+class Ran:
+    launch: Launch
+    out: Output
+    lse: Output
+    tensors: Tensors
+
+    def check(self) -> None:
+        """Everything is written once, every token at its place, and numbers are those of attention."""
+        assert (self.out.writes == 1).all()
+        assert (self.lse.writes == 1).all()
+        rows = self.launch.rows
+        q, k, v = (rows.filled(t.double()) for t in self.tensors)
+        k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
+        keep = rows.keep(self.launch.band)
+        s = (q @ k.mT * SCALE).masked_fill(~keep, -torch.inf)
+        lse = s.logsumexp(-1)
+        p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
+        torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(self.out.tensor.double(), rows.emptied(p @ v), rtol=1e-2, atol=1e-2)
+
+    def of_document(self, d: int) -> Tensor:
+        start = self.launch.rows.starts[d]
+        return self.out.tensor[:, :, start : start + self.launch.lengths[d]]
+
+
+BANDS = [Band(0), Band(), Band(0, 20), Band(-7, 12)]
+_columns = itertools.cycle(build.SETTINGS)
+_heads = itertools.cycle([(1, 1, 1), (2, 1, 3), (1, 3, 2), (4, 1, 5)])
+LAUNCHES = [
+    Launch(lengths, band, next(_columns), behind, group=heads[0], kv_heads=heads[1], ctas=heads[2])
+    for (lengths, behind), band in itertools.product(zip(LENGTHS, (0, 9, 0, 20, 0), strict=True), BANDS)
+    for heads in (next(_heads),)
+]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_roles_compute_attention(launch: Launch) -> None:
+    """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
+    launch.run(late=True).check()
+    launch.run(seed=1, resident=1).check()
+    replace(launch, elsewhere=0).run(seed=2).check()
+
+
+@pytest.mark.parametrize("columns", build.SETTINGS)
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[int, int]) -> None:
+    """Alone, first, last and between others of other lengths, whose values change and are NaN."""
+    for length in (1, 7, 8, 9, 15, 16, 17, 40):
+        own = Launch((length,), band, columns, group=2)
+        tensors = own.tensors()
+        alone = own.run(tensors)
+        alone.check()
+        for before, after in (((), (5, 30)), ((11,), ()), ((16, 3), (1, 20)), ((0, 1, 2), (0, 16))):
+            launch = replace(own, lengths=(*before, length, *after))
+            part = slice(sum(before), sum(before) + length)
+            for factor in (9.0, torch.nan):
+                others = launch.tensors()
+                for whole, t in zip(others, tensors, strict=True):
+                    whole *= factor
+                    whole[:, :, part] = t
+                found = launch.run(others).of_document(len(before))
+                assert torch.equal(found, alone.of_document(0)), (length, before, factor)
+
+
+WRONG = ""
+LAST = Launch((20, 9, 30), group=2, ctas=2)
+CONTROLS = {
+    "queries of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_row()", "row"),
+    "keys of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_key()", "row"),
+    "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
+    "results of rows": (LAST, WRONG, "token = places.token(row)", "token = row"),
+    "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
+    "too many tokens": (LAST, WRONG, "(local < count)", "(local < count + 1)"),
+    "too few tokens": (LAST, WRONG, "(local < count)", "(local + 1 < count)"),
+    "the first head": (LAST, WRONG, "h * target.head_stride", "0 * target.head_stride"),
+    "too many columns": (LAST, WRONG, "(columns < target.dim)", "(columns >= 0)"),
+    "row blocks that do not exist": (
+        Launch((20, 9), columns=(64, 64)), "outside a tensor", "exists = (row >= 0) & (row < self.rows)",
+        "exists = True",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_faults_are_seen(control: str) -> None:
+    """With one line of the kernel changed for the worse a launch that was right fails, or its numbers are wrong."""
+    launch, fault, old, new = CONTROLS[control]
+    launch.run().check()
+    with pytest.raises((Fault, AssertionError, RuntimeError, IndexError), match=fault):
+        launch.run(edits=((old, new),)).check()

@@ -1,0 +1,53 @@
+"""Names of templates: Inductor knows a template by its name, so that two texts must not share one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+from dash_inductor.kernels.portable import templates
+from dash_inductor.lowering.template import kind
+
+from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Segments
+from dash_inductor.schedule import supports
+
+from ..support.placed import mask_of
+
+BANDS = [Band(), Band(hi=0), Band(lo=-100), Band(-100, 0)]
+
+
+def calls() -> list[Call]:
+    """Calls with every combination of what decides the text of a kernel."""
+    ids, valid, pairs = Segments(Operand(0), Operand(1)), Keys(Operand(2)), Dense(Operand(3))
+    masks = [
+        Mask(band, keys, segments, dense)
+        for band, keys, segments, dense in itertools.product(BANDS, (None, valid), (None, ids), (None, pairs))
+    ]
+    masks += [mask_of(band) for band in BANDS]
+    extras = itertools.product((None, Bias(Operand(4))), (None, Dropout(0.1, Operand(5))))
+    return [Call(mask, 0.125, bias=bias, dropout=dropout) for (bias, dropout), mask in itertools.product(extras, masks)]
+
+
+@pytest.mark.parametrize("kernel", ["forward", "dq", "dq_bias", "dbias", "dkdv:two_pass", "dkdv:spt", "dkdv:bent_fold"])
+def test_one_name_has_one_text(kernel: str) -> None:
+    texts = defaultdict(set)
+    for call in calls():
+        if not kernel.startswith("dkdv:") or supports(kernel.split(":")[1], call.mask.band) is None:
+            texts[kind(call)].add(text(kernel, call))
+    assert len(texts) > len(BANDS)
+    assert [name for name, found in texts.items() if len(found) > 1] == []
+
+
+def text(kernel: str, call: Call) -> str:
+    """The template that a kernel of this call is made from."""
+    bounds, reads = (call.mask.band.lo is not None, call.mask.band.hi is not None), templates.reads(call)
+    if kernel.startswith("dkdv:"):
+        schedule = kernel.split(":")[1]
+        return templates.dkdv_template(schedule, *bounds, templates.reads(call, sums_keys=schedule != "two_pass"))
+    if kernel == "dq_bias":
+        return templates.dq_bias_template(*bounds, reads, adds=True)
+    of_reads = {
+        "forward": templates.forward_template, "dq": templates.dq_template, "dbias": templates.bias_gradient_template
+    }  # fmt: skip
+    return of_reads[kernel](*bounds, reads)

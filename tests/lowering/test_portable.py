@@ -1,0 +1,35 @@
+"""What a compiled graph makes of a portable plan: Triton templates with options of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from ..support.distribution import ROOT
+from ..support.fakecuda import compiler
+from ..support.processes import run_python
+from .test_hopper import PROGRAM
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+@pytest.mark.parametrize(("schedule", "kernels"), [("two_pass", 2), ("shift", 2)])
+def test_no_template_takes_its_options_from_the_environment(schedule: str, kernels: int) -> None:
+    """`shift` has a delta kernel and an ordered one, which is launched cooperatively.
+
+    The forward is kept: without CUDA, code with a template of ours cannot be loaded, and the backward comes second.
+    """
+    program = PROGRAM.replace("is_causal=True", "is_causal=False").replace("torch.bfloat16", "torch.float32")
+    program = program.replace(".transpose(1, 2).reshape(b, s, e)", "")  # of which the graph would return a copy
+    output = run_python(
+        program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1, DASH_INDUCTOR_SCHEDULE=schedule,
+        DASH_INDUCTOR_FORWARD="keep", TRITON_DEFAULT_FP_FUSION=0,
+    ).stdout  # fmt: skip
+    plan, codes, compiled = json.loads(output.splitlines()[-1])
+    assert plan.startswith(f"portable/{schedule}/")
+    assert not compiled
+    templates = re.findall(r"@triton_heuristics\.template\((.*?)\n\)", codes[1], re.DOTALL)
+    assert len(templates) == kernels
+    assert all("'enable_fp_fusion': True" in template for template in templates)
+    assert sum("'launch_cooperative_grid': True" in template for template in templates) == (schedule == "shift")

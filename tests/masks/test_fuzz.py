@@ -1,0 +1,20 @@
+"""Random mask programs: what is recognised is the mask, at every length that the graph admits."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..support.mask_programs import run
+
+PROGRAMS = 75
+"""Of a seed; two seeds are run always, the others where all tests are."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
+def test_programs_are_read_rightly_or_kept(seed: int) -> None:
+    """Thousands: ``python -m tests.support.mask_programs --programs 5000 --seed 7``."""
+    outcomes, wrong = run(seed, PROGRAMS)
+    assert not wrong, "\n".join(f"{program}# {error}" for program, error in wrong)
+    assert outcomes["recognised"] >= 0.08 * PROGRAMS, outcomes  # a reader that keeps everything proves nothing
+    assert outcomes["recognised with data"] >= 0.04 * PROGRAMS, outcomes
+    assert outcomes["invalid"] <= 0.2 * PROGRAMS, outcomes

@@ -1,0 +1,321 @@
+"""What a recording of a training program holds, eager and compiled, and that it changes nothing."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dash_inductor
+from dash_inductor.config import config
+from dash_inductor.errors import ArgumentError, DashError, RecordingError
+from dash_inductor.install import cache_key
+from dash_inductor.observers import active
+from dash_inductor.observers.fingerprints.fingerprint import digest, fingerprint
+from dash_inductor.observers.recordings.file import Appender, path_of
+from dash_inductor.observers.recordings.recording import Recording
+from dash_inductor.observers.steps import FromGraphs, StepWriter
+
+from ..support.blocks import Model, inputs, plain, train
+from ..support.global_hooks import global_hooks
+from ..support.recordings import environment
+
+
+def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
+    recording = Recording(path_of(folder, 0))
+    steps = [(step, {str(e.name): e.fingerprint.hex() for e in entries}) for step, entries in recording.steps()]
+    assert recording.ended
+    return steps
+
+
+def names(folder: Path, step: int = 1) -> list[str]:
+    return list(dict(read(folder))[step])
+
+
+BLOCK = ["qkv", "out", ""]
+PARAMETERS = [f"blocks.{n}.{name}.{kind}" for n in (0, 1) for name in ("qkv", "out") for kind in ("weight", "bias")]
+
+
+def test_eager_code_shows_modules_gradients_and_parameters(tmp_path: Path) -> None:
+    with dash_inductor.record(tmp_path):
+        model = train(plain)
+    results = [f"blocks.{n}.{part}".rstrip(".") for n in (0, 1) for part in BLOCK] + ["Model"]
+    behind = ["input Model", *(f"activation {name}" for name in results)]
+    back = [f"gradient of activation {name}" for name in ("Model", *reversed(results[:-1]))]
+    back[1:] = sorted(back[1:], key=lambda name: (-int(name.split(".")[1]), name.count("."), "qkv" in name))
+    ends = [f"{phase} {name}" for phase in ("gradient", "parameter") for name in PARAMETERS]
+    assert names(tmp_path, 1) == [f"initial parameter {name}" for name in PARAMETERS] + behind + back + ends
+    assert names(tmp_path, 2) == behind + back + ends
+    last = read(tmp_path)[-1][1]
+    for name, parameter in model.named_parameters():
+        assert last[f"parameter {name}"] == fingerprint(parameter)
+    assert last["input Model"] == fingerprint(inputs(2))
+
+
+def test_a_recording_changes_no_bit_of_eager_code(tmp_path: Path) -> None:
+    without = train(plain)
+    with dash_inductor.record(tmp_path):
+        recorded = train(plain)
+    assert all(map(torch.equal, without.parameters(), recorded.parameters()))
+
+
+def test_compiled_code_shows_its_border_and_gradients_of_attention(tmp_path: Path, deterministic: None) -> None:
+    config.cpu = "reference"
+    without = train(torch.compile)
+    torch._dynamo.reset()
+    with dash_inductor.record(tmp_path / "a"):
+        recorded = train(lambda model: torch.compile(model, fullgraph=True))  # no hook breaks the graph
+    assert all(map(torch.equal, without.parameters(), recorded.parameters()))
+    attention = [f"gradient of attention blocks.{n} {part}" for n in (1, 0) for part in ("dQ", "dK", "dV")]
+    border = ["input Model", "activation Model", "gradient of activation Model"]
+    ends = [f"{phase} {name}" for phase in ("gradient", "parameter") for name in PARAMETERS]
+    assert names(tmp_path / "a", 2) == border + attention + ends
+    # What was compiled while recording runs as before without a recording, and shows itself to the next one.
+    again = Recording(path_of(tmp_path / "a", 0))
+    list(again.steps())
+    assert again.facts["numerics_keys"] == sorted({r.plan.numerics_key for r in dash_inductor.sites() if r.plan})
+
+
+def test_a_graph_that_observes_is_another_one_for_the_caches(tmp_path: Path) -> None:
+    before = cache_key.entry()
+    with dash_inductor.record(tmp_path):
+        assert cache_key.entry() != before
+    assert cache_key.entry() == before
+
+
+def test_graphs_compiled_without_a_recording_observe_nothing(tmp_path: Path, deterministic: None) -> None:
+    config.cpu = "reference"
+    torch.manual_seed(0)
+    model = Model(head_dim=16)
+    compiled = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        compiled(torch.ones(2, 16, 32)).backward()
+        optimizer.step()
+
+    step()
+    with dash_inductor.record(tmp_path):
+        step()
+    assert not any("attention" in name for name in names(tmp_path))
+    assert len(names(tmp_path)) == 3 * len(PARAMETERS) + 3
+
+
+def test_gradients_of_attention_have_the_values_of_the_graph(tmp_path: Path) -> None:
+    """The operator itself, without a compiler: it hashes what it is given, and returns nothing."""
+    tensors = [torch.randn(2, 3), torch.randn(4).expand(5, 4)]
+    with dash_inductor.record(tmp_path) as recorder:
+        scratch = torch.zeros(2, dtype=torch.int64)
+        assert torch.ops.dash_inductor.observe(tensors, ["a dQ", "a dK"], scratch) is None
+        torch.ops.dash_inductor.observe(tensors[:1], ["a dQ"], scratch)
+        recorder.step()
+    torch.ops.dash_inductor.observe(tensors, ["a dQ", "a dK"], scratch)  # nobody records
+    assert read(tmp_path) == [
+        (1, {
+            "gradient of attention a dQ": fingerprint(tensors[0]),
+            "gradient of attention a dK": fingerprint(tensors[1]),
+            "gradient of attention a dQ (call 2)": fingerprint(tensors[0]),
+        })
+    ]  # fmt: skip
+
+
+def test_every_skips_whole_steps(tmp_path: Path) -> None:
+    with dash_inductor.record(tmp_path / "a"):
+        train(plain, steps=5)
+    with dash_inductor.record(tmp_path / "b", every=2):
+        train(plain, steps=5)
+    every = dict(read(tmp_path / "a"))
+    assert dict(read(tmp_path / "b")) == {step: every[step] for step in (1, 3, 5)}
+
+
+def test_micro_batches_are_calls_of_one_step(tmp_path: Path) -> None:
+    with dash_inductor.record(tmp_path):
+        train(plain, steps=1, micro_batches=3)
+    found = [name for name in names(tmp_path) if name.startswith("activation Model")]
+    assert found == ["activation Model", "activation Model (call 2)", "activation Model (call 3)"]
+
+
+def test_two_optimizers_share_a_step(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+    for given in (None, optimizers, optimizers[0]):
+        folder = tmp_path / f"{given is None}{given is optimizers}"
+        with dash_inductor.record(folder, optimizer=given):
+            for _ in range(3):
+                model(torch.ones(1, 2)).sum().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        steps = read(folder)
+        counted = 2 if given is optimizers[0] else 4
+        assert [step for step, _ in steps] == [1, 2, 3]
+        assert all(sum(name.startswith("parameter") for name in step) == counted for _, step in steps)
+
+
+def test_wrappers_and_their_order_do_not_change_names(tmp_path: Path) -> None:
+    with dash_inductor.record(tmp_path / "a", activations=False):
+        train(plain)
+    with dash_inductor.record(tmp_path / "b", activations=False):
+        train(lambda model: nn.DataParallel(torch.compile(model, backend="eager")))
+    assert read(tmp_path / "a") == read(tmp_path / "b")
+
+
+def test_parameters_are_named_without_any_call_of_a_module(tmp_path: Path) -> None:
+    gc.collect()
+    with dash_inductor.record(tmp_path):
+        model = train(lambda model: torch.compile(lambda x: model(x), backend="eager"))
+        list(model.parameters())
+    assert names(tmp_path, 2) == [f"{phase} {name}" for phase in ("gradient", "parameter") for name in PARAMETERS]
+
+
+def test_tensors_of_no_module_are_named_by_their_place(tmp_path: Path) -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([tensor], lr=0.1)
+    with dash_inductor.record(tmp_path):
+        tensor.sum().backward()
+        optimizer.step()
+    assert names(tmp_path) == ["initial parameter SGD.0.0", "gradient SGD.0.0", "parameter SGD.0.0"]
+
+
+def test_what_has_no_fingerprint_is_said(tmp_path: Path) -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with dash_inductor.record(tmp_path):
+        table(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+    recording = Recording(path_of(tmp_path, 0))
+    list(recording.steps())
+    assert recording.unseen == {"gradient weight": "it is a tensor of layout torch.sparse_coo"}
+
+
+def test_a_journal_that_overflows_is_said(tmp_path: Path) -> None:
+    file = Appender(tmp_path / "f")
+    file.json(environment())
+    numbers = [5, *(0, 1, 2), *(1, 3, 4), *(0, 5, 6)]  # five entries, of which three had room
+    journal = FromGraphs([("a dQ", "float32 [2]"), ("a dK", "float32 [2]")], lambda: [numbers])
+    StepWriter().write(file, 1, [], {}, [journal])
+    recording = Recording(tmp_path / "f")
+    ((_, entries),) = recording.steps()
+    assert [entry.name.tensor for entry in entries] == ["a dQ", "a dK", "a dQ (call 2)"]
+    assert entries[0].fingerprint == digest(1, 2, "float32 [2]")
+    assert recording.unseen == {
+        "every gradient of attention": "in step 1, CUDA graphs computed 5 of them, and 3 have room"
+    }
+
+
+def test_a_journal_to_which_nothing_was_appended_is_no_step(tmp_path: Path) -> None:
+    file, writer = Appender(tmp_path / "f"), StepWriter()
+    file.json(environment())
+    for step, numbers in ((1, [1, *(0, 1, 2)]), (2, [0, *(0, 1, 2)])):
+        writer.write(file, step, [], {}, [FromGraphs([("a dQ", "float32 [2]")], lambda numbers=numbers: [numbers])])
+    assert [step for step, _ in Recording(tmp_path / "f").steps()] == [1]
+
+
+def test_compiled_optimizers_and_inference_are_recorded(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    with dash_inductor.record(tmp_path):
+        with torch.inference_mode():
+            model(torch.ones(1, 2))
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            step()
+    assert [number for number, _ in read(tmp_path)] == [1, 2]
+    assert [name for name in names(tmp_path, 2) if name.startswith("param")] == ["parameter weight", "parameter bias"]
+    assert "activation Linear (call 2)" in names(tmp_path, 1)
+
+
+def test_an_exception_in_a_module_leaves_the_recording_sound(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
+    with dash_inductor.record(tmp_path) as recorder:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                model(torch.ones(1, 2))
+        model[0](torch.ones(1, 2))
+        recorder.step()
+    assert names(tmp_path) == ["activation 0", "activation 0 (call 2)", "input 0", "activation 0 (call 3)"]
+
+
+def test_more_tensors_than_fit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dash_inductor.record(tmp_path / "a"):
+        train(plain)
+    for module in ("rows", "recorder"):
+        monkeypatch.setattr(f"dash_inductor.observers.{module}.CAPACITY", 5)
+    with dash_inductor.record(tmp_path / "b"):
+        train(plain)
+    assert [(step, set(e)) for step, e in read(tmp_path / "a")] == [(step, set(e)) for step, e in read(tmp_path / "b")]
+    assert read(tmp_path / "a") == read(tmp_path / "b")
+
+
+def test_one_recording_at_a_time_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    with dash_inductor.record(tmp_path):
+        with pytest.raises(DashError, match="a recording is on already"), dash_inductor.record(tmp_path / "b"):
+            pass
+        train(plain, steps=1)
+    with pytest.raises(RecordingError, match="exists already"), dash_inductor.record(tmp_path):
+        train(plain, steps=1)
+    assert active.recorder is None
+
+
+def test_hooks_that_stay_do_nothing(tmp_path: Path) -> None:
+    """Graphs guard global hooks, which therefore stay; none stays on a module or a parameter."""
+    with dash_inductor.record(tmp_path / "a", local_gradients=True):
+        model = train(plain, steps=1)
+    assert any("local gradient" in name for name in names(tmp_path / "a"))
+    assert not model._forward_hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    counts = [len(kind) for kind in global_hooks()]
+    assert counts == [1] * len(global_hooks())
+    with dash_inductor.record(tmp_path / "b"):
+        train(plain, steps=1)
+    assert [len(kind) for kind in global_hooks()] == counts
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*.dash")}
+    train(plain, steps=1)
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*.dash")} == before
+
+
+def test_a_second_recording_sees_what_the_first_has_compiled(tmp_path: Path, deterministic: None) -> None:
+    config.cpu = "reference"
+    model = Model(head_dim=16)
+    compiled = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        compiled(inputs(1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with dash_inductor.record(tmp_path / "a"):
+        step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step()
+        with dash_inductor.record(tmp_path / "b"):
+            step()
+    assert any("gradient of attention" in name for name in names(tmp_path / "a"))
+    assert read(tmp_path / "a") == read(tmp_path / "b")
+
+
+def test_a_recording_may_begin_inside_of_a_module(tmp_path: Path) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with dash_inductor.record(tmp_path) as recorder:
+                result: Tensor = self.part(x)
+                recorder.step()
+            return result
+
+    Outer()(torch.ones(1, 2))
+    assert names(tmp_path) == ["input Linear", "activation Linear"]
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="every=0"):
+        dash_inductor.record(tmp_path, every=0)
+    with pytest.raises(ArgumentError, match="replicas='explode'"):
+        dash_inductor.record(tmp_path, replicas="explode")  # type: ignore[arg-type]

@@ -1,0 +1,174 @@
+"""Records of sites: text forms, the table, and the places where they are published."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from expecttest import assert_expected_inline
+from torch._dynamo.utils import counters
+from torch._guards import CompileContext, CompileId, TracingContext, compile_context, tracing
+from torch._logging._internal import trace_log
+
+import dash_inductor
+from dash_inductor.model.mask import Band
+from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.model.reasons import Reason
+from dash_inductor.model.site import Site
+from dash_inductor.records import records
+from dash_inductor.records.publication import finish, publish
+from dash_inductor.records.records import GraphRecord, SiteRecord, Tensors, clear_sites, format_table, graphs, sites
+from tests.support.calls import call_of
+
+SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, call_of(Band(0, None), 0.0883))
+PLAN = Plan("portable", "descending", "keep", Tiles(64, 128, 8, 2), numerics_key="v1/portable")
+REPLACED = SiteRecord(
+    name="flash_backward",
+    op="aten::_scaled_dot_product_flash_attention_backward",
+    status="replaced",
+    reason=None,
+    detail="",
+    site=SITE,
+    plan=PLAN,
+    forward="hopper",
+    mask="causal",
+    line="model.py:12",
+    module="layers.0.attn",
+)
+KEPT = SiteRecord(
+    name="flash_backward_1",
+    op="aten::_scaled_dot_product_flash_attention_backward",
+    status="kept",
+    reason=Reason.DROPOUT,
+    detail="dropout_p=0.1",
+    site=None,
+    plan=None,
+    forward="kept",
+    mask="",
+)
+FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "")
+
+
+def test_one_line_per_record() -> None:
+    assert_expected_inline(
+        f"{REPLACED}\n{KEPT}",
+        """\
+flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=keep, forward hopper at model.py:12 in layers.0.attn
+flash_backward_1: kept, dropout: Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
+    )
+
+
+def test_table_counts_equal_decisions_at_one_line() -> None:
+    assert_expected_inline(
+        format_table([REPLACED, replace(REPLACED, module="layers.1.attn"), KEPT, KEPT]),
+        """\
+sites  status    shape                      mask    plan or reason                                              forward  source
+-----  --------  -------------------------  ------  ----------------------------------------------------------  -------  ----------------------------
+2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=keep  hopper   model.py:12 in layers.*.attn
+2      kept                                         dropout                                                     kept""",  # noqa: E501  # a table as it is printed
+    )
+
+
+def test_shapes() -> None:
+    dynamic = Site("cpu", "float32", None, 4, 4, None, None, 64, 64, call_of(Band(), 0.125))
+    lengths = Site("cpu", "float32", 1, 4, 4, 17, 48, 64, 64, call_of(Band(), 0.125))
+    assert [records.shape_text(s) for s in (SITE, dynamic, lengths, None)] == [
+        "2x16(4)x8192x128 bfloat16",
+        "?x4x?x64 float32",
+        "1x4x17/48x64 float32",
+        "",
+    ]
+
+
+@pytest.fixture
+def artifacts() -> Iterator[list[dict[str, Any]]]:
+    """What reaches PyTorch's structured trace."""
+    seen: list[dict[str, Any]] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append({"metadata": getattr(record, "metadata", {}), "payload": getattr(record, "payload", None)})
+
+    handler, level = Handler(), trace_log.level
+    trace_log.addHandler(handler)
+    trace_log.setLevel(logging.DEBUG)
+    yield seen
+    trace_log.removeHandler(handler)
+    trace_log.setLevel(level)
+
+
+def test_published_everywhere(artifacts, caplog) -> None:
+    counters["dash_inductor"].clear()
+    with caplog.at_level(logging.INFO, logger="dash_inductor"):
+        publish([REPLACED, KEPT, FAILED], "joint")
+    assert sites() == dash_inductor.sites() == (REPLACED, KEPT, FAILED)
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "dash_inductor"]
+    assert lines == [("INFO", str(REPLACED)), ("INFO", str(KEPT)), ("WARNING", str(FAILED))]
+    assert counters["dash_inductor"] == {"replaced": 1, "kept": 2, "kept_dropout": 1, "kept_internal_error": 1}
+    (artifact,) = (a for a in artifacts if a["metadata"].get("artifact", {}).get("name") == "dash_sites")
+    assert artifact["metadata"]["artifact"]["encoding"] == "json"
+    assert json.loads(artifact["payload"]) == graphs()[0].as_dict()
+    assert GraphRecord.from_json(artifact["payload"]) == GraphRecord("", "joint", "compiled", (REPLACED, KEPT, FAILED))
+
+
+def test_every_field_survives_a_cache() -> None:
+    """What a cache keeps of a record is its JSON."""
+    full = replace(
+        REPLACED,
+        detail="a note",
+        tensors=Tensors((2, 16, None, 128), (2, 4, None, 128), (2, 4, None, 64), "bfloat16", "cuda:1"),
+        inputs=("attention_mask",),
+        recognised="read back",
+        arch="sm_90",
+        predicted_us=12.5,
+        plan=replace(PLAN, critical_path=3.5, schedule_note="a note"),
+    )
+    assert all(getattr(full, field.name) not in (None, "", ()) for field in fields(full) if field.name != "reason")
+    for record in (full, KEPT, FAILED):
+        graph = GraphRecord("0/1", "joint", "compiled", (record,))
+        assert GraphRecord.from_json(graph.to_json()) == graph
+    assert str(full.tensors) == "q 2x16x?x128, k 2x4x?x128, v 2x4x?x64, bfloat16"
+
+
+def test_graphs_are_told_apart_by_their_compiles() -> None:
+    """A graph and those nested in it are one record; another compile, and one after a forward was made, another."""
+
+    def under(context: TracingContext, compile_id: str, record: SiteRecord) -> None:
+        with tracing(context), compile_context(CompileContext(CompileId.from_string(compile_id))):
+            publish([record], "joint")
+
+    first, second = TracingContext(None), TracingContext(None)
+    under(first, "0/0", REPLACED)
+    under(second, "!1/0/0", KEPT)
+    under(first, "0/0", KEPT)
+    with tracing(first), compile_context(CompileContext(CompileId.from_string("0/0"))):
+        kept = GraphRecord.from_json(finish())
+        assert finish() == ""
+    under(first, "0/0", FAILED)
+    assert [(graph.compile_id, graph.sites) for graph in graphs()] == [
+        ("0/0", (REPLACED, KEPT)),
+        ("!1/0/0", (KEPT,)),
+        ("0/0", (FAILED,)),
+    ]
+    assert kept == graphs()[0]
+
+
+def test_headlines() -> None:
+    sites = (REPLACED, KEPT)
+    assert [
+        str(GraphRecord(*graph))
+        for graph in (("0/0_1", "joint", "compiled", sites), ("", "inference", "precompile", (KEPT,)))
+    ] == [
+        "graph 0/0_1 (joint, compiled): 2 sites, 1 replaced",
+        "graph (inference, from a cache (precompile)): 1 site, 0 replaced",
+    ]
+
+
+def test_clear() -> None:
+    records.add(GraphRecord("0/0", "joint", "compiled", (REPLACED,)))
+    clear_sites()
+    assert sites() == ()
