@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from .. import _switch
-from ..entries.attention_ops import bind
 from ..graph.model_line import model_line
+from ..graph.nodes import bind
 from ..model.reasons import Reason
 from ..records.records import sites
 from ..upstream.fresh import every_graph_compiled

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ..graph.nodes import bind, op_name, origin
 from ..graph.views import viewed
 from ..model.reasons import Reason
 
@@ -94,19 +94,6 @@ _OURS = "dash_inductor::attention_backward"
 _BACKWARDS = frozenset((*(backend.backward for backend in BACKENDS), *(backward for backward, _, _ in _KEPT)))
 _FORWARDS = frozenset((*(backend.forward for backend in BACKENDS), *(forward for _, forward, _ in _KEPT)))
 
-_ALIASES = ("aten::alias", "aten::detach")
-
-
-def op_name(node: Node) -> str:
-    """``namespace::name`` of the operator that a node calls (higher-order: ``name``), "" for other nodes."""
-    if node.op != "call_function":
-        return ""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.name
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return str(node.target.name())
-    return ""
-
 
 def backend_of(node: Node) -> Backend | None:
     """Which operator a node calls, its backward or its forward; None if it is none that can be replaced."""
@@ -129,27 +116,3 @@ def _leads_to_backward(node: Node) -> bool:
         return True
     shows = node.target is operator.getitem or viewed(node) is not None
     return shows and any(map(_leads_to_backward, node.users))
-
-
-def origin(node: Node) -> Node:
-    """The node whose value this one has, behind aliases."""
-    while op_name(node) in _ALIASES:
-        source = node.args[0]
-        assert isinstance(source, Node)
-        node = source
-    return node
-
-
-def is_alias(node: Node) -> bool:
-    """Whether the node has the value of another one."""
-    return op_name(node) in _ALIASES
-
-
-def bind(node: Node) -> dict[str, Any]:
-    """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    schema = node.target._schema.arguments
-    bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    bound.update(zip((argument.name for argument in schema), node.args, strict=False))  # the rest is in kwargs
-    bound.update(node.kwargs)
-    return bound

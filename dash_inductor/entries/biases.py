@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..graph import sizes
+from ..graph.nodes import bind, op_name
 from ..graph.sizes import Dim
-from .attention_ops import bind, op_name
 
 _ALIASES = ("aten::alias", "aten::detach")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..graph import sizes
+from ..graph.nodes import op_name
 from ..records.records import Tensors
-from .attention_ops import op_name
 from .fusable import CALLS
 
 OP = "aten::_scaled_dot_product_attention_math"

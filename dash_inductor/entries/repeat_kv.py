@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from ..graph.nodes import op_name
 from ..graph.sizes import Dim, same, same_all, specialised, static
-from .attention_ops import op_name
 
 _VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 _COPIES = ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous")

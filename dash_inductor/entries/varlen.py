@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..graph import sizes
+from ..graph.nodes import op_name, origin
 from ..model.mask import MAX_LENGTH, Band
-from .attention_ops import op_name, origin
 
 _READ = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
 """The tensors of a packed forward that are read."""

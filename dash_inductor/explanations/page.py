@@ -7,18 +7,18 @@ from html import escape
 
 from . import html
 from . import text as words
-from .explanation import Explanation, SiteExplanation
+from .explained import Explained, SiteExplanation
 
 Extra = Callable[[int], str]
 """From the number of the first site of a card, counted from 1, to what else the card shows, in HTML."""
 
 
-def page(explanation: Explanation) -> str:
+def page(explanation: Explained) -> str:
     """The whole page."""
     return html.page(words.headline(explanation), body(explanation))
 
 
-def body(explanation: Explanation, extra: Extra = lambda number: "") -> Iterator[str]:
+def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[str]:
     """Notes, graphs, the table and the cards."""
     if explanation.unknown:
         yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'

@@ -9,7 +9,7 @@ from typing import TextIO
 from ..model.plan import Plan
 from ..planning.ranking import Candidacy
 from . import tables
-from .explanation import Explanation, SiteExplanation
+from .explained import Explained, SiteExplanation
 from .tables import Block, Facts, Heading, Table
 
 LEGEND = (
@@ -22,17 +22,17 @@ Group = list[tuple[int, SiteExplanation]]
 """Sites, with their numbers, of which the same is to say but for their module."""
 
 
-def text(explanation: Explanation) -> str:
+def text(explanation: Explained) -> str:
     """A text of at most `tables.WIDTH` columns."""
     return tables.text(list(blocks(explanation)))
 
 
-def show(explanation: Explanation, file: TextIO | None = None) -> None:
+def show(explanation: Explained, file: TextIO | None = None) -> None:
     """Print the text; in colours where that is possible."""
     tables.show(list(blocks(explanation)), file)
 
 
-def blocks(explanation: Explanation) -> Iterator[Block]:
+def blocks(explanation: Explained) -> Iterator[Block]:
     """The parts of the text."""
     yield Heading(headline(explanation))
     yield Facts(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
@@ -49,7 +49,7 @@ def blocks(explanation: Explanation) -> Iterator[Block]:
         yield Facts(LEGEND)
 
 
-def headline(explanation: Explanation) -> str:
+def headline(explanation: Explained) -> str:
     """For example ``5 of 6 attention sites are replaced on sm_90, 1 is kept``."""
     if explanation.unknown:
         return "what becomes of every attention is unknown"
@@ -62,7 +62,7 @@ def headline(explanation: Explanation) -> str:
     return f"{sites - kept} of {sites} attention site{'s' * (sites > 1)} replaced{where}, {kept} kept"
 
 
-def grouped(explanation: Explanation) -> list[Group]:
+def grouped(explanation: Explained) -> list[Group]:
     """The sites with their numbers, counted from 1, equal ones together."""
     groups: dict[object, Group] = {}
     for number, (graph, site) in enumerate(zip(explanation.graph_of, explanation.sites, strict=True), start=1):

@@ -23,7 +23,7 @@ import torch
 
 from ..config import config
 from ..errors import DashError
-from ..observers import active as recording
+from ..observers import active
 from ..upstream import toolchain
 from ..version import __version__
 
@@ -38,7 +38,7 @@ def entry() -> str:
     A graph that is compiled while recording has an operator more.
     """
     settings = f"{config.cache_key()!r} {toolchain.settings()}".rstrip()
-    observed = "" if recording.recorder is None else " recorded"
+    observed = " recorded" if active.watching_graphs() else ""
     return f"dash_inductor {__version__} {sources_digest()} {settings}{observed}"
 
 

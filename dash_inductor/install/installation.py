@@ -22,7 +22,7 @@ from .. import _switch
 from ..config import config
 from ..errors import UnsupportedVersionError
 from ..graph import arguments
-from ..observers import active as recording
+from ..observers import active
 from ..rewrites import embeddings
 from ..upstream import compat, partitioner, probe
 from . import cache_key, carried_records
@@ -47,7 +47,7 @@ class JointPass:
 
         with _dumped(graph):
             changed = rewrite.rewrite_graph(graph, compile_kernels)
-            if recording.recorder is not None:
+            if active.watching_graphs():
                 from ..observers.in_graphs import insert
 
                 changed = insert(graph) or changed

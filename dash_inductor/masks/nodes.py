@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..entries.attention_ops import op_name
+from ..graph.nodes import op_name
 from .index_expr import NotRecognised
 
 Position = tuple[sympy.Expr, ...]

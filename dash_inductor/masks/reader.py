@@ -20,7 +20,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from ..entries.attention_ops import bind
+from ..graph.nodes import bind
 from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value
 from .nodes import Position, as_expr, is_data, is_size, meta_of, rule_name, shape_of
 from .token_data import Load, Loads

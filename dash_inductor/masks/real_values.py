@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from ..entries.attention_ops import bind, op_name
+from ..graph.nodes import bind, op_name
 from .index_expr import NotRecognised
 from .nodes import is_size, meta_of
 

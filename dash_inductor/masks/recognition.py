@@ -20,7 +20,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..entries.attention_ops import op_name
+from ..graph.nodes import op_name
 from ..model.mask import MAX_LENGTH, Band
 from . import verification
 from .bands import Scores, visibility

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..entries.attention_ops import bind, op_name
+from ..graph.nodes import bind, op_name
 from .index_expr import Algebra, NotRecognised, Value, assume, same
 from .nodes import Position, meta_of, shape_of
 from .reader import MaskReader, Rule, Way

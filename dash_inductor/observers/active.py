@@ -1,10 +1,16 @@
-"""Which recording is on in this process.  Imports nothing, because compilations ask it whether one is."""
+"""Who watches the training run of this process.  Imports nothing, because compilations ask it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .recorder import Recorder
+    from .observer import Observer
 
-recorder: Recorder | None = None
+observers: list[Observer] = []
+"""In the order in which they began."""
+
+
+def watching_graphs() -> list[Observer]:
+    """Those to whom compiled graphs show gradients."""
+    return [observer for observer in observers if observer.watches_graphs]

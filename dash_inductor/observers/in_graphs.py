@@ -1,16 +1,14 @@
-"""Gradients of attention in compiled graphs: an operator that hashes them, in graphs that are compiled while recording.
+"""Gradients of attention in compiled graphs: an operator shows them, in graphs that are compiled while someone watches.
 
-    dash_inductor::observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()
-
-Behind every `attention_backward` it reads the results of the kernel, which are in memory in any case.  So it
-changes nothing but the time that the graph takes.  It says that it mutates `scratch`, int64 [2], because nobody would
-run an operator without a result; `scratch` holds the lanes on their way to the journal.
+Behind every `attention_backward`, `dash_inductor::observe` (`operators.observe`) reads the results of the kernel, which
+are in memory in any case.  So it changes nothing but the time that the graph takes.  Its `scratch` holds the lanes of a
+hash on their way to the journal.
 
 A CUDA graph replays launches and no Python.  Captured calls therefore append the lanes of each tensor to a journal on
 the device, from which the recorder takes them at the end of a step.  The journal stays where it is for the life of the
 process, because a captured graph may be replayed at any time.
 
-Importing this module defines the operator.
+Importing this module lets the operator do so.
 """
 
 from __future__ import annotations
@@ -23,19 +21,13 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import active, phases
+from ..operators import observe as operator_of_graphs
+from . import active
 from .fingerprints import hashing
 from .fingerprints.fingerprint import add_one, description, plain_view
 from .fingerprints.rows import CAPACITY, to_host
 from .fingerprints.sizes import LANES
 from .steps import FromGraphs
-
-_lib = torch.library.Library("dash_inductor", "FRAGMENT")
-_lib.define(
-    "observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()",
-    tags=(torch.Tag.flexible_layout,),
-)
-observe = torch.ops.dash_inductor.observe.default
 
 _GRADIENTS = ("dQ", "dK", "dV", "dbias")
 _journals: dict[torch.device, Journal] = {}
@@ -100,12 +92,13 @@ def prepare(device: torch.device) -> None:
 
 
 def insert(graph: Graph) -> bool:
-    """Let a joint graph hash the gradients of its attentions, if a recording is on; whether the graph changed."""
+    """Let a joint graph show the gradients of its attentions to who watches, if anybody does; whether it changed."""
     from ..graph.emit import Emitter
     from ..graph.model_line import model_line
     from ..operators import attention as ops
 
-    if active.recorder is None:
+    watching = active.watching_graphs()
+    if not watching:
         return False
     emitter, seen = Emitter(graph), False
     for node in list(graph.nodes):
@@ -121,27 +114,26 @@ def insert(graph: Graph) -> bool:
         device = tensors[0].meta["val"].device
         like = {"dtype": torch.int64, "device": device, "pin_memory": False}
         scratch = emitter.call(torch.ops.aten.full.default, ([LANES], 0), like, before=behind, like=node)
-        emitter.call(observe, (tensors, names, scratch), before=behind, like=node)
-        active.recorder.prepare(device)
+        emitter.call(operator_of_graphs.observe, (tensors, names, scratch), before=behind, like=node)
+        for observer in watching:
+            observer.prepare(device)
         seen = True
     return seen
 
 
 def _observed(backward: Node) -> bool:
-    return any(user.target is observe for part in backward.users for user in part.users)
+    return any(user.target is operator_of_graphs.observe for part in backward.users for user in part.users)
 
 
-def _observe(tensors: list[Tensor], names: list[str], scratch: Tensor) -> None:
+def _receive(tensors: list[Tensor], names: list[str], scratch: Tensor) -> None:
     device = scratch.device
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         if device in _journals:
             for name, tensor in zip(names, tensors, strict=True):
                 _journals[device].append(name, tensor, scratch)
         return
-    if active.recorder is not None:
-        active.recorder.observe_in_step(phases.ATTENTION_GRADIENT, list(zip(names, tensors, strict=True)))
+    for observer in active.watching_graphs():
+        observer.attention_gradients(list(zip(names, tensors, strict=True)))
 
 
-torch.library.register_fake("dash_inductor::observe", lambda tensors, names, scratch: None, lib=_lib)
-for _device in ("CPU", "CUDA"):
-    _lib.impl("observe", _observe, _device)
+operator_of_graphs.receive = _receive

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from ..errors import ArgumentError, DashError
 from . import active, environment, hooks, in_graphs, phases
 from .fingerprints.fingerprint import description, why_unseen
 from .fingerprints.rows import CAPACITY, Rows
+from .modules import Modules
 from .names import Names
+from .observer import Observer
 from .recordings.file import Name, path_of
 from .recordings.writer import Writer
 from .replicas import Replicas
@@ -83,22 +85,24 @@ def record(
         raise ArgumentError("replicas", replicas, _ON_REPLICAS)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     recorder = Recorder(Path(folder), every, optimizers, replicas)
-    recorder.hooks = hooks.Hooks(recorder, activations, local_gradients)
+    recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
     return recorder
 
 
-class Recorder:
+class Recorder(Observer):
     """A recording; see `record`.
 
     Attributes:
         folder: where the files of all ranks are.
         step_number: of the present step of training, from 1.
         names: of modules and parameters.
+        modules: what is watched of modules.
     """
 
-    hooks: hooks.Hooks
+    watches_graphs = True
+    modules: Modules
 
     def __init__(
         self, folder: Path, every: int, optimizers: Iterable[torch.optim.Optimizer] | None, replicas: OnReplicas
@@ -120,11 +124,12 @@ class Recorder:
         self._keys: tuple[str, ...] = ()
 
     def __enter__(self) -> Recorder:
-        if active.recorder is not None:
-            raise DashError(f"a recording is on already, into {active.recorder.folder}: end it first")
+        for observer in active.observers:
+            if isinstance(observer, Recorder):
+                raise DashError(f"a recording is on already, into {observer.folder}: end it first")
         for journal in in_graphs.journals():
             journal.clear()
-        active.recorder = self
+        active.observers.append(self)
         hooks.install()
         return self
 
@@ -139,10 +144,10 @@ class Recorder:
         Raises:
             Exception: what kept the file from being written, or `ReplicasDiffer`.
         """
-        if active.recorder is not self:
+        if not self.is_on():
             return
-        active.recorder = None
-        self.hooks.remove()
+        active.observers.remove(self)
+        self.modules.remove()
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -155,6 +160,22 @@ class Recorder:
             finally:
                 if self._replicas is not None:
                     self._replicas.close()
+
+    def is_on(self) -> bool:
+        """Whether the recording has begun, and has not ended."""
+        return self in active.observers
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins."""
+        self.modules.enter(module)
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self.modules.leave(module, result)
+
+    def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        """A compiled graph has computed gradients of one attention."""
+        self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
 
     def step(self) -> None:
         """End a step, in programs whose parameters no optimizer of PyTorch changes."""

@@ -36,8 +36,7 @@ from ..errors import ArgumentError, DashError
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
-from ..observers import in_graphs  # noqa: F401  # the same
-from . import flops  # graphs that hold our operators may hold its operator
+from . import flops, observe  # noqa: F401  # graphs that hold our operators may hold its operator
 
 _lib = torch.library.Library("dash_inductor", "DEF")
 _lib.define(

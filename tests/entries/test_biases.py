@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dash_inductor.entries.attention_ops import bind, op_name
+from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.model.call import Call
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites

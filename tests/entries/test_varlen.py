@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.config import config
 from dash_inductor.entries import varlen as packed
-from dash_inductor.entries.attention_ops import op_name, origin
+from dash_inductor.graph.nodes import op_name, origin
 from dash_inductor.model.mask import ALIGNMENT, MAX_LENGTH, Band
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import clear_sites, sites

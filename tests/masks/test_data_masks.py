@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import op_name
+from dash_inductor.graph.nodes import op_name
 from dash_inductor.masks import recognition, token_data
 from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason

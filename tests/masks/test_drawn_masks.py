@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import bind, op_name
+from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.records.records import sites
 
 from ..support.graphs import (

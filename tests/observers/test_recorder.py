@@ -257,7 +257,7 @@ def test_one_recording_at_a_time_and_nothing_is_overwritten(tmp_path: Path) -> N
         train(plain, steps=1)
     with pytest.raises(RecordingError, match="exists already"), dash_inductor.record(tmp_path):
         train(plain, steps=1)
-    assert active.recorder is None
+    assert not active.observers
 
 
 def test_hooks_that_stay_do_nothing(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from torch.fx import Graph, Node
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import op_name
 from dash_inductor.errors import SiteKeptError
+from dash_inductor.graph.nodes import op_name
 from dash_inductor.records.records import GraphRecord
 
 pytestmark = pytest.mark.usefixtures("deterministic")

@@ -10,7 +10,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch.fx import Graph
 
-from dash_inductor.entries.attention_ops import bind, op_name
+from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.masks.recognition import recognise
 
 

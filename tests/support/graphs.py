@@ -24,8 +24,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import op_name
 from dash_inductor.graph.emit import Emitter
+from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import SiteRecord, clear_sites, sites
 from dash_inductor.rewrites.attention.rewrite import rewrite_graph

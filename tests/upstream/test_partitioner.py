@@ -17,7 +17,7 @@ import torch
 from torch._functorch import partitioners
 from torch.fx import Graph, Node
 
-from dash_inductor.entries.attention_ops import op_name
+from dash_inductor.graph.nodes import op_name
 
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler

@@ -11,8 +11,8 @@ from typing import Literal
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ...entries.attention_ops import op_name
 from ...graph.arguments import name_of
+from ...graph.nodes import op_name
 
 Kind = Literal["input", "attention", "ours", "other"]
 

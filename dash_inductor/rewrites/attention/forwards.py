@@ -9,8 +9,8 @@ from typing import Any
 from torch.fx import Node
 
 from ...config import config
-from ...entries.attention_ops import origin
 from ...entries.varlen import band
+from ...graph.nodes import origin
 from .sites import Match, only_output_used, out_order
 
 

@@ -13,10 +13,11 @@ from torch.fx import Graph, Node
 
 from ... import _switch
 from ...config import config
-from ...entries.attention_ops import is_attention_backward, is_lone_forward, op_name
+from ...entries.attention_ops import is_attention_backward, is_lone_forward
 from ...entries.math_path import OP, MathCall, math_calls
 from ...graph import arguments
 from ...graph.model_line import model_line
+from ...graph.nodes import op_name
 from ...masks import recognition
 from ...model.plan import Plan
 from ...model.reasons import Reason

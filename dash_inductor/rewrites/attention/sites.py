@@ -14,20 +14,11 @@ from torch.fx import Node
 
 from ...config import config
 from ...entries import varlen
-from ...entries.attention_ops import (
-    BACKENDS,
-    FLASH,
-    KEPT,
-    Backend,
-    backend_of,
-    is_alias,
-    is_attention_backward,
-    op_name,
-    origin,
-)
+from ...entries.attention_ops import BACKENDS, FLASH, KEPT, Backend, backend_of, is_attention_backward
 from ...entries.biases import Bias, find_bias, may_broadcast
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
+from ...graph.nodes import is_alias, op_name, origin
 from ...masks.documents import Documents
 from ...masks.nodes import inputs_of
 from ...masks.normal_form import Terms

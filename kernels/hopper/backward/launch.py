@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from ...common.strides import dense_strides
 from ..shared import place_arguments
 from ..shared.device.dropout import ARGUMENTS
 from ..shared.device.operations import DQ_ROW
-from ..shared.tensors import DTYPES, SeenRows, describe, has_readable_strides, readable
+from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
 from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
 from .data import NOTHING, Arguments, BackwardData, Facts
 from .recording import NOTHING as NO_STAMPS
@@ -39,10 +38,7 @@ _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
 _Facts = tuple[Any, ...]
 """The arguments of `_State._pack`."""
-LOG2E = math.log2(math.e)
 _ALIGNMENT = 128  # bytes between the parts of the workspace
-PACKED = 256
-"""So many launches are kept packed, for calls with the same addresses: a step of training has those of the last one."""
 
 
 def backward(
@@ -96,12 +92,6 @@ def _check_dropout(dropout: Drops, device: torch.device) -> None:
         raise ArgumentError("dropout", (seed.dtype, tuple(seed.shape), seed.device), f"an int64 seed [1] on {device}")
     if not 0 <= threshold < 1 << 16:
         raise ArgumentError("dropout", threshold, "a threshold of at least 0 and less than 2**16")
-
-
-def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
-    """Raise ArgumentError unless queries and keys may be the tokens of a mask of rows."""
-    if q_shape[0] != 1 or q_shape[2] != k_shape[2]:
-        raise ArgumentError("query, key", (tuple(q_shape), tuple(k_shape)), "one batch element, with as many of both")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,16 +1,27 @@
-"""Tensors as TMA sees them: what it can read, and which rows of them it is shown."""
+"""Tensors as TMA sees them: what it can read, and which rows of them it is shown; and what both launchers share."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ....errors import ArgumentError
 from ....model.site import DType
 
+LOG2E = math.log2(math.e)
+PACKED = 256
+"""So many launches are kept packed, for calls with the same addresses: a step of training has those of the last one."""
 DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
+    """Raise ArgumentError unless queries and keys may be the tokens of a mask of rows."""
+    if q_shape[0] != 1 or q_shape[2] != k_shape[2]:
+        raise ArgumentError("query, key", (tuple(q_shape), tuple(k_shape)), "one batch element, with as many of both")
 
 
 def readable(tensor: Tensor) -> Tensor:

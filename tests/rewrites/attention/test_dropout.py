@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import bind, op_name
+from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.model import Bias, Call, Dropout, Operand, Reason
 from dash_inductor.planning import families, forwards, planner
 from dash_inductor.records.records import sites

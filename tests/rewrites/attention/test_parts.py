@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dash_inductor.entries import attention_ops
-from dash_inductor.graph import sizes
+from dash_inductor.graph import nodes, sizes
 from dash_inductor.model.mask import Band
 from dash_inductor.rewrites.attention.sites import NotReadable, intersect
 
@@ -37,7 +37,7 @@ def test_arguments_are_bound_by_name() -> None:
         assert wanted <= names
     module = joint_graph(efficient)
     node = next(n for n in module.graph.nodes if attention_ops.is_attention_backward(n))
-    bound = attention_ops.bind(node)
+    bound = nodes.bind(node)
     assert (bound["attn_bias"], bound["scale"], bound["grad_input_mask"]) == (None, None, [True, True, True, False])
 
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.entries import attention_ops
+from dash_inductor.graph import nodes
 from dash_inductor.model import Band, Call, Site
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
@@ -46,8 +46,8 @@ def outputs(graph: Graph) -> list[tuple[Any, ...]]:
 
 def call(graph: Graph, op: str) -> dict[str, Any]:
     """The arguments of the only call of an operator."""
-    (node,) = (n for n in graph.nodes if attention_ops.op_name(n) == op)
-    return attention_ops.bind(node)
+    (node,) = (n for n in graph.nodes if nodes.op_name(n) == op)
+    return nodes.bind(node)
 
 
 @pytest.mark.parametrize("layout_name", ["bhsd", "bshd"])
@@ -180,10 +180,10 @@ def test_metadata_is_inherited_except_values() -> None:
         node.meta |= tags
         node.meta["eager_input_vals"] = "stale"
     graph, record = rewritten(module)
-    new = [n for n in graph.nodes if attention_ops.op_name(n) in (FORWARD, BACKWARD)]
+    new = [n for n in graph.nodes if nodes.op_name(n) in (FORWARD, BACKWARD)]
     for node in [*new, *(user for n in new for user in n.users)]:
         assert tags.items() <= node.meta.items()
-        assert "eager_input_vals" not in node.meta or attention_ops.op_name(node) == "aten::alias"
+        assert "eager_input_vals" not in node.meta or nodes.op_name(node) == "aten::alias"
     assert record.source == "model.py:5"
 
 

@@ -1,0 +1,45 @@
+"""What a node of a graph calls, with which arguments, and whose value it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+_ALIASES = ("aten::alias", "aten::detach")
+
+
+def op_name(node: Node) -> str:
+    """``namespace::name`` of the operator that a node calls (higher-order: ``name``), "" for other nodes."""
+    if node.op != "call_function":
+        return ""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return str(node.target.name())
+    return ""
+
+
+def origin(node: Node) -> Node:
+    """The node whose value this one has, behind aliases."""
+    while op_name(node) in _ALIASES:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    return node
+
+
+def is_alias(node: Node) -> bool:
+    """Whether the node has the value of another one."""
+    return op_name(node) in _ALIASES
+
+
+def bind(node: Node) -> dict[str, Any]:
+    """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    schema = node.target._schema.arguments
+    bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    bound.update(zip((argument.name for argument in schema), node.args, strict=False))  # the rest is in kwargs
+    bound.update(node.kwargs)
+    return bound
