@@ -13,7 +13,8 @@ from ...records.records import GraphRecord
 from .. import html
 from .. import page as explanation_page
 from .. import text as explanation_text
-from ..explanation import Explanation, SiteExplanation
+from ..explained import SiteExplanation
+from ..explanation import Explanation
 from . import drawing, files, kernels, schedule
 from .snapshot import Snapshot
 

@@ -46,7 +46,7 @@ _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass
 
 
 def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
-    """Replace what can be replaced, in place, and publish a record per site (see `observe`), in the forward's order.
+    """Replace what can be replaced, in place, and publish a record per site (see `records`), in the forward's order.
 
     Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without
     attention.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
