@@ -68,7 +68,7 @@ test-models: $(READY)
 # The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.
 model-table: $(READY)
 	$(PYTHON) -m tests.support.model_versions $(if $(ONLY),--only $(ONLY))
-	$(PYTHON) tools/readme_models.py
+	$(PYTHON) tools/model_tables.py
 
 # They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
 test-gpu:

@@ -144,7 +144,7 @@ def _results(name: str) -> Any:
 
 def steps() -> str:
     """The time of every measured training step relative to the default's."""
-    titles: dict[str, str] = runpy.run_path(str(ROOT / "tools" / "readme_results.py"))["STEPS"]
+    titles: dict[str, str] = runpy.run_path(str(ROOT / "tools" / "result_tables.py"))["STEPS"]
     x, top, row, full = 570.0, 74.0, 34.0, 320.0
     parts = [text(28, 36, "Time of a training step, relative to PyTorch's default", "big")]
     for share in (0, 0.25, 0.5, 0.75, 1):

@@ -34,11 +34,11 @@ def test_pages_are_filled(page: Path) -> None:
 
 
 def test_included_text_is_that_of_its_heading() -> None:
-    shown = SITE["filled"]("above\n<!-- include: README.md#models -->\nbelow\n")
+    shown = SITE["filled"]("above\n<!-- include: README.md#training-step -->\nbelow\n")
     assert shown.startswith("above\n")
-    assert shown.endswith("<!-- end of models -->\n\nbelow\n")
-    assert "| Llama | causal |" in shown
-    assert "## The promise" not in shown
+    assert shown.endswith("\nbelow\n")
+    assert "| model and inputs | default |" in shown
+    assert "## Settings" not in shown
     assert "blob/main/docs/" not in SITE["filled"]("<!-- include: README.md#what-is-replaced -->\n")
 
 

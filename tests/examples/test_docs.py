@@ -39,13 +39,13 @@ def code_blocks(name: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text_of(name), re.MULTILINE | re.DOTALL)
 
 
-def test_readme_lists_every_reason_with_its_explanation() -> None:
-    listed = {cells[0].strip("`"): cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
+def test_every_reason_is_listed_with_its_explanation() -> None:
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(text_of("docs/replaced.md"), "## Reasons")}
     assert {reason.value: listed.get(reason.value) for reason in Reason} == {r.value: r.explanation for r in Reason}
 
 
-def test_readme_states_the_limits_of_the_code() -> None:
-    listed = {cells[0]: cells[1] for cells in rows(text_of("README.md"), "## What is replaced")}
+def test_properties_are_the_limits_of_the_code() -> None:
+    listed = {cells[0]: cells[1] for cells in rows(text_of("docs/replaced.md"), "## Properties")}
     everywhere, on_sm_90 = PORTABLE_LIMIT, max(dims[0] for dims in HOPPER)
     expected = f"multiples of 8 up to {everywhere}; float16 and bfloat16 on sm_90 up to {on_sm_90}"
     assert listed["head dimension"].startswith(expected)
@@ -53,15 +53,15 @@ def test_readme_states_the_limits_of_the_code() -> None:
     assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}
 
 
-def test_readme_has_the_table_of_models() -> None:
-    """Else run ``python tools/readme_models.py``."""
-    tool = runpy.run_path(str(ROOT / "tools" / "readme_models.py"))
-    readme = text_of("README.md")
-    assert tool["filled"](readme, json.loads(text_of("tests/golden/models.json"))) == readme
+def test_the_table_of_models_is_that_of_the_golden_file() -> None:
+    """Else run ``python tools/model_tables.py``."""
+    tool = runpy.run_path(str(ROOT / "tools" / "model_tables.py"))
+    page = text_of("docs/replaced.md")
+    assert tool["filled"](page, json.loads(text_of("tests/golden/models.json"))) == page
 
 
 def test_tables_of_models_name_versions_and_what_differs() -> None:
-    tool = runpy.run_path(str(ROOT / "tools" / "readme_models.py"))
+    tool = runpy.run_path(str(ROOT / "tools" / "model_tables.py"))
     ours = {"Llama plain": "2 causal", "Llama right": "2 causal & keys(0)", "Bert plain": "2 full"}
     other = {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}
     none: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {}}
@@ -74,25 +74,26 @@ def test_tables_of_models_name_versions_and_what_differs() -> None:
     assert "| 1 | Llama" not in shown
 
 
-def test_readme_has_the_tables_of_results() -> None:
-    """Else run ``python tools/readme_results.py``."""
-    readme = text_of("README.md")
-    assert runpy.run_path(str(ROOT / "tools" / "readme_results.py"))["filled"](readme) == readme
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_tables_of_results_are_those_of_the_files(page: str) -> None:
+    """Else run ``python tools/result_tables.py``."""
+    text = text_of(page)
+    assert "written by tools/result_tables.py" in text
+    assert runpy.run_path(str(ROOT / "tools" / "result_tables.py"))["filled"](text) == text
 
 
 def test_what_is_no_commit_is_not_named_as_one() -> None:
-    tool = runpy.run_path(str(ROOT / "tools" / "readme_results.py"))
+    tool = runpy.run_path(str(ROOT / "tools" / "result_tables.py"))
     for text in ("d7d3ba5", "d7d3ba5" + 33 * "0"):
         assert tool["commit"]({"conditions": {"commit": text}}) == text
     for text in ("work", "unknown", "", "d7d3ba", "d7d3ba5-dirty", "D7D3BA5", "d7d3ba5\n"):
         assert tool["commit"]({"conditions": {"commit": text}}) == "not recorded", text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/adoption.md"])
-def test_settings_are_those_of_the_code(page: str) -> None:
+def test_settings_are_those_of_the_code() -> None:
     listed = {
         name.strip("`"): (variable.strip("`"), re.findall(r"`(\w+)`", values))
-        for name, variable, values, _ in rows(text_of(page), "## Settings")[2:]
+        for name, variable, values, _ in rows(text_of("docs/adoption.md"), "## Settings")[2:]
     }
     assert listed == {name: (setting.env, list(setting.allowed or ())) for name, setting in SETTINGS.items()}
     choices = {name: setting for name, setting in SETTINGS.items() if setting.allowed}

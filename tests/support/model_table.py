@@ -4,7 +4,7 @@
 what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are those of an H100, found by compiling
 with fake tensors up to the joint graph.  ``--other`` writes down the lines of another version of transformers, where
 they differ; ``make model-table`` does all of this for all versions (tests/support/model_versions.py), and lets
-tools/readme_models.py write the tables of the README.
+tools/model_tables.py write the tables of docs/replaced.md.
 """
 
 from __future__ import annotations

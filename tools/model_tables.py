@@ -1,4 +1,4 @@
-"""Write the README's tables of models from tests/golden/models.json: ``python tools/readme_models.py``."""
+"""Write the tables of models in docs/replaced.md from tests/golden/models.json: ``python tools/model_tables.py``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README, LINES = ROOT / "README.md", ROOT / "tests" / "golden" / "models.json"
-BEGIN, END = "<!-- models: written by tools/readme_models.py -->\n", "<!-- end of models -->"
+PAGE, LINES = ROOT / "docs" / "replaced.md", ROOT / "tests" / "golden" / "models.json"
+BEGIN, END = "<!-- models: written by tools/model_tables.py -->\n", "<!-- end of models -->"
 COLUMNS = {"tokens or images alone": ("plain",), "`attention_mask`": ("right",), "packed": ("packed",)}
 """Columns, with the kinds of inputs that they hold."""
 DEVICES = ("cpu", "cuda")
@@ -84,9 +84,9 @@ def _short(line: str) -> str:
     return ", ".join(re.sub(r"^(\d+) (.*)$", r"\2 (\1)", part) for part in parts)
 
 
-def filled(readme: str, lines: dict[str, Any]) -> str:
-    """The README with the tables of these lines, and the versions that they were made with."""
-    head, rest = readme.split(BEGIN)
+def filled(page: str, lines: dict[str, Any]) -> str:
+    """The page with the tables of these lines, and the versions that they were made with."""
+    head, rest = page.split(BEGIN)
     versions = " and ".join(f"{name} {version}" for name, version in lines["versions"].items())
     parts = [f"This is with {versions}.\n", table(lines), differences(lines)]
     return head + BEGIN + "\n" + "\n".join(filter(None, parts)) + "\n" + END + rest.split(END, 1)[1]
@@ -94,7 +94,7 @@ def filled(readme: str, lines: dict[str, Any]) -> str:
 
 def main() -> None:
     lines = json.loads(LINES.read_text(encoding="utf-8"))
-    README.write_text(filled(README.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the README's tables of measured steps and masks from benchmarks/results: ``python tools/readme_results.py``."""
+"""Write the tables of the README and docs/benchmarks.md from benchmarks/results: ``python tools/result_tables.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+RESULTS = ROOT / "benchmarks" / "results"
 STEPS = {
     "step": "Llama, 8 layers, 2 x 8192 tokens",
     "step_32k": "Llama, 4 layers, 1 x 32768 tokens",
@@ -145,17 +146,19 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(readme: str) -> str:
-    """The README with its tables written anew."""
+def filled(page: str) -> str:
+    """A page with its tables written anew."""
     for name, make in TABLES.items():
-        begin, end = f"<!-- {name}: written by tools/readme_results.py -->\n", f"<!-- end of {name} -->"
-        head, rest = readme.split(begin)
-        readme = head + begin + "\n" + make() + "\n" + end + rest.split(end, 1)[1]
-    return readme
+        begin, end = f"<!-- {name}: written by tools/result_tables.py -->\n", f"<!-- end of {name} -->"
+        if begin in page:
+            head, rest = page.split(begin)
+            page = head + begin + "\n" + make() + "\n" + end + rest.split(end, 1)[1]
+    return page
 
 
 def main() -> None:
-    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
