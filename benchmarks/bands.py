@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
-from dash_inductor.kernels.portable import standalone
 
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.operators.attention import attention_backward
 from dash_inductor.operators.mask_tables import mask_tables

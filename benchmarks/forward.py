@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from dash_inductor.kernels.hopper.forward import build, launch
 
 from . import common, turns

@@ -28,13 +28,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from dash_inductor.kernels.common import launcher
-from dash_inductor.kernels.hopper.backward import launch
-from dash_inductor.kernels.hopper.forward import launch as forward_launch
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
 from dash_inductor import lowering
+from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.hopper.backward import launch
+from dash_inductor.kernels.hopper.forward import launch as forward_launch
 from dash_inductor.model import Call, Mask
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan as make_plan

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from dash_inductor.kernels.hopper.forward import launch
-from dash_inductor.kernels.portable import standalone
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.forward import launch
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Plan, Site, Tiles
 from dash_inductor.planning import costs
 

@@ -126,9 +126,8 @@ class _TimedPasses:
     """Wall time spent in dash_inductor's matching and lowering while compiling."""
 
     def __init__(self) -> None:
-        from dash_inductor.lowering import backward
-
         from dash_inductor import lowering
+        from dash_inductor.lowering import backward
         from dash_inductor.rewrites.attention import rewrite
 
         self.seconds = 0.0

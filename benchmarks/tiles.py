@@ -14,8 +14,8 @@ import multiprocessing
 from typing import Any
 
 import torch
-from dash_inductor.kernels.portable import standalone
 
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
 
 from . import common

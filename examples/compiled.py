@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dash_inductor.kernels.portable.standalone import Rendered, Resources, compile_for, render, resources
-
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
 from dash_inductor.planning import costs, plan
 

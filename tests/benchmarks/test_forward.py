@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from dash_inductor.kernels.hopper.forward import build
 
 from benchmarks import forward, turns
 from benchmarks.shapes import CAUSAL, FULL, Shape, regular
+from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band
 
 

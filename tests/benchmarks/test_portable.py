@@ -7,11 +7,11 @@ import runpy
 import sys
 
 import pytest
-from dash_inductor.kernels.hopper.forward import build
 
 from benchmarks import forward, portable, turns
 from benchmarks.shapes import FULL
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Tiles
 
 USED = portable.parse_tiles([f"{group}={tiles}" for group in portable.TILES for tiles in portable.TILES[group]])

@@ -168,9 +168,9 @@ def records_of_h100() -> dict[str, Any]:
     """What became of each layout, and of what is in its joint graph then; in a process whose CUDA device is a fake."""
     from unittest import mock
 
-    import dash_inductor.lowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    import dash_inductor.lowering
     from dash_inductor.records.records import clear_sites
 
     from ..support.attention_masks import compile_joint_graph

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
-from torch import Tensor
-
 from dash_inductor.model import Band, Order, Plan
 from dash_inductor.planning import costs
 

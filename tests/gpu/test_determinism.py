@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from dash_inductor.kernels.portable import standalone
 
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band
 
 from ..support import gpu_digest

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from dash_inductor.kernels.reference import backward as reference
-from dash_inductor.kernels.reference import forward as reference_forward
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import lowering
 from dash_inductor.config import config
+from dash_inductor.kernels.reference import backward as reference
+from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.model import Band, Dropout, Operand
 from dash_inductor.records.records import clear_sites, sites
 

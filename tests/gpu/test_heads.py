@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from dash_inductor.kernels.hopper.backward import launch
 from torch import Tensor
 
 import dash_inductor
+from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band
 
 from ..support import hopper_forward

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward import launch
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band, Plan
 from dash_inductor.schedule.schedules import NAMES, define, supports
 

@@ -12,11 +12,11 @@ from functools import cached_property
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward import launch
-from dash_inductor.kernels.hopper.backward.data import BackwardData
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.backward import launch
+from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.model import Band, Call, Mask
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import ClosedForm

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward import launch
 from torch._dynamo.utils import counters
 
 from dash_inductor import lowering
+from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band
 from dash_inductor.operators import attention as ops
 

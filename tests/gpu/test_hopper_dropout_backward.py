@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward import launch
-from dash_inductor.kernels.hopper.backward.data import BackwardData
-from dash_inductor.kernels.reference.dropout import kept
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.backward import launch
+from dash_inductor.kernels.hopper.backward.data import BackwardData
+from dash_inductor.kernels.reference.dropout import kept
 from dash_inductor.model import Band, Call, Mask, Operand
 from dash_inductor.model.dropout import STEPS, Dropout
 

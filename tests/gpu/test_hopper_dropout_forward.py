@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
 from torch import Tensor
 
 from benchmarks.forward import compile_all
+from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
 from dash_inductor.model import Band, Dropout, Operand
 
 from ..support import forward_tables

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.kernels.hopper.forward.device import consumer, producer
 from torch import Tensor
 
 from benchmarks.forward import compile_all
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward.device import consumer, producer
 from dash_inductor.model import Band
 from dash_inductor.upstream import compat
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from dash_inductor.kernels.hopper.backward import launch
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band
 
 from ..support.attention import Attention

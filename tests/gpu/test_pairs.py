@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from dash_inductor.kernels.reference import backward as reference
-from dash_inductor.kernels.reference import forward as reference_forward
-from dash_inductor.lowering import backward
 from torch import Tensor, nn
 
 import dash_inductor
 from dash_inductor import lowering, sites
 from dash_inductor.config import config
+from dash_inductor.kernels.reference import backward as reference
+from dash_inductor.kernels.reference import forward as reference_forward
+from dash_inductor.lowering import backward
 from dash_inductor.model import Band, Dropout, Operand, Plan, Tiles
 from dash_inductor.planning import costs
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.kernels.reference import tables as reference_tables
-
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
+from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels import registry
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.forward import build as forward_build
-
-from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Tiles
 from dash_inductor.planning import costs, families
 

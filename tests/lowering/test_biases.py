@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import sympy
+
 from dash_inductor.lowering.backward import fills_gpu
 
 LENGTH = sympy.Symbol("s0", integer=True, positive=True)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor_config
+
+from dash_inductor.config import config
+from dash_inductor.errors import ArgumentError, DashError, SiteKeptError
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.lowering import compile_kernels, early
-
-from dash_inductor.config import config
-from dash_inductor.errors import ArgumentError, DashError, SiteKeptError
 from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.model.reasons import Reason
 from dash_inductor.planning import plan

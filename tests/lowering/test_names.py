@@ -6,9 +6,9 @@ import itertools
 from collections import defaultdict
 
 import pytest
+
 from dash_inductor.kernels.portable import templates
 from dash_inductor.lowering.template import kind
-
 from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Segments
 from dash_inductor.schedule import supports
 

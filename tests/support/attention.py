@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dash_inductor.kernels.reference.backward import visible
 from torch import Tensor
 
 from dash_inductor import lowering
+from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band, Plan, Site
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan

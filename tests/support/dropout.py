@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from dash_inductor.kernels.reference.dropout import kept
 from torch import Tensor
 
+from dash_inductor.kernels.reference.dropout import kept
 from dash_inductor.model import Dropout
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from dash_inductor.kernels.hopper.forward.data import ForwardData
 from torch import Tensor
 
+from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 
 ROWS = 64

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward import launch
 from torch import Tensor
 
+from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Plan
 
 from .attention import Attention, Gradients

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dash_inductor.kernels.hopper.backward import build
-
 from dash_inductor.model import Band, Tiles
 
 from . import sass

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from dash_inductor.kernels.hopper.backward.data import BackwardData
 from torch import Tensor
 
+from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.model import Band
 from dash_inductor.schedule.table_walk import step_word
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from dash_inductor.kernels.hopper.shared.device import dropout
 
+from dash_inductor.kernels.hopper.shared.device import dropout
 from dash_inductor.model import dropout as definition
 
 from . import compared

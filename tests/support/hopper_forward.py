@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.kernels.hopper.forward.device import consumer, entry
-from dash_inductor.kernels.reference.backward import visible
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward.device import consumer, entry
+from dash_inductor.kernels.reference.backward import visible
 
 from .attention import Attention
 from .calls import BSHD

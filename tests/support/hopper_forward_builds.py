@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dash_inductor.kernels.hopper.forward import build
-
 from dash_inductor.model import Band
 
 from . import sass

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.hopper.forward.device import (
     consumer,
@@ -34,8 +36,6 @@ from dash_inductor.kernels.hopper.forward.device import (
 )
 from dash_inductor.kernels.hopper.shared.device import clear, places
 from dash_inductor.kernels.reference import dropout as reference_dropout
-from torch import Tensor
-
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
 from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words

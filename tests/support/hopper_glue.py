@@ -37,7 +37,6 @@ from dash_inductor.kernels.hopper.backward.device import (
     tickets,
 )
 from dash_inductor.kernels.hopper.shared.device import clear, dropout, ends, operations, places, steps, told, work
-
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.backward.data import BackwardData
-
 from dash_inductor.model import Band, Call, Mask, Operand, Segments, Tiles
 
 from .attention import Attention, Gradients

@@ -24,10 +24,10 @@ from dataclasses import replace  # noqa: E402
 
 import torch  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
-from dash_inductor.kernels.portable import standalone  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
+from dash_inductor.kernels.portable import standalone  # noqa: E402
 from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
 from . import keyed  # noqa: E402

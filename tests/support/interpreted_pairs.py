@@ -23,10 +23,10 @@ from unittest import mock  # noqa: E402
 
 import torch  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
-from dash_inductor.lowering import backward  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
+from dash_inductor.lowering import backward  # noqa: E402
 from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
 from .paired import PairedAttention, step  # noqa: E402

@@ -13,10 +13,10 @@ from dataclasses import replace
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
+
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.reference import tables as reference_tables
-
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.schedules import LEAST
 

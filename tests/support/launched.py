@@ -48,11 +48,11 @@ def main() -> None:
     import torch
 
     torch.cuda.current_device = lambda: 0
-    from dash_inductor.kernels.common import launcher
-    from dash_inductor.kernels.hopper.forward import build as forward_build
     from triton import knobs
 
     from dash_inductor.errors import DashError, LaunchError
+    from dash_inductor.kernels.common import launcher
+    from dash_inductor.kernels.hopper.forward import build as forward_build
     from dash_inductor.model import Band
 
     from .hopper_builds import Case, build

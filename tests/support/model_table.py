@@ -265,9 +265,10 @@ def h100_lines(names: Iterable[str]) -> dict[str, str]:
 
 def lines_of_h100(names: Sequence[str]) -> dict[str, str]:
     """As `h100_lines`, in a process whose CUDA device is a fake one; no kernel is compiled."""
-    import dash_inductor.lowering
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import PreTrainedModel
+
+    import dash_inductor.lowering
 
     from .attention_masks import compile_joint_graph
 

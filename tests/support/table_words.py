@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import torch
-from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from torch import Tensor
 
+from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.schedule.schedules import define, supports

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from dash_inductor.kernels.hopper.backward import build, launch
-from dash_inductor.kernels.hopper.backward.device import entry, reducer
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from dash_inductor.kernels.hopper.backward import build, launch
+from dash_inductor.kernels.hopper.backward.device import entry, reducer
 
 
 @gluon.jit

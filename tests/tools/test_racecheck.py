@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+
 from dash_inductor.kernels.hopper.shared.device import told
 
 from ..support.racecheck import races

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dash_inductor.kernels.hopper.backward import build
-from dash_inductor.kernels.portable import standalone
 
 from dash_inductor.install import cache_key
+from dash_inductor.kernels.hopper.backward import build
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Site
 from dash_inductor.planning import plan
 from dash_inductor.upstream import toolchain

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from triton.compiler import ASTSource
+
+from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
 from dash_inductor.kernels.common.device import tables
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.reference import tables as reference_tables
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from triton.compiler import ASTSource
-
-from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.mask_tables import mask_tables as operator

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from dash_inductor.kernels.portable import standalone
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
 from dash_inductor.planning import costs, plan
 

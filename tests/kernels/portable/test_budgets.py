@@ -8,9 +8,9 @@ import re
 
 import expecttest
 import pytest
-from dash_inductor.kernels.portable import standalone
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.planning import plan
 from dash_inductor.planning.costs import SHARED_BYTES

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from dash_inductor.kernels.portable import standalone
 
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Site
 from dash_inductor.model.dropout import ROUNDS
 from dash_inductor.planning import costs

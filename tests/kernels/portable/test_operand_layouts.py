@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dash_inductor.kernels.portable import standalone
 
+from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Plan, Site
 
 from ...support.keyed import KeyedAttention

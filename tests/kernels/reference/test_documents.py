@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dash_inductor.kernels.reference import backward as reference
-from dash_inductor.kernels.reference import forward as reference_forward
 from torch import Tensor
 
+from dash_inductor.kernels.reference import backward as reference
+from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.model import Band, Call, Mask, Operand, Plan, Segments, Site
 from dash_inductor.planning import costs, plan
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from dash_inductor.kernels.reference import backward as reference
-from dash_inductor.kernels.reference import forward as reference_forward
-from dash_inductor.kernels.reference.dropout import kept, philox, random_bits, ranks
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.reference import backward as reference
+from dash_inductor.kernels.reference import forward as reference_forward
+from dash_inductor.kernels.reference.dropout import kept, philox, random_bits, ranks
 from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
 from dash_inductor.operators import attention as ops
 

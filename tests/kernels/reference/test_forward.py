@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import templates
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
-
-from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.operators import attention as ops
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from dash_inductor.kernels.reference import backward as reference
-from dash_inductor.kernels.reference import forward as reference_forward
 from torch import Tensor
 
+from dash_inductor.kernels.reference import backward as reference
+from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.model import Band, Plan
 from dash_inductor.planning import plan
 from dash_inductor.schedule.jobs import Job

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.reference import backward as reference
-from dash_inductor.kernels.reference import forward as reference_forward
 from torch import Tensor
 
+from dash_inductor.kernels.reference import backward as reference
+from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.model import Band, Call, Dense, Keys, Mask, Operand, Segments, Tiles
 from dash_inductor.planning import plan
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import triton
-from dash_inductor.kernels.common import compiling
-from dash_inductor.kernels.hopper.backward import build
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from dash_inductor.kernels.common import compiling
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band
 
 from ....support import spinner

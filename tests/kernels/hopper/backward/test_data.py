@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward.data import FINISH, MAIN, Arguments, BackwardData
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.backward.data import FINISH, MAIN, Arguments, BackwardData
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.schedules import NAMES, supports

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper.backward import build
 
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band
 
 from ....support import kernel_code, sass

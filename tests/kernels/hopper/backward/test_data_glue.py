@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import pytest
+
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.backward.data import BackwardData
-
 from dash_inductor.model import Band
 from dash_inductor.schedule.jobs import Column
 from dash_inductor.schedule.schedules import supports

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from dash_inductor.kernels.reference.dropout import kept
 
+from dash_inductor.kernels.reference.dropout import kept
 from dash_inductor.model import Operand
 from dash_inductor.model.dropout import STEPS, Dropout
 

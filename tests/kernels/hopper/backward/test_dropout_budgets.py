@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper.backward import build
 
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band
 
 from ....support import kernel_code

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.shared import tensors
 from dash_inductor.kernels.hopper.shared.device import ends, operations
-
-from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Tiles
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.jobs import Column, tables, walked_query_heads

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.common import launcher
-from dash_inductor.kernels.hopper.backward import launch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band, Call, Plan
 from dash_inductor.upstream import compat
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from dash_inductor.kernels.hopper.backward import build
 
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band
 
 from ....support import hopper_forward_builds as forward_builds

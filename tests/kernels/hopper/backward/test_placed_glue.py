@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.backward import build
 from torch import Tensor
 
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band
 from dash_inductor.schedule.schedules import supports
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from dash_inductor.kernels.hopper.backward import build
 
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band, Site
 from dash_inductor.model.site import DType
 from dash_inductor.planning import plan

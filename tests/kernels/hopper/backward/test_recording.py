@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from dash_inductor.config import config
 from dash_inductor.kernels import registry
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import build, launch
 from dash_inductor.kernels.hopper.backward.device import entry, stamps
 from dash_inductor.lowering import early
-from torch import Tensor
-
-from dash_inductor.config import config
 from dash_inductor.model import Band, Plan, Site
 from dash_inductor.planning import plan
 from dash_inductor.records import profiles

@@ -8,8 +8,8 @@ from typing import Any
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper.shared.device import ends, operations
 
+from dash_inductor.kernels.hopper.shared.device import ends, operations
 from dash_inductor.model import Band
 
 from ....support.cases import some

@@ -7,9 +7,9 @@ from collections import Counter
 
 import expecttest
 import pytest
-from dash_inductor.kernels.hopper.forward import build
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band
 
 from ....support import sass

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.hopper.forward.device import drop
 from dash_inductor.kernels.hopper.shared.device.dropout import negative_where_dropped
 from dash_inductor.kernels.reference.dropout import philox, ranks
-from torch import Tensor
-
 from dash_inductor.model import Band
 from dash_inductor.model import dropout as definition
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.kernels.hopper.forward import launch as launch_side
-from dash_inductor.kernels.reference.backward import visible
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.forward import launch as launch_side
+from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import functions

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
 from dash_inductor.kernels.hopper.forward.device import entry
-from torch import Tensor
-
-from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat

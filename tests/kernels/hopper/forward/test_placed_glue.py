@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.hopper.forward import launch as launch_side
 from dash_inductor.kernels.reference.backward import visible
-from torch import Tensor
-
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
 
