@@ -1,7 +1,8 @@
 """Hooks of mkdocs, which builds the site of documentation: parts of other files, and a check of what was built.
 
 A line ``<!-- include: README.md#training-step -->`` of a page stands for the text under that heading of that file, up
-to the next heading; without a heading, for the file without its title.  The files are those at the root of the repository.
+to the next heading; without a heading, for the file without its title.  The files are those at the root of the
+repository.
 """
 
 from __future__ import annotations
