@@ -16,12 +16,12 @@ from unittest import mock
 
 import torch
 
+from dash_inductor.kernels.families import FAMILIES
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.operators.attention import attention_backward
 from dash_inductor.operators.mask_tables import mask_tables
 from dash_inductor.planning import planner
-from dash_inductor.planning.families import FAMILIES
 from dash_inductor.rewrites.attention.data_masks import CONTRIBUTIONS, KEYS_SEEN, KV_CODES, Q_CODES, STEPS, VISITS
 
 from . import common

@@ -27,8 +27,9 @@ import torch
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import launch
 from dash_inductor.kernels.portable import standalone
+from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.model import Plan, Site, Tiles
-from dash_inductor.planning import costs
+from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES
 
 from . import common, forward, turns
 from .common import NotRun
@@ -44,7 +45,7 @@ TILES = {
     "fp32": ("64x32w8s1", "64x64w8s1", "32x64w4s1"),
     "16bit": ("64x64w4s3", "128x128w8s2", "64x128w4s2"),
 }
-"""Tiles that are tried beside those of `costs.FORWARD_TILES`."""
+"""Tiles that are tried beside those of `FORWARD_TILES`."""
 TRIED_AT = 4096
 """The length at which they are."""
 
@@ -171,7 +172,7 @@ def other(shape: ForwardShape, tensors: Results, name: str) -> Run:
 
 def tiles_of(shape: ForwardShape, architecture: str, tried: Mapping[str, Sequence[Tiles]]) -> dict[str, Tiles]:
     """The tiles with which the portable forward is timed, by the names of their columns."""
-    own = costs.forward_tiles(architecture, shape.bits, shape.head_dim, shape.value_dim)
+    own = forward_tiles(architecture, shape.bits, shape.head_dim, shape.value_dim)
     if architecture == "sm_90" and shape.group in ("narrow", "short", "decode"):
         return {}
     others = tried.get(shape.group, ()) if shape.length == TRIED_AT else ()
@@ -213,7 +214,7 @@ def _failure(job: Job) -> str:
         compiled = standalone.build(rendered(shape, tiles), architecture)
     except Exception as error:  # a compiler crash is a property of one setting
         return f"{type(error).__name__}: {error}"[:200]
-    shared, limit = compiled.metadata.shared, costs.SHARED_BYTES[costs.SAME_AS.get(architecture, architecture)]
+    shared, limit = compiled.metadata.shared, SHARED_BYTES[SAME_AS.get(architecture, architecture)]
     return f"{shared} bytes of shared memory, there are {limit}" if shared > limit else ""
 
 

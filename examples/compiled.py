@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from dash_inductor.kernels.portable.standalone import Rendered, Resources, compile_for, render, resources
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
-from dash_inductor.planning import costs, plan
+from dash_inductor.model.architectures import WORKERS
+from dash_inductor.planning import plan
 
 H100 = "sm_90"
 Row = tuple[str, Tiles, int, Resources]
@@ -69,7 +70,7 @@ def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
     q_tiles = site.batch * site.q_heads * -(-site.q_len // tiles.block_q)
     kv_tiles = site.batch * site.q_heads * -(-site.kv_len // tiles.block_kv)
     yield "delta, lse", tiles, q_tiles, resources(kernels.prepare, H100)
-    yield "dq, dk, dv", tiles, min(kv_tiles, costs.WORKERS[H100]), resources(kernels.main, H100)
+    yield "dq, dk, dv", tiles, min(kv_tiles, WORKERS[H100]), resources(kernels.main, H100)
     rows = replace(tiles, num_warps=build.FINISH_WARPS)
     yield "dq", rows, q_tiles * (tiles.block_q // build.FINISH_ROWS), resources(kernels.finish, H100)
 

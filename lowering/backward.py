@@ -21,8 +21,8 @@ from ..kernels import registry
 from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.plan import Plan, Tiles
+from ..model.site import NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
 from ..operators import attention as ops
-from ..planning import costs
 from ..schedule import schedules
 from ..upstream import compat
 from . import early
@@ -57,7 +57,7 @@ def attention_backward(
 ) -> Sequence[TensorBox]:
     """dq, dk, dv of one site; shapes as in `ops`."""
     parsed = Plan.parse(plan)
-    if not registry.EXECUTIONS[parsed.kernel].templates:
+    if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
         return operator_call(ops.attention_backward, *args)
     log.debug("lowering %s: call=%s plan=%s", site, call, plan)
@@ -83,7 +83,7 @@ def attention_backward_with_bias(
 ) -> Sequence[TensorBox]:
     """dq, dk, dv of one site and the gradient of its bias; shapes as in `ops`."""
     parsed = Plan.parse(plan)
-    if not registry.EXECUTIONS[parsed.kernel].templates:
+    if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed)
         return operator_call(ops.attention_backward_with_bias, *args)
     log.debug("lowering %s: call=%s plan=%s summed=%s", site, call, plan, summed)
@@ -316,7 +316,7 @@ def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
         size: batch elements and heads that are not summed, q_len, and kv_len, integers or sympy's.
         block_q: rows of a q tile.
     """
-    nominal = costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, costs.NOMINAL_LEN
+    nominal = NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
     batch, heads, q_len = (
         int(x) if sympy.sympify(x).is_number else other for x, other in zip(size[:3], nominal, strict=True)
     )

@@ -17,9 +17,10 @@ import torch._inductor.config as inductor_config
 from ..config import config
 from ..errors import ArgumentError, DashError
 from ..kernels import registry
+from ..kernels.execution import Compiled
+from ..kernels.families import FAMILIES, family
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
-from ..planning import families
 from ..records import profiles
 from ..upstream import arch, compat
 
@@ -35,18 +36,19 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
         DashError: a kernel needs more shared memory than `device` has.
         Exception: whatever the compiler raised.
     """
-    if config.profile and plan.kernel != families.HOPPER.name:
-        profiles.warn(f"sites of the {plan.kernel} kernel are not profiled: the {families.HOPPER.name} kernel alone is")
+    if config.profile and not family(plan.kernel).stamps:
+        able = " and ".join(each.name for each in FAMILIES if each.stamps)
+        profiles.warn(f"sites of the {plan.kernel} kernel are not profiled: the {able} kernel alone is")
     if site.device == "cpu" or compat.interpreting() or not arch.is_there():
         return
     attempts = []
     if has_backward:
         if registry.has_templates(plan.kernel):
             check_settings(plan)
-        compiled = registry.EXECUTIONS[plan.kernel].compiled
+        compiled = registry.execution(plan.kernel).compiled
         attempts += [(compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
     if plan.forward_tiles is not None:
-        forward = registry.EXECUTIONS[plan.forward]
+        forward = registry.execution(plan.forward)
         for kv_len in _lengths(site, plan.forward, plan.forward_tiles):
             attempts += [(forward.compiled_forward, q_len, kv_len) for q_len in forward.q_lens(site, kv_len)]
     for compiled, q_len, kv_len in attempts:
@@ -76,9 +78,7 @@ def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
 
 
 @functools.cache
-def _attempt(
-    compiled: registry.Compiled, site: Site, plan: Plan, device: torch.device, profiled: bool
-) -> Exception | None:
+def _attempt(compiled: Compiled, site: Site, plan: Plan, device: torch.device, profiled: bool) -> Exception | None:
     """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds.
 
     Args:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
+from dash_inductor.kernels.family import Candidate
+from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
 from dash_inductor.planning import nominal
-from dash_inductor.planning.costs import HOPPER, Candidate
 from dash_inductor.planning.nominal import ARCH, SCHEDULES, Reach
 
 FILE = Path(nominal.__file__).with_name("critical_paths.json")

@@ -2,7 +2,7 @@
 
     python -m tools.predictions [--fit]
 
-`--fit` prints constants for `dash_inductor.planning.calibration` that are fitted anew: least squares of the relative
+`--fit` prints constants for `kernels.hopper.calibration` that are fitted anew: least squares of the relative
 errors over the shapes whose length is in `FITTED`.  The other shapes are held out.
 
 Backwards are those of the results in `BACKWARDS`, all under the planned schedule.  Forwards are those of forward.json,
@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shapes import SHAPES
+from dash_inductor.kernels.hopper.calibration import CALIBRATIONS, Backward, Forward
+from dash_inductor.kernels.hopper.prediction import backward_us, forward_us
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.planning import plan, prediction
-from dash_inductor.planning.calibration import CALIBRATIONS, Backward, Forward
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "schedules.md", ROOT / "benchmarks" / "results"
@@ -174,10 +175,10 @@ def fit_all() -> None:
     calibration = CALIBRATIONS[prediction.GPU]
 
     def backward(p: Point, rates: Backward) -> float:
-        return prediction.backward_us(p.plan, p.site, replace(calibration, backward={p.dims: rates}))
+        return backward_us(p.plan, p.site, replace(calibration, backward={p.dims: rates}))
 
     def forward(p: Point, rates: Forward) -> float:
-        return prediction.forward_us(p.plan, p.site, rates)
+        return forward_us(p.plan, p.site, rates)
 
     data = [p for p in points() if p.fitted]
     for dims, rates in calibration.backward.items():

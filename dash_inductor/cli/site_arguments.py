@@ -8,18 +8,16 @@ import re
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
+from ..model.architectures import SAME_AS, WORKERS
 from ..model.call import Bias, Call
 from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Dense, Keys, Mask, Operand, Segments
-from ..model.site import Site
-from ..planning import costs
-from ..planning.calibration import CALIBRATIONS
-from ..planning.families import BITS
-from ..planning.prediction import GPU
+from ..model.site import BITS, Site
+from ..planning.prediction import GPU, gpus
 from ..timeline.data import Data
 
 GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
-"""Names of GPUs, beside those of architectures; on those of `CALIBRATIONS` times have been measured."""
+"""Names of GPUs, beside those of architectures; on those of `prediction.gpus` times have been measured."""
 
 MASKS = """\
 terms joined by '+'.  One of
@@ -39,7 +37,7 @@ class Request:
     """A site on an architecture.
 
     Args:
-        gpu: the GPU for which times are predicted, a key of `CALIBRATIONS`.
+        gpu: the GPU for which times are predicted, one of `prediction.gpus`.
         data: what a mask that is data hides there; None where that was not said.
     """
 
@@ -78,8 +76,8 @@ def request(arguments: argparse.Namespace) -> Request:
     sizes = _shape(arguments.shape)
     batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim = sizes
     arch = GPUS.get(arguments.arch, arguments.arch)
-    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
-        raise ArgumentError("arch", arguments.arch, [*GPUS, *costs.WORKERS, *costs.SAME_AS])
+    if arch not in WORKERS and arch not in SAME_AS:
+        raise ArgumentError("arch", arguments.arch, [*GPUS, *WORKERS, *SAME_AS])
     if arguments.dtype not in BITS:
         raise ArgumentError("dtype", arguments.dtype, BITS)
     mask, data, operands = _mask(arguments.mask)
@@ -98,7 +96,7 @@ def request(arguments: argparse.Namespace) -> Request:
         value_dim, call,
     )  # fmt: skip
     gpu = arguments.arch.upper()
-    return Request(site, arch, gpu if gpu in CALIBRATIONS else GPU, data)
+    return Request(site, arch, gpu if gpu in gpus() else GPU, data)
 
 
 def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:

@@ -20,7 +20,7 @@ import torch
 import _dash_inductor_state as state
 
 from .. import _switch
-from ..planning import costs
+from ..model.architectures import SAME_AS, WORKERS
 from ..upstream import compat, probe
 from ..version import __version__
 from .findings import Check, Seen, Severity
@@ -162,7 +162,7 @@ def gpu() -> Iterator[Seen]:
         else:
             yield OK, "no GPU: PyTorch's CPU attention is deterministic, and is left alone by default", ""
         return
-    known = {*costs.WORKERS, *costs.SAME_AS} - {"cpu"}
+    known = {*WORKERS, *SAME_AS} - {"cpu"}
     for one in dict.fromkeys(found):
         count = found.count(one)
         libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"

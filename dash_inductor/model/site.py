@@ -11,6 +11,13 @@ from .mask import Band, Mask
 
 DType = Literal["float16", "bfloat16", "float32"]
 
+BITS: dict[DType, int] = {"float16": 16, "bfloat16": 16, "float32": 32}
+"""Widths of the dtypes."""
+
+NOMINAL_LEN, NOMINAL_BATCH, NOMINAL_HEADS = 2048, 8, 16
+"""What dynamic sizes count as, and the problem on which candidates are compared: 16384 tokens of width 2048, where work
+and waits decide, not the tail."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -55,3 +62,15 @@ class Site:
     def dropout(self) -> Dropout | None:
         """The dropout of the call."""
         return self.call.dropout
+
+    @property
+    def likely_band(self) -> Band | None:
+        """The band that the tile pairs seen under a mask that is data are likely to fill; None where it is a band.
+
+        A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is
+        cut, as DDP cuts it.  A schedule for causal masks costs others nothing, while `ascending` takes nearly twice as
+        long for a causal one, and its CTAs wait (docs/schedules.md).
+        """
+        if not self.mask.operands:
+            return None
+        return Band(0) if self.mask.dense is not None and self.band.is_full else self.band

@@ -3,7 +3,7 @@
 Needs only the standard library, and sympy for what must be simulated and for predictions.
 """
 
-from . import costs, families, forwards, planner
+from . import planner
 from .planner import decide, plan
 
-__all__ = ["costs", "decide", "families", "forwards", "plan", "planner"]
+__all__ = ["decide", "plan", "planner"]

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ..kernels.family import Candidate
+from ..model.architectures import WORKERS
 from ..model.mask import Band
 from ..model.plan import Tiles
+from ..model.site import NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
 from ..schedule.names import CO_RESIDENT, supports
 from ..schedule.problem import Problem
 from ..schedule.simulator import Costs
-from . import costs
-from .costs import Candidate
 
 ARCH = "sm_90"
 """The architecture whose critical paths have been made in advance."""
@@ -54,14 +55,14 @@ class Reach:
 
 def farthest(tiles: Tiles) -> Reach:
     """The reach of the full mask."""
-    rest = (costs.NOMINAL_LEN - tiles.block_kv) // tiles.block_q
+    rest = (NOMINAL_LEN - tiles.block_kv) // tiles.block_q
     return Reach(rest, rest)
 
 
 def key(candidate: Candidate) -> str:
     """All that a candidate's critical paths depend on beside band and schedule, as `critical_paths.json` names it."""
     c = candidate
-    problem = f"{costs.NOMINAL_BATCH}x{costs.NOMINAL_HEADS}x{costs.NOMINAL_LEN} on {costs.WORKERS[ARCH]}"
+    problem = f"{NOMINAL_BATCH}x{NOMINAL_HEADS}x{NOMINAL_LEN} on {WORKERS[ARCH]}"
     prices = f"matmul={c.matmul} reduce={c.reduce} handover={c.handover} depth={c.depth}"
     return f"{problem}: {c.dkdv.block_q}x{c.dkdv.block_kv} {prices}"
 
@@ -87,7 +88,7 @@ def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> f
 
 def waits(name: str, arch: str) -> bool:
     """Whether CTAs wait for one another: they share an accumulator, and there is more than one worker."""
-    return name != "two_pass" and costs.WORKERS[arch] > 1
+    return name != "two_pass" and WORKERS[arch] > 1
 
 
 def must_be_simulated(name: str, candidate: Candidate, mask: Band, arch: str) -> bool:
@@ -96,7 +97,7 @@ def must_be_simulated(name: str, candidate: Candidate, mask: Band, arch: str) ->
 
 
 def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `costs`)."""
+    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `kernels.family`)."""
     known = made_in_advance(name, candidate, mask, arch)
     return simulated(name, candidate, mask, arch) if known is None else known
 
@@ -112,7 +113,7 @@ def work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
     for problem, prices in passes(name, candidate, mask, arch):
         step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
         total += problem.batch * problem.heads * sum(map(problem.steps, range(problem.n_kv))) * step
-    return total / costs.WORKERS[arch]
+    return total / WORKERS[arch]
 
 
 def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
@@ -131,10 +132,10 @@ def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple
 def _kernel(
     name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
 ) -> tuple[Problem, Costs]:
-    length = costs.NOMINAL_LEN  # square, so the band's anchor does not matter
+    length = NOMINAL_LEN  # square, so the band's anchor does not matter
     section = launched_together(name, band, arch, -(-length // tiles.block_kv))
     problem = Problem(
-        band, length, length, tiles.block_q, tiles.block_kv, costs.NOMINAL_BATCH, costs.NOMINAL_HEADS, section=section
+        band, length, length, tiles.block_q, tiles.block_kv, NOMINAL_BATCH, NOMINAL_HEADS, section=section
     )
     compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
     reduce = candidate.reduce * tiles.block_q / 128
@@ -148,10 +149,10 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
         from ..schedule.simulator import simulate
         from ..schedule.walk import ClosedForm
 
-        workers = max(costs.WORKERS[arch], ClosedForm(name, problem).resident)
+        workers = max(WORKERS[arch], ClosedForm(name, problem).resident)
         return simulate(tables(name, problem), workers, prices).makespan
     steps = [problem.steps(kv) for kv in range(problem.n_kv)]
-    free = [0.0] * costs.WORKERS[arch]
+    free = [0.0] * WORKERS[arch]
     for _ in range(problem.batch * problem.heads):
         for count in steps:
             heapq.heapreplace(free, free[0] + count * (prices.compute + prices.reduce))
@@ -164,4 +165,4 @@ def launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
         return 1
     if name == "two_pass":
         return 1 if mask.is_full else 4
-    return min(64, 1 << (-(-2 * costs.WORKERS[arch] // kv_tiles) - 1).bit_length())
+    return min(64, 1 << (-(-2 * WORKERS[arch] // kv_tiles) - 1).bit_length())

@@ -2,10 +2,10 @@
 
 Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
 with dynamic lengths and one with static lengths must agree.  The kernel family is the most special one that covers the
-site (`families`).  Among its candidates schedule and tiles are chosen on a fixed nominal problem (`nominal`): the one
-with the shortest critical path wins, of equally good ones the earlier.  Predictions for the site itself (`prediction`)
-decide nothing.  Schedules that need co-residency, and `descending`, are never chosen, only taken when named.  Masks
-with segments are planned among `UPWARD` alone.
+site (`kernels.families`).  Among its candidates schedule and tiles are chosen on a fixed nominal problem (`nominal`):
+the one with the shortest critical path wins, of equally good ones the earlier.  Predictions for the site itself
+(`prediction`) decide nothing.  Schedules that need co-residency, and `descending`, are never chosen, only taken when
+named.  Masks with segments are planned among `UPWARD` alone.
 
 Lengths decide one thing, `section`, the launch grouping, which never changes bits.
 """
@@ -18,16 +18,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import ArgumentError, DashError
+from ..kernels.families import FAMILIES, family, head_dims_in_words
+from ..kernels.family import Candidate, padded
+from ..model.architectures import tables_of
 from ..model.mask import MAX_LENGTH, Band
-from ..model.plan import Decision, Kept, Plan, Tiles
+from ..model.plan import Decision, Kept, Plan
 from ..model.reasons import Reason
-from ..model.site import Site
+from ..model.site import BITS, NOMINAL_LEN, Site
 from ..schedule.names import CO_RESIDENT, NAMES, check_name, supports
-from . import costs, forwards
-from .costs import Candidate
-from .families import BITS, FAMILIES, family, head_dims_in_words
-from .forwards import Forward
+from .forward import forward_of
 from .nominal import critical_path, launched_together, must_be_simulated, work
+from .numerics import numerics_key, terms
 
 UPWARD = ("ascending", "spt", "two_pass")
 """What masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes up: down, all kv
@@ -37,6 +38,10 @@ SIDE_BY_SIDE = 4
 """Heads that are launched together at least where the CTAs of a head keep less of it in the L2 cache than `_fits_l2`
 counts: under `ascending`, where all begin at the first q tile and walk side by side, and under windows, where those
 that run at the same time walk a part of it.  This changes speed alone."""
+
+L2_BYTES = 20 << 20
+"""What the heads of a section may keep in an H100's L2 cache (50 MB): the next section is there already when the last
+CTAs of one finish."""
 
 SEGMENTS = 2
 """Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""
@@ -70,7 +75,7 @@ def _why_not(site: Site, arch: str) -> Kept:
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
     if any(f.covers_dims(site, arch) for f in FAMILIES):
-        return Kept(Reason.MASK_UNSUPPORTED, f"{_terms(site)} at {dims}")
+        return Kept(Reason.MASK_UNSUPPORTED, f"{terms(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
     return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
@@ -82,7 +87,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
         schedule: take this schedule instead of choosing one; it must support the mask.
         compiler: settings of the compiler that may change bits (`toolchain.settings`); part of the numerics key.
 
-    An architecture of `costs.SAME_AS` gets the plan of its relative, under a numerics key of its own.
+    An architecture of `SAME_AS` gets the plan of its relative, under a numerics key of its own.
 
     Raises:
         ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or a site that
@@ -112,7 +117,7 @@ def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
     _check(site, arch, schedule)
     allowed = schedules_for(site) if schedule is None else (schedule,)
     named = schedule is not None
-    return _choose(known, candidates(site, arch, named), site.band, allowed, named, likely_band(site))
+    return _choose(known, candidates(site, arch, named), site.band, allowed, named, site.likely_band)
 
 
 def candidates(site: Site, arch: str, named: bool = False) -> tuple[tuple[str, Candidate], ...]:
@@ -138,9 +143,9 @@ def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
     known = tables_of(arch)
     name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    forward = forwards.choose(site, known, kernel)
+    forward = forward_of(site, known, kernel)
     section = _section(name, site, known, kernel, candidate)
-    key = _numerics_key(site, arch, kernel, name, candidate, forward, tf32)
+    key = numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
     return Plan(
         kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
@@ -152,13 +157,6 @@ def keeping(plan: Plan, operator: str) -> Plan:
     """The plan with the graph's own forward, the operator of this name, which its numerics key then names."""
     key = re.sub(r"/forward=[^/]*", f"/forward=keep:{operator}", plan.numerics_key)
     return replace(plan, forward="keep", forward_tiles=None, numerics_key=key)
-
-
-def tables_of(arch: str) -> str:
-    """The architecture whose tables `arch` uses."""
-    if arch not in costs.WORKERS and arch not in costs.SAME_AS:
-        raise ArgumentError("arch", arch, [*costs.WORKERS, *costs.SAME_AS])
-    return costs.SAME_AS.get(arch, arch)
 
 
 def check_kind(site: Site, arch: str) -> None:
@@ -179,7 +177,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
     if not any(f.covers(site, known) for f in FAMILIES):
-        raise ArgumentError("mask", _terms(site), "a mask that kernels for these head dims read")
+        raise ArgumentError("mask", terms(site), "a mask that kernels for these head dims read")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
@@ -190,18 +188,6 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         reason = supports(schedule, site.band)
         if reason is not None:
             raise ArgumentError("schedule", schedule, f"one that supports the mask {site.band}: {reason}")
-
-
-def likely_band(site: Site) -> Band | None:
-    """The band that the tile pairs seen under a mask that is data are likely to fill; None where the mask is a band.
-
-    A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is cut,
-    as DDP cuts it.  A schedule for causal masks costs others nothing, while `ascending` takes nearly twice as long for
-    a causal one, and its CTAs wait (docs/schedules.md).
-    """
-    if not site.mask.operands:
-        return None
-    return Band(0) if site.mask.dense is not None and site.band.is_full else site.band
 
 
 @lru_cache(maxsize=256)
@@ -277,9 +263,9 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
 
 
 def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
-    length = costs.NOMINAL_LEN if site.kv_len is None else site.kv_len
+    length = NOMINAL_LEN if site.kv_len is None else site.kv_len
     if family(kernel).cta_per_query_head:
-        longest = max(length, costs.NOMINAL_LEN if site.q_len is None else site.q_len)
+        longest = max(length, NOMINAL_LEN if site.q_len is None else site.q_len)
         longest = longest if site.mask.segments is None else -(-longest // SEGMENTS)
         together = name == "ascending" or (site.band.is_window and site.mask.segments is None)
         return _fits_l2(site, longest, SIDE_BY_SIDE if together else 1)
@@ -291,28 +277,7 @@ def _fits_l2(site: Site, length: int, least: int) -> int:
 
     At least `least` of them, as far as there are so many.
     """
-    heads = max(least, costs.L2_BYTES // (8 * length * max(64, costs.padded(site.head_dim))))
+    heads = max(least, L2_BYTES // (8 * length * max(64, padded(site.head_dim))))
     if site.batch is not None:
         heads = min(heads, site.batch * site.q_heads)
     return 1 << (int(heads).bit_length() - 1)
-
-
-def _numerics_key(
-    site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: Forward, tf32: bool
-) -> str:
-    """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
-    tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
-    dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, _terms(site), f"group{site.group}", arch]
-    facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
-    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
-    return "/".join([f"v{costs.NUMERICS_VERSION}", kernel, name, *tiles, *facts])
-
-
-def _terms(site: Site) -> str:
-    """The mask, and whether there is a bias."""
-    return str(site.mask) if site.call.bias is None else f"{site.mask} + bias"
-
-
-def _shape(tiles: Tiles) -> str:
-    return f"{tiles.block_q}x{tiles.block_kv}w{tiles.num_warps}"

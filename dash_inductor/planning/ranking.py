@@ -10,14 +10,15 @@ import math
 from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError
+from ..kernels.families import FAMILIES, family
+from ..kernels.family import Candidate, Documents, Family
+from ..model.architectures import tables_of
 from ..model.mask import Band
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
 from ..schedule.names import NAMES
 from . import nominal, planner
-from .costs import Candidate
-from .families import FAMILIES, KernelFamily, family
-from .prediction import GPU, Documents, predicted_us, unknown
+from .prediction import GPU, predicted_us, unknown
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class _Question:
 
     @property
     def likely(self) -> Band | None:
-        return planner.likely_band(self.site)
+        return self.site.likely_band
 
 
 def rank(
@@ -89,9 +90,9 @@ def rank(
         ArgumentError: an unknown architecture, GPU, dtype or schedule, a schedule that cannot run at the site, or
             documents that are not those of the site.
     """
-    known = planner.tables_of(arch)
+    known = tables_of(arch)
     planner.check_kind(site, arch)
-    families = [f for f in FAMILIES if (f.name == "reference") == (site.device == "cpu")]
+    families = [f for f in FAMILIES if f.device == site.device]
     found = [_uncovered(f, site, known) for f in families if not f.covers(site, known)]
     if len(found) < len(families):
         best = planner.choose(site, arch, schedule)
@@ -124,7 +125,7 @@ def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
     return replace(c, why=f"{c.why}; at this site it is predicted to be faster, but choices ignore lengths and batch")
 
 
-def _uncovered(f: KernelFamily, site: Site, arch: str) -> Candidacy:
+def _uncovered(f: Family, site: Site, arch: str) -> Candidacy:
     return Candidacy(f.name, None, None, None, None, None, False, f.why_not(site, arch), None)
 
 
@@ -135,7 +136,7 @@ def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate
         return Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, unable, None)
     chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
     walked = planner.walked_band(name, kernel, site.band, question.likely)
-    facts = name, candidate, walked, planner.tables_of(arch)
+    facts = name, candidate, walked, tables_of(arch)
     length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
     plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=question.compiler)
     if chosen:

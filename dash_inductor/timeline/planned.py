@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ArgumentError
+from ..model.architectures import WORKERS, tables_of
 from ..model.site import Site
-from ..planning import costs, planner
 from ..planning.prediction import GPU
 from ..planning.ranking import Candidacy, chosen_of
 from . import measured
@@ -78,7 +78,7 @@ def picture(
         scale = takes / own.end if own.end else 1.0
         runs = [_scaled(run, predicted[c], scale, own.name) for run, c in zip(runs, drawn, strict=True)]
     runs = runs if real is None else [real, *runs]
-    count = workers or costs.WORKERS[planner.tables_of(arch)]
+    count = workers or WORKERS[tables_of(arch)]
     beside = "" if recorded is None else "; the first run was recorded on a GPU"
     subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
     if site.mask.operands and data is None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import ArgumentError
+from ..kernels.families import family
+from ..model.architectures import WORKERS, tables_of
 from ..model.plan import Plan
 from ..model.site import Site
-from ..planning import costs as _costs
 from ..planning import nominal, planner, prediction
-from ..planning.calibration import CALIBRATIONS
-from ..planning.families import HOPPER, family, hopper_dims
 from ..schedule.jobs import tables, walked_query_heads
 from ..schedule.simulator import Costs, Run, simulate
 from ..schedule.walk import ClosedForm, Problem
@@ -23,7 +22,7 @@ MODEL_UNIT = Unit("units", "time; computing a tile pair takes 1")
 """The unit where costs are relative to the computation of a tile pair."""
 
 PLAN_UNIT = Unit("units", "time; computing 128 x 128 queries and keys takes 1 at best")
-"""The unit of the planner's costs, see `planning.costs`."""
+"""The unit of the planner's costs, see `kernels.family`."""
 
 MOST_TILE_PAIRS = 1 << 18
 """Longest run that is simulated for a picture, in tile pairs: seconds of work."""
@@ -62,7 +61,7 @@ def of_plan(
         site: with static lengths and batch.
         arch: as for `planner.plan`.
         data: what the mask hides beside its band.  Kernels that walk by tables visit only what it leaves.
-        gpu: where times of walks have been measured, a key of `CALIBRATIONS`.
+        gpu: where times of walks have been measured, one of `prediction.gpus`.
         workers: CTAs at a time, by default as many as the architecture has nominally.
 
     Raises:
@@ -74,8 +73,8 @@ def of_plan(
             raise ArgumentError(name, size, "a number: dynamic sizes have no timeline")
     if data is not None:
         data.check(site.batch or 0, site.q_len or 0, site.kv_len or 0)
-    known = planner.tables_of(arch)
-    count = workers or _costs.WORKERS[known]
+    known = tables_of(arch)
+    count = workers or WORKERS[known]
     candidate = next(
         c for kernel, c in planner.candidates(site, arch) if (kernel, c.dkdv, c.dq) == (plan.kernel, plan.dkdv, plan.dq)
     )
@@ -89,11 +88,7 @@ def of_plan(
 
 def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
     """The costs with what a walk takes beside its steps, where that has been measured."""
-    dims = hopper_dims(site.head_dim, site.value_dim)
-    rates = CALIBRATIONS[gpu].backward.get(dims) if dims is not None else None
-    if arch != "sm_90" or plan.kernel != HOPPER.name or rates is None:
-        return prices
-    return replace(prices, epilogue=prices.compute * rates.walk / rates.step)
+    return replace(prices, epilogue=prices.compute * family(plan.kernel).beside_steps(site, arch, gpu))
 
 
 def _pass(

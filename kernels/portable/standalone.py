@@ -22,10 +22,10 @@ from ...errors import ArgumentError
 from ...model.mask import ROW_BLOCK
 from ...model.plan import Plan, Tiles
 from ...model.site import Site
-from ...planning.families import PORTABLE
 from ...schedule import schedules
 from ...upstream import toolchain
 from . import templates
+from .family import FAMILY
 
 _TYPES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 _DIRECTORY = tempfile.TemporaryDirectory(prefix="dash_inductor_")
@@ -75,7 +75,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous;
             (batch, token) of Q_IDS, KV_IDS; (batch, head, key) of KEYS; (batch, head, row, key) of DENSE, BIAS.
     """
-    if plan.kernel != PORTABLE.name:
+    if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     batch, q_len, kv_len = _sizes(site)
     bounds = site.band.lo is not None, site.band.hi is not None
@@ -168,7 +168,7 @@ def render_forward(
         interpret: the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles
-    if plan.forward != PORTABLE.name or tiles is None:
+    if plan.forward != FAMILY.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
     bounds = site.band.lo is not None, site.band.hi is not None

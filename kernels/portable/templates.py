@@ -20,8 +20,8 @@ from ...model.call import Call
 from ...model.dropout import ROUNDS, Dropout
 from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Plan, Tiles
-from ...planning.costs import padded
 from ...schedule import codegen, geometry
+from ..family import padded
 
 # Lengths: of tokens that are rows, and of a mask of rows.
 _TOKENS_ARE_ROWS = """

@@ -24,9 +24,9 @@ from torch import Tensor
 from ...model.call import Call
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
-from ...planning.families import family
 from ...schedule.jobs import tables, walked_query_heads
 from ...schedule.walk import Problem, functions
+from ..families import family
 from .dropout import Drops
 from .rows import Rows
 

@@ -16,8 +16,9 @@ import pytest
 from dash_inductor.cli import main, site_arguments
 from dash_inductor.cli.site_arguments import Request, request
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.calibration import CALIBRATIONS
 from dash_inductor.model.mask import Band
-from dash_inductor.planning import calibration, planner, prediction
+from dash_inductor.planning import planner, prediction
 from dash_inductor.planning.ranking import rank
 from dash_inductor.timeline.data import Data
 
@@ -161,9 +162,9 @@ def test_predictions_are_for_the_gpu_that_was_named_if_it_was_measured(
     time = prediction.predicted_us(planner.plan(found.site, "sm_90"), found.site, "sm_90", "H200")
     assert [said(name) for name in ("h100", "h200", "sm_90")] == [("H200", time)] * 3
     assert "predicted: the backward of this site on an H200" in printed(capsys, *LARGE, "--arch", "h100")
-    h200 = calibration.CALIBRATIONS["H200"]
+    h200 = CALIBRATIONS["H200"]
     measured = replace(h200, launch=h200.launch + 1000.0)
-    monkeypatch.setitem(calibration.CALIBRATIONS, "H100", measured)
+    monkeypatch.setitem(CALIBRATIONS, "H100", measured)
     assert said("h100") == ("H100", pytest.approx(time + 1000.0))
     assert said("h200") == ("H200", time)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.portable import standalone
+from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.model import Band, Order, Plan
-from dash_inductor.planning import costs
 
 from ..support.calls import BSHD
 from ..support.hopper_forward import check, check_distance
@@ -66,7 +66,7 @@ def problem(
 
 def forward_plan(p: KeyedAttention) -> Plan:
     """The portable forward with its tiles for this architecture, which are not planned for 16 bits on sm_90."""
-    tiles = costs.forward_tiles(arch(), 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3])
+    tiles = forward_tiles(arch(), 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3])
     return Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import dash_inductor
 from dash_inductor import lowering, sites
 from dash_inductor.config import config
+from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.lowering import backward
 from dash_inductor.model import Band, Dropout, Operand, Plan, Tiles
-from dash_inductor.planning import costs
 
 from ..support.dropout import kept_pairs
 from ..support.paired import PairedAttention, step
@@ -243,7 +243,7 @@ def test_every_head_dim_compiles_and_is_right() -> None:
         for dim in (16, 32, 96)
         for dtype, data in ((BF16, {"dense": "qk"}), (BF16, {"bias": "hqk:random"}), (FP32, {"bias": "qk:infinite"}))
     ]
-    tiles = [costs.forward_tiles(arch, 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3]) for p in given]
+    tiles = [forward_tiles(arch, 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3]) for p in given]
     assert all(isinstance(t, Tiles) for t in tiles)
     for p, (out, *gradients) in zip(given, run(given, [planned(p) for p in given]), strict=True):
         true_out, true, _ = p.exact()

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from dash_inductor.kernels.families import HOPPER, PORTABLE
+from dash_inductor.kernels.hopper.family import NARROW
 from dash_inductor.model import Call, Site
 from dash_inductor.planning import plan, planner
-from dash_inductor.planning.families import HOPPER, NARROW, PORTABLE
 from tools.portable_sites import ARCH, sites, why_portable
 
 from ..support.distribution import ROOT

@@ -10,7 +10,8 @@ import pytest
 import sympy
 
 from dash_inductor.model import Band, Bias, Call, Mask, Operand, Site
-from dash_inductor.planning import costs, plan
+from dash_inductor.model.architectures import SAME_AS, WORKERS
+from dash_inductor.planning import plan
 from dash_inductor.schedule.codegen import SIGNATURES, WALK
 from dash_inductor.schedule.schedules import NAMES, Schedule, define, supports
 from dash_inductor.schedule.symbols import (
@@ -113,7 +114,7 @@ def deciding(site: Site, arch: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("arch", [*costs.WORKERS, *costs.SAME_AS])
+@pytest.mark.parametrize("arch", [*WORKERS, *SAME_AS])
 def test_plans_do_not_know_how_many_heads_there_are(arch: str, dtype: str) -> None:
     """1 to 64 heads, and groups of 1 to 8; sections alone differ, which change no bit."""
     dims = [(64, 64), (128, 128)] + [(192, 128), (256, 256)] * (arch == "sm_90" and dtype != "float32")

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dash_inductor.kernels.family import Candidate
+from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
 from dash_inductor.model import Band, Call, Mask, Plan, Site
-from dash_inductor.planning import costs, nominal, plan, planner
-from dash_inductor.planning.costs import HOPPER, Candidate
+from dash_inductor.model.site import NOMINAL_LEN
+from dash_inductor.planning import nominal, plan, planner
 from dash_inductor.planning.nominal import ARCH, SCHEDULES, Reach
 from dash_inductor.schedule import simulator
 from dash_inductor.schedule.names import CO_RESIDENT, NAMES, UNBOUNDED, supports
@@ -107,8 +109,8 @@ def test_the_bent_fold_of_the_nominal_problem_is_spt(
     """As `made_in_advance` says; not so if the nominal sequences were long enough to be bent."""
     found = {nominal.simulated(name, candidate, band, ARCH) for name in ("bent_fold", "spt")}
     assert found == {nominal.made_in_advance("bent_fold", candidate, band, ARCH)}
-    monkeypatch.setattr(costs, "NOMINAL_LEN", LEAST * candidate.dkdv.block_q)
-    monkeypatch.setattr(costs, "NOMINAL_BATCH", 1)  # less to simulate
+    monkeypatch.setattr(nominal, "NOMINAL_LEN", LEAST * candidate.dkdv.block_q)
+    monkeypatch.setattr(nominal, "NOMINAL_BATCH", 1)  # less to simulate
     assert len({nominal.simulated(name, candidate, band, ARCH) for name in ("bent_fold", "spt")}) == 2
 
 
@@ -138,7 +140,7 @@ def test_other_costs_and_other_nominal_problems_have_no_critical_paths(monkeypat
     assert nominal.made_in_advance("descending", candidate, Band(0), ARCH) is None
     dearer = Candidate(candidate.dkdv, matmul=0.3, reduce=0.3, handover=0.3, depth=2)
     assert nominal.made_in_advance("bent_fold", dearer, Band(0), ARCH) is None
-    monkeypatch.setattr(costs, "NOMINAL_LEN", 512)
+    monkeypatch.setattr(nominal, "NOMINAL_LEN", 512)
     assert nominal.made_in_advance("bent_fold", candidate, Band(0), ARCH) is None
 
 
@@ -156,7 +158,7 @@ def test_bands_of_equal_reach_have_the_same_tile_pairs(
     assert reach is not None
     found = []
     for each in (band, reach.band(tiles)):
-        problem = Problem(each, costs.NOMINAL_LEN, costs.NOMINAL_LEN, tiles.block_q, tiles.block_kv)
+        problem = Problem(each, NOMINAL_LEN, NOMINAL_LEN, tiles.block_q, tiles.block_kv)
         f, tail = functions("ascending", problem), problem.tail()
         ranges = [f.dash_q_range(kv, *tail) for kv in range(problem.n_kv)]
         ranges += [f.dash_kv_range(q, *tail) for q in range(problem.n_q)]

@@ -9,12 +9,16 @@ import expecttest
 import pytest
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.families import FAMILIES
+from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
+from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
+from dash_inductor.kernels.portable.family import LIMIT
+from dash_inductor.model.architectures import WORKERS
 from dash_inductor.model.call import Bias, Call
 from dash_inductor.model.mask import Band, Dense, Mask, Operand
 from dash_inductor.model.plan import Kept, Plan
 from dash_inductor.model.reasons import Reason
-from dash_inductor.model.site import Site
-from dash_inductor.planning import costs, families
+from dash_inductor.model.site import BITS, Site
 from dash_inductor.planning.nominal import critical_path
 from dash_inductor.planning.planner import decide, plan
 from dash_inductor.schedule.schedules import LEAST, NAMES, supports
@@ -217,7 +221,7 @@ def test_override(name: str, mask: Band) -> None:
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
 def test_the_choice_is_the_shortest_critical_path_without_co_residency(arch: str) -> None:
     """Of the candidates of one kernel family."""
-    of_family = {"sm_90": (costs.HOPPER[64, 64],), "sm_80": costs.PORTABLE["sm_80", 16, 64]}
+    of_family = {"sm_90": (HOPPER[64, 64],), "sm_80": PORTABLE["sm_80", 16, 64]}
     for mask in (Band(), CAUSAL, Band(0, 255)):
         p = plan(site(8, 8, 512, 64, mask), arch)
         for candidate in of_family[arch]:
@@ -227,10 +231,10 @@ def test_the_choice_is_the_shortest_critical_path_without_co_residency(arch: str
 
 
 def test_every_architecture_has_candidates_for_all_head_dims_of_the_templates() -> None:
-    for arch in costs.WORKERS:
-        for dtype, dim in itertools.product(families.BITS, range(8, families.PORTABLE_LIMIT + 1, 8)):
+    for arch in WORKERS:
+        for dtype, dim in itertools.product(BITS, range(8, LIMIT + 1, 8)):
             facts = site(8, 8, 512, dim, Band(), dtype=dtype, device="cpu" if arch == "cpu" else "cuda")
-            covering = [f for f in families.FAMILIES if f.covers(facts, arch)]
+            covering = [f for f in FAMILIES if f.covers(facts, arch)]
             assert {c.dq is None for f in covering for c in f.candidates(facts, arch)} == {True, False}
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper import prediction as hopper_prediction
+from dash_inductor.kernels.hopper.calibration import CALIBRATIONS, DATA
 from dash_inductor.model import Band, Bias, Call, Dropout, Mask, Operand, Site
-from dash_inductor.planning import calibration, costs, plan, prediction
+from dash_inductor.model.site import NOMINAL_BATCH, NOMINAL_LEN
+from dash_inductor.planning import plan
 from dash_inductor.planning.prediction import predicted_forward_us, predicted_us, unknown
 from dash_inductor.planning.ranking import Candidacy, chosen_of, rank
 from dash_inductor.schedule.names import NAMES
@@ -59,11 +62,11 @@ def test_every_backward_of_the_results_has_a_prediction_but_that_of_head_dim_256
 @pytest.mark.parametrize("name", ["step", "walk"])
 def test_wrong_constants_are_noticed(tool: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of 6 %, or a walk of 2 steps, more."""
-    found = calibration.CALIBRATIONS["H200"]
+    found = CALIBRATIONS["H200"]
     rates = found.backward[128, 128]
     wrong = replace(rates, **{name: rates.step * 1.06 if name == "step" else rates.walk + 2 * rates.step})
     changed = replace(found, backward={**found.backward, (128, 128): wrong})
-    monkeypatch.setitem(calibration.CALIBRATIONS, "H200", changed)
+    monkeypatch.setitem(CALIBRATIONS, "H200", changed)
     with pytest.raises(SystemExit, match=r"d128.* is off by more than 0\.05"):
         tool["text"](tool["points"]())
 
@@ -73,7 +76,7 @@ def test_the_constants_are_those_that_are_fitted(tool: dict[str, Any], capsys: p
     """To a per cent of what a step takes; those that hardly matter are not told apart by the measurements."""
     tool["fit_all"]()
     lines = capsys.readouterr().out.splitlines()
-    rates = [r for c in calibration.CALIBRATIONS.values() for r in (*c.backward.values(), *c.forward.values())]
+    rates = [r for c in CALIBRATIONS.values() for r in (*c.backward.values(), *c.forward.values())]
     for line, expected in zip(lines, rates, strict=True):
         step = float(line.split("step=")[1].split(",")[0])
         assert step == pytest.approx(expected.step, rel=0.01), line
@@ -94,7 +97,7 @@ def test_a_prediction_is_for_the_site_itself() -> None:
 
 def test_dynamic_sizes_count_as_nominal_ones() -> None:
     dynamic = site(batch=None, q_len=None, kv_len=None)
-    nominal = site(batch=costs.NOMINAL_BATCH, q_len=costs.NOMINAL_LEN, kv_len=costs.NOMINAL_LEN)
+    nominal = site(batch=NOMINAL_BATCH, q_len=NOMINAL_LEN, kv_len=NOMINAL_LEN)
     chosen = plan(nominal, "sm_90")
     assert predicted_us(chosen, dynamic, "sm_90") == predicted_us(chosen, nominal, "sm_90")
     assert predicted_forward_us(chosen, dynamic, "sm_90") == predicted_forward_us(chosen, nominal, "sm_90")
@@ -105,7 +108,7 @@ def test_long_launches_are_cut_short(predict: Any, monkeypatch: pytest.MonkeyPat
     large = site(batch=64, q_len=1024, kv_len=1024)
     chosen = plan(large, "sm_90")
     whole = predict(chosen, large, "sm_90")
-    monkeypatch.setattr(prediction, "WALKS", 1024)
+    monkeypatch.setattr(hopper_prediction, "WALKS", 1024)
     cut = predict(chosen, large, "sm_90")
     assert cut != whole
     assert cut == pytest.approx(whole, rel=0.03)
@@ -147,9 +150,9 @@ def test_masks_that_are_data_and_dropout_have_factors() -> None:
         assert found is not None
         return found
 
-    assert us(keys) == pytest.approx(calibration.DATA["keys"] * us(plain))
-    assert us(dropped) == pytest.approx(calibration.DATA["dropout"] * us(plain))
-    assert us(dense) == pytest.approx(calibration.DATA["dense"] * us(site("causal")))  # as it is planned
+    assert us(keys) == pytest.approx(DATA["keys"] * us(plain))
+    assert us(dropped) == pytest.approx(DATA["dropout"] * us(plain))
+    assert us(dense) == pytest.approx(DATA["dense"] * us(site("causal")))  # as it is planned
 
 
 def documents_us(lengths: tuple[int, ...], mask: str = "causal & segments(0,0)", batch: int = 1) -> float:
@@ -185,7 +188,7 @@ def test_tiles_of_documents(mask: str, lengths: tuple[int, ...]) -> None:
             for q in range(problem.n_q)
         ]  # fmt: skip
         expected.append((sum(map(any, seen)), sum(any(pairs) and not all(pairs) for pairs in seen)))
-    assert prediction._tiles_of(lengths, problem) == expected
+    assert hopper_prediction._tiles_of(lengths, problem) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Digests of everything that ends up in the text of a kernel.
 
 ``python -m tests.support.kernel_sources > tests/golden/kernel_sources.json`` writes them down.  Before you do that,
-raise `planning.costs.NUMERICS_VERSION` if the change can change a bit of a result.
+raise `planning.numerics.NUMERICS_VERSION` if the change can change a bit of a result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import json
 import tokenize
 
-from dash_inductor.planning import costs
+from dash_inductor.planning import numerics
 
 from .distribution import ROOT
 
@@ -51,4 +51,4 @@ def code(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"numerics_version": costs.NUMERICS_VERSION, "sources": sources()}, indent=1))
+    print(json.dumps({"numerics_version": numerics.NUMERICS_VERSION, "sources": sources()}, indent=1))

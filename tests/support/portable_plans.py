@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from unittest import mock
 
+from dash_inductor.kernels.families import PORTABLE
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
 from dash_inductor.planning import planner
-from dash_inductor.planning.families import PORTABLE
 
 
 def portable_plan(site: Site, arch: str, schedule: str | None = None) -> Plan:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.calibration import CALIBRATIONS
+from dash_inductor.model.architectures import WORKERS
 from dash_inductor.model.call import Call
 from dash_inductor.model.mask import Band, Keys, Mask, Operand, Segments
 from dash_inductor.model.site import Site
-from dash_inductor.planning import nominal, planner
-from dash_inductor.planning.calibration import CALIBRATIONS
+from dash_inductor.planning import planner
 from dash_inductor.planning.ranking import chosen_of, rank
 from dash_inductor.schedule.jobs import jobs_of, tables
 from dash_inductor.schedule.simulator import Costs
@@ -129,7 +130,7 @@ def test_the_run_of_a_plan_visits_the_tile_pairs_of_the_site(arch: str, schedule
     expected = {(h, q, kv) for h in range(8) for q in range(512 // bq) for kv in range(512 // bkv)
                 if kv * bkv <= (q + 1) * bq - 1}  # fmt: skip
     assert pairs == expected
-    assert len(run.lanes) == nominal.costs.WORKERS[arch]
+    assert len(run.lanes) == WORKERS[arch]
     assert run.heads[5] == "batch element 1, head 1"
     few = of_plan(SITE, arch, plan, workers=3)
     assert len(few.lanes) == 3

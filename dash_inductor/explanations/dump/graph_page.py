@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from ...planning.families import PORTABLE
 from ...records.records import GraphRecord
 from .. import html
 from .. import page as explanation_page
@@ -148,7 +147,7 @@ class GraphPage:
             rows.append((escape(kernel.of), escape(kernel.name), *numbers, " ".join(links)))
         header = ("of", "kernel", ">warps", ">registers", ">spilled bytes, stored/loaded", ">shared bytes", "texts")
         note = ""
-        if PORTABLE.name in (plan.kernel, plan.forward):
+        if any(map(kernels.is_rendered, (plan.kernel, plan.forward))):
             note = (
                 '<p class="legend">Portable kernels are compiled here as for contiguous tensors of nominal or known '
                 "sizes; the code that runs is Inductor's.</p>"

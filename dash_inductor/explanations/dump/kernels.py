@@ -12,9 +12,7 @@ import torch
 from ...kernels import registry
 from ...kernels.portable import standalone
 from ...model.plan import Plan
-from ...model.site import Site
-from ...planning import costs
-from ...planning.families import REFERENCE
+from ...model.site import NOMINAL_LEN, Site
 
 TEXTS = {"source": "py", "ttgir": "ttgir", "ptx": "ptx"}
 """The texts of a kernel, and the endings of their files."""
@@ -48,24 +46,29 @@ def built(site: Site, plan: Plan, arch: str) -> tuple[BuiltKernel, ...]:
     Raises:
         Exception: whatever the compiler raised.
     """
-    length = costs.NOMINAL_LEN
+    length = NOMINAL_LEN
     site = replace(site, batch=site.batch or 1, q_len=site.q_len or length, kv_len=site.kv_len or length)
-    found = [] if plan.kernel == REFERENCE.name else [("backward", kernel) for kernel in _backward(site, plan, arch)]
-    if plan.forward_tiles is not None and plan.forward != REFERENCE.name:
+    found = [("backward", kernel) for kernel in _backward(site, plan, arch)]
+    if plan.forward_tiles is not None:
         found += [("forward", kernel) for kernel in _forward(site, plan, arch)]
     return tuple(_described(of, kernel, arch) for of, kernel in found)
+
+
+def is_rendered(name: str) -> bool:
+    """Whether kernels of this family, a `Plan.kernel` or `Plan.forward`, are rendered from templates."""
+    return registry.has_templates(name)
 
 
 def _backward(site: Site, plan: Plan, arch: str) -> Iterator[Any]:
     if registry.has_templates(plan.kernel):
         return (standalone.build(kernel, arch) for kernel in standalone.render(plan, site))
-    return registry.EXECUTIONS[plan.kernel].compiled(site, plan, torch.device("cuda", 0))
+    return registry.execution(plan.kernel).compiled(site, plan, torch.device("cuda", 0))
 
 
 def _forward(site: Site, plan: Plan, arch: str) -> Iterator[Any]:
     if registry.has_templates(plan.forward):
         return iter((standalone.build(standalone.render_forward(plan, site), arch),))
-    return registry.EXECUTIONS[plan.forward].compiled_forward(site, plan, torch.device("cuda", 0))
+    return registry.execution(plan.forward).compiled_forward(site, plan, torch.device("cuda", 0))
 
 
 def _described(of: str, kernel: Any, arch: str) -> BuiltKernel:

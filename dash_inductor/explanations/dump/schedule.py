@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ... import timeline
 from ...model.plan import Plan
-from ...model.site import Site
-from ...planning import costs
+from ...model.site import NOMINAL_LEN, Site
 from ...timeline.svg import svg as draw
 
 TILES, HEADS, WORKERS = 8, 4, 8
@@ -21,7 +20,7 @@ def svg(site: Site, arch: str, plan: Plan) -> str:
         ArgumentError: an unknown architecture.
     """
     tile = max(plan.dkdv.block_q, plan.dkdv.block_kv)
-    q_len, kv_len = (min(length or costs.NOMINAL_LEN, TILES * tile) for length in (site.q_len, site.kv_len))
+    q_len, kv_len = (min(length or NOMINAL_LEN, TILES * tile) for length in (site.q_len, site.kv_len))
     kv_heads = min(site.kv_heads, max(1, HEADS // site.group))
     small = replace(site, batch=1, q_heads=kv_heads * site.group, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len)
     run = timeline.of_plan(small, arch, plan, workers=WORKERS)

@@ -12,8 +12,8 @@ import torch
 from torch.fx import Node
 
 from ...graph.emit import Emitter
+from ...kernels.families import family
 from ...operators.mask_tables import mask_tables
-from ...planning.families import family
 from .sites import Match
 
 aten = torch.ops.aten

@@ -18,9 +18,10 @@ from ....errors import ArgumentError
 from ....model.mask import ROW_BLOCK, Band, Mask
 from ....model.plan import Plan, Tiles
 from ....model.site import DType, Site
-from ....planning.families import HOPPER, hopper_dims
 from ....schedule import schedules
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
+from ..family import FAMILY
+from ..settings import VARIANTS, dims_of_tile
 from ..shared import place_arguments
 from ..shared.device import dropout
 from ..shared.device.ends import MOST_STAGES
@@ -40,48 +41,13 @@ TARGETS = "dk", "dv"
 """What the main kernel writes to tokens, where the mask is one of rows."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Settings of the main kernel that change speed and resources, never bits.
-
-    Args:
-        step: the form of a step, see `steps`.
-        ahead: a step ends with S of the next one; always where steps overlap.
-        left_in_registers: K and V are left operands in registers.
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
-        one_dq: one dq tile in shared memory, where there is no room for one per stage.
-        registers: registers per thread of producer and reducers.
-    """
-
-    step: Literal["overlapped", "halved", "shared"]
-    ahead: bool = False
-    left_in_registers: bool = False
-    tail: int = 0
-    one_dq: bool = False
-    registers: int = 24
-
-    @property
-    def halves(self) -> int:
-        """Pieces of a q tile in shared memory."""
-        return 2 if self.step == "halved" else 1
-
-
-VARIANTS = {
-    (64, 64): Variant("halved", ahead=True, left_in_registers=True),
-    (128, 128): Variant("overlapped", ahead=True),
-    (192, 128): Variant("halved", tail=64, one_dq=True),
-    (256, 256): Variant("shared"),
-}
-"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA."""
-
-
 def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The key of `VARIANTS` for these head dims.
+    """The dims of the tile of these head dims, a key of `VARIANTS`.
 
     Raises:
         ArgumentError: head dims that no variant fits.
     """
-    dims = hopper_dims(head_dim, value_dim)
+    dims = dims_of_tile(head_dim, value_dim)
     if dims is None:
         raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*VARIANTS]}")
     return dims
@@ -159,7 +125,7 @@ class Specialisation:
         Raises:
             ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
         """
-        if plan.kernel != HOPPER.name:
+        if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")

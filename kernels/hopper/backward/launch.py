@@ -17,11 +17,11 @@ from ....config import config
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.plan import Plan
-from ....planning.families import HOPPER
 from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ...common import launcher
 from ...common.strides import dense_strides
+from ..family import FAMILY
 from ..shared import place_arguments
 from ..shared.device.dropout import ARGUMENTS
 from ..shared.device.operations import DQ_ROW
@@ -111,7 +111,7 @@ class _State:
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
         data: Facts | None, rows: int | None, has_dropout: bool, stamped: bool,
     ) -> None:  # fmt: skip
-        if plan.kernel != HOPPER.name:
+        if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
         if (data is None) != (not call.mask.operands):
             raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")

@@ -17,15 +17,13 @@ from ....errors import ArgumentError
 from ....model.mask import ROW_BLOCK, Band
 from ....model.plan import Tiles
 from ....model.site import DType, Site
-from ....planning.families import hopper_dims
 from ....schedule.table_walk import from_the_end
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
+from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile
 from ..shared import place_arguments
 from .device.entry import hopper_forward
 from .device.prepare import prepare
 from .device.work import ROWS
-
-CONSUMER_WARPS = 4
 
 DATA_ARGUMENTS = {
     **dict.fromkeys(("counts_ptr", "steps_ptr"), "*i32"), "tables": "i32",
@@ -40,79 +38,13 @@ TARGET = "out"
 """What the main kernel writes to tokens, where the mask is one of rows."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the main kernel; of these, block_kv alone changes bits.
-
-    Args:
-        block_kv: keys of a kv tile.
-        stages: tiles of the rings of K and of V.
-        consumers: warpgroups with a row block of their own, 2 or 3.
-        q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
-        out_in_q: out takes the place of q in shared memory, where there is no room for both.
-        registers: per thread of the consumers (the first of them gets what is left).
-        producer_registers: per thread of the producer.
-        codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
-        halves: see Note [Halves] in `half`, and `Specialisation.halves`.
-        section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
-    """
-
-    block_kv: int
-    stages: int
-    consumers: int = 2
-    q_stages: int = 1
-    tail: int = 0
-    out_in_q: bool = False
-    registers: int = 240
-    producer_registers: int = 24
-    codes_ahead: int = 1
-    halves: bool = False
-    section_mib: int = 16
-
-    def __post_init__(self) -> None:
-        if self.halves and self.block_kv != 2 * ROWS.value:
-            raise ArgumentError("block_kv", self.block_kv, f"{2 * ROWS.value}, of which {ROWS.value} are a half")
-
-    @property
-    def rows(self) -> int:
-        """Query rows of a tile."""
-        return int(ROWS.value) * self.consumers
-
-    @property
-    def tiles(self) -> Tiles:
-        """The tiles as a plan names them."""
-        return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
-
-
-SETTINGS: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(
-        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True,
-        section_mib=32,
-    ),
-    (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
-    (256, 256): Settings(64, 2, out_in_q=True),
-}  # fmt: skip
-"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
-the rates of these and of other settings."""
-
-SHORT: dict[tuple[int, int], Settings] = {
-    (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
-}
-"""Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
-
-They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
-the tiles of `SETTINGS`."""
-
-
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
     """The key of `SETTINGS` for these head dims.
 
     Raises:
         ArgumentError: head dims that no kernel fits, or that TMA cannot read.
     """
-    dims = hopper_dims(head_dim, value_dim)
+    dims = dims_of_tile(head_dim, value_dim)
     if dims is None or head_dim % 8 or value_dim % 8:
         allowed = f"multiples of 8 up to one of {[*SETTINGS]}"
         raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)

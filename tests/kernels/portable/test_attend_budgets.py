@@ -11,8 +11,10 @@ import pytest
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import standalone
+from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
-from dash_inductor.planning import costs, plan
+from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES, WORKERS
+from dash_inductor.planning import plan
 
 from ...support.portable_builds import built as compiled
 from ...support.portable_builds import stages
@@ -41,7 +43,7 @@ def rendered(
 ) -> standalone.Rendered:
     call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125, bias=Bias(Operand(1)) if bias else None)
     site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, call)  # type: ignore[arg-type]  # a name
-    tiles = costs.forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
+    tiles = forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     return standalone.render_forward(facts, site)
 
@@ -55,7 +57,7 @@ def test_fits_the_architecture(case: tuple[str, str, tuple[int, int], Band, bool
     ragged = 3000 if TRITON >= (3, 9) else 700  # from 3.9 on, the assembler gives this kernel half of the registers
     limit = ragged if (arch, dtype, dims) == ("sm_80", "float16", (256, 256)) else 128
     asm, used = compiled(kernel, arch)
-    assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+    assert used.shared_memory <= SHARED_BYTES[arch], used
     assert max(used.spill_stores, used.spill_loads) <= limit, used
     assert ("cp.async" in asm["ptx"]) == (kernel.tiles.num_stages > 1)
     assert not re.search(r"\b(red|atom)\.global", asm["ptx"]), "nothing is accumulated in memory"
@@ -162,7 +164,7 @@ def test_the_backward_with_keys_fits(arch: str, schedule: str, dim: int) -> None
     kernels = standalone.render(plan(facts, arch, schedule), facts)
     for kernel in kernels:
         _, used = compiled(kernel, arch)
-        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert used.shared_memory <= SHARED_BYTES[arch], used
         assert max(used.spill_stores, used.spill_loads) <= 640, used
     assert [k.names.count("KEYS") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
 
@@ -177,11 +179,11 @@ def of_segments(arch: str, dim: int, *, keys: bool = False) -> Site:
 @pytest.mark.parametrize("keys", [False, True], ids=["", "keys"])
 def test_the_forward_with_segments_fits(arch: str, keys: bool) -> None:
     """And loads tiles ahead, keys and values, although a vector says which of them are read."""
-    tiles = costs.forward_tiles(arch, 16, 128, 128)
+    tiles = forward_tiles(arch, 16, 128, 128)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     kernel = standalone.render_forward(facts, of_segments(arch, 128, keys=keys))
     asm, used = compiled(kernel, arch)
-    assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+    assert used.shared_memory <= SHARED_BYTES[arch], used
     assert max(used.spill_stores, used.spill_loads) <= 160, used
     stage = (tiles.block_kv * 128 * 2) * 2  # bytes of a tile of keys and one of values
     assert used.shared_memory >= (tiles.num_stages - 1) * stage
@@ -198,7 +200,7 @@ def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> 
     kernels = standalone.render(plan(facts, arch, schedule), facts)
     for kernel in kernels:
         _, used = compiled(kernel, arch)
-        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert used.shared_memory <= SHARED_BYTES[arch], used
         assert max(used.spill_stores, used.spill_loads) <= 640, used
     assert [k.names.count("Q_IDS") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
     assert [k.names.count("KEYS") for k in kernels] == ([1, 0] if schedule == "two_pass" else [0, 1])
@@ -215,13 +217,13 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
     else:
         call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
     facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, call)
-    tiles = costs.forward_tiles(arch, 16, dim, dim)
+    tiles = forward_tiles(arch, 16, dim, dim)
     forward = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     kernels = [*standalone.render(portable_plan(facts, arch), facts), standalone.render_forward(forward, facts)]
     assert len(kernels) == (3 if kind == "dense" else 4)
     for kernel in kernels:
         _, used = compiled(kernel, arch)
-        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert used.shared_memory <= SHARED_BYTES[arch], used
         assert max(used.spill_stores, used.spill_loads) <= 1000, used
         assert used.registers > 128, "where the assembler runs out of registers, it gives a kernel 32"
         assert ("BIAS" in kernel.names) == (kind == "bias")
@@ -245,19 +247,19 @@ def test_a_bias_is_loaded_ahead() -> None:
 
 
 def test_every_class_has_tiles() -> None:
-    for arch, bits, dim, value_dim in product(costs.WORKERS, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
-        tiles = costs.forward_tiles(arch, bits, dim, value_dim)
+    for arch, bits, dim, value_dim in product(WORKERS, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
+        tiles = forward_tiles(arch, bits, dim, value_dim)
         assert min(tiles.block_q, tiles.block_kv) >= 16
         assert all(x & (x - 1) == 0 for x in (tiles.block_q, tiles.block_kv, tiles.num_warps))
-    for arch, same_as in costs.SAME_AS.items():
-        assert costs.forward_tiles(arch, 16, 64, 64) == costs.forward_tiles(same_as, 16, 64, 64)
+    for arch, same_as in SAME_AS.items():
+        assert forward_tiles(arch, 16, 64, 64) == forward_tiles(same_as, 16, 64, 64)
 
 
 REFUSED: list[tuple[Callable[[], Tiles], str]] = [
-    (lambda: costs.forward_tiles("sm_70", 16, 64, 64), "arch='sm_70'"),
-    (lambda: costs.forward_tiles("sm_90", 8, 64, 64), "bits=8"),
-    (lambda: costs.forward_tiles("sm_90", 16, 264, 64), "head_dim=264"),
-    (lambda: costs.forward_tiles("sm_90", 16, 64, 4), "value_dim=4"),
+    (lambda: forward_tiles("sm_70", 16, 64, 64), "arch='sm_70'"),
+    (lambda: forward_tiles("sm_90", 8, 64, 64), "bits=8"),
+    (lambda: forward_tiles("sm_90", 16, 264, 64), "head_dim=264"),
+    (lambda: forward_tiles("sm_90", 16, 64, 4), "value_dim=4"),
 ]
 
 

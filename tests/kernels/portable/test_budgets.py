@@ -12,8 +12,8 @@ import pytest
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Plan, Site, Tiles
+from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.planning import plan
-from dash_inductor.planning.costs import SHARED_BYTES
 from tests.support.calls import call_of
 from tests.support.triton_version import PINNED
 

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from dash_inductor.kernels.portable import standalone
+from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Site
+from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.model.dropout import ROUNDS
-from dash_inductor.planning import costs
 
 from ...support.distribution import ROOT
 from ...support.portable_plans import portable_plan
@@ -100,7 +101,7 @@ def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> 
     plain = [standalone.render_forward(planned, without), *standalone.render(planned, without)]
     for kernel, other, limit in zip((forward, *backward), plain, (128, 640, 640), strict=True):
         _, used = compiled(kernel, arch)
-        assert used.shared_memory <= costs.SHARED_BYTES[arch], used
+        assert used.shared_memory <= SHARED_BYTES[arch], used
         assert max(used.spill_stores, used.spill_loads) <= limit, used
         if (arch, dtype) == ("sm_90", "bfloat16"):  # no thread computes bits for another one
             assert used.shared_memory == compiled(other, arch)[1].shared_memory
@@ -121,7 +122,7 @@ def test_the_seed_is_the_last_tensor_that_is_read(mask: Mask) -> None:
 def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, int]) -> None:
     """Note [Bits of the forward] with dropout: neither knowledge of lengths nor a vector of keys changes a bit."""
     arch, dtype, dim = case
-    tiles = costs.forward_tiles(arch, 16, dim, dim)
+    tiles = forward_tiles(arch, 16, dim, dim)
     planned = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     even, keyed, causal = (
         standalone.render_forward(planned, site(dtype, dim, mask, 4096))
@@ -139,7 +140,7 @@ def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, in
 def test_kernels_without_dropout_have_nothing_of_it() -> None:
     facts = site("bfloat16", 64, Mask(Band(0)), p=None)
     planned = portable_plan(facts, "sm_90", "two_pass")
-    tiles = costs.forward_tiles("sm_90", 16, 64, 64)
+    tiles = forward_tiles("sm_90", 16, 64, 64)
     portable = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     for kernel in (standalone.render_forward(portable, facts), *standalone.render(planned, facts)):
         assert "SEED" not in kernel.names

@@ -12,10 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.family import Candidate
+from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.settings import SETTINGS
+from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
+from dash_inductor.kernels.portable.family import FORWARD_TILES
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
+from dash_inductor.kernels.reference.family import TILES as REFERENCE
 from dash_inductor.model import Band, Call, Mask, Operand, Plan, Segments, Site
-from dash_inductor.planning import costs, plan
+from dash_inductor.model.architectures import WORKERS
+from dash_inductor.planning import plan
 
 from ...support.documents import OTHERS, PLACES, TILE, among, of_document
 from ...support.keyed import KeyedAttention, segment_ids
@@ -87,15 +94,15 @@ def test_chunks_have_the_bits_of_their_own_tokens() -> None:
 
 def test_no_tile_is_larger() -> None:
     """Of keys, anywhere, and of queries where dk and dv are added; queries of a forward do not know of one another."""
-    tiles = [t for table in (costs.PORTABLE, costs.REFERENCE) for row in table.values() for t in row]
-    for candidate in (*tiles, *costs.HOPPER.values()):
+    tiles = [t for row in PORTABLE.values() for t in row]
+    for candidate in (*tiles, Candidate(REFERENCE, REFERENCE), *HOPPER.values()):
         for shape in (candidate.dkdv, candidate.dq or candidate.dkdv):
             assert TILE % shape.block_q == TILE % shape.block_kv == 0
-    for forward in (*costs.FORWARD_TILES.values(), *costs.HOPPER_FORWARD.values()):
+    for forward in (*FORWARD_TILES.values(), REFERENCE, *(settings.tiles for settings in SETTINGS.values())):
         assert TILE % forward.block_kv == 0
 
 
-@pytest.mark.parametrize("arch", costs.WORKERS)
+@pytest.mark.parametrize("arch", WORKERS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_segments_are_planned_alike_in_all_heads(arch: str, dtype: str) -> None:
     """Also beside other terms, and in no other mask."""

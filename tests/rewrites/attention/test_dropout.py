@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -25,8 +24,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from dash_inductor.config import config
 from dash_inductor.graph.nodes import bind, op_name
+from dash_inductor.kernels.hopper.family import FAMILY as HOPPER
 from dash_inductor.model import Bias, Call, Dropout, Operand, Reason
-from dash_inductor.planning import families, forwards, planner
+from dash_inductor.planning import forward as planned_forward
+from dash_inductor.planning import planner
 from dash_inductor.records.records import sites
 
 from ...support.dropout import dense, kept_pairs
@@ -438,9 +439,8 @@ TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8],
 @pytest.mark.parametrize("mask", TABLES)
 def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If kernels that walk by tables had dropout: tables are of the mask, and stand behind all that the call reads."""
-    able = replace(families.HOPPER, reads=families.HOPPER.reads | {"dropout"})
-    monkeypatch.setattr(planner, "FAMILIES", (able,))
-    monkeypatch.setattr(forwards, "HOPPER", able)
+    for module in (planner, planned_forward):
+        monkeypatch.setattr(module, "FAMILIES", (HOPPER,))
 
     def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor, shown: Tensor) -> tuple[Any, ...]:
         added = hidden(shown if mask == "dense" else shown.unsqueeze(1).unsqueeze(1), q)

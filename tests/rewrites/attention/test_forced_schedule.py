@@ -14,7 +14,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
-from dash_inductor.planning import costs, decide, plan, planner
+from dash_inductor.planning import decide, nominal, plan, planner
 
 from ...support.calls import call_of
 from ...support.graphs import BACKWARD, Shape, efficient, joint_graph, op_counts, rewritten
@@ -27,7 +27,7 @@ DIMS = [(64, 64), (128, 128), (192, 128), (256, 256)]  # the last two have Hoppe
 @pytest.fixture
 def small_nominal_problem(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Which schedule is fastest does not matter here, so the problem that the planner simulates may be small."""
-    monkeypatch.setattr(costs, "NOMINAL_LEN", 512)
+    monkeypatch.setattr(nominal, "NOMINAL_LEN", 512)
     planner._choose.cache_clear()
     yield
     planner._choose.cache_clear()

@@ -1,6 +1,6 @@
 """What steps and walks of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
 
-They serve `prediction` alone.  No choice depends on them, and none is taken at run time.
+They serve `prediction` beside this file alone.  No choice depends on them, and none is taken at run time.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Dims = tuple[int, int]
-"""Head dims of a tile, of q and k, and of v: a key of `costs.HOPPER`."""
+from .settings import Dims
 
 
 @dataclass(frozen=True)

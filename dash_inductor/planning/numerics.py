@@ -1,0 +1,32 @@
+"""The numerics key: all that can change a bit of a result, as plain text."""
+
+from __future__ import annotations
+
+from ..kernels.family import Candidate
+from ..model.plan import Tiles
+from ..model.site import Site
+from .forward import Forward
+
+NUMERICS_VERSION = 11
+"""Raise it whenever a kernel changes the bits of a gradient for an otherwise equal numerics key."""
+
+
+def numerics_key(
+    site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: Forward, tf32: bool
+) -> str:
+    """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
+    tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
+    dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, terms(site), f"group{site.group}", arch]
+    facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
+    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
+    return "/".join([f"v{NUMERICS_VERSION}", kernel, name, *tiles, *facts])
+
+
+def terms(site: Site) -> str:
+    """The mask, and whether there is a bias."""
+    return str(site.mask) if site.call.bias is None else f"{site.mask} + bias"
+
+
+def _shape(tiles: Tiles) -> str:
+    return f"{tiles.block_q}x{tiles.block_kv}w{tiles.num_warps}"

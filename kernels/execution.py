@@ -1,0 +1,46 @@
+"""How the kernels of a family are compiled and run: the half of `family` that needs torch and Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model.call import Call
+from ..model.plan import Plan, Tiles
+from ..model.site import Site
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""grad_out, query, key, value, out and log-sum-exp, shaped as `operators.attention` says."""
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""dq, dk and dv."""
+Results = tuple[Tensor, Tensor]
+"""Output and log-sum-exp."""
+Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
+"""Triton's compiled kernels for a site on a CUDA device, compiled now."""
+
+
+def _usual_q_lens(site: Site, usual: int) -> tuple[int, ...]:
+    return (usual,)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a family's kernels need to run.
+
+    Args:
+        backward, forward: run them outside of Inductor; the backward is given the site's name, the forward its tiles.
+        compiled, compiled_forward: the kernels of the backward, and of the forward.
+        templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
+        q_lens: (site, a usual number of queries) -> those for which the site needs different forward kernels.
+    """
+
+    backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
+    forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
+    compiled: Compiled
+    compiled_forward: Compiled
+    templates: bool = False
+    q_lens: Callable[[Site, int], tuple[int, ...]] = _usual_q_lens

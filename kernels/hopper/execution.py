@@ -1,0 +1,78 @@
+"""How the Hopper kernels are compiled and run: the operators launch them; on the CPU the reference executor runs.
+
+What they need is imported when it is first used: a process that only compiles needs no launcher.  Later calls find
+names in modules, which takes less than to find modules in packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config import config
+from ...errors import ArgumentError
+from ...model.call import Call
+from ...model.plan import Plan, Tiles
+from ...model.site import Site
+from ..execution import Execution, Gradients, Results, Tensors
+from ..reference import execution as reference
+from .family import FAMILY
+
+
+def _backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
+    if not tensors[0].is_cuda:
+        return reference.backward(tensors, extras, call, plan, site)
+    _check_data(call)
+    from .backward.data import BackwardData
+    from .backward.launch import backward
+
+    dropout = call.dropout
+    drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
+    return backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site)
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
+    if not query.is_cuda:
+        return reference.forward(query, key, value, extras, call, tiles)
+    _check_data(call)
+    from .forward.build import check_tiles, dims_of
+    from .forward.data import ForwardData, ForwardDropout
+    from .forward.launch import forward
+
+    check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
+    (order,) = call.orders
+    order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
+    data, dropout = ForwardData.of(call, extras), ForwardDropout.of(call.dropout, extras)
+    return forward(query, key, value, call.mask.band, call.scale, order, data, dropout)
+
+
+def _check_data(call: Call) -> None:
+    """Raise ArgumentError unless the kernels read all that a call reads of data."""
+    if not call.data <= FAMILY.reads:
+        raise ArgumentError("call", str(call), f"one that reads {sorted(FAMILY.reads)} alone")
+
+
+def _compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    from .backward import build
+
+    kernels = build.kernels(build.Specialisation.of_site(site, plan, config.profile), device.index)
+    yield from (kernels.prepare, kernels.main, kernels.finish)
+
+
+def _compiled_forward(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
+    from .forward import build
+
+    kernels = build.kernels(build.Specialisation.of_site(site), device.index)
+    yield from (kernels.prepare, kernels.main)
+
+
+def _q_lens(site: Site, usual: int) -> tuple[int, ...]:
+    from .forward import build
+
+    return build.nominal_q_lens(site, usual)
+
+
+EXECUTION = Execution(_backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens)

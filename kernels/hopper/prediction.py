@@ -1,0 +1,213 @@
+"""Predicted times of the Hopper kernels at sites, in microseconds.
+
+A launch is a list of walks, one for each ticket, which `WORKERS` CTAs take in launch order as they become free.  A walk
+takes its steps and a constant (`calibration`).  Turns are not simulated: walks that go up never wait long, and what
+walks that go down wait is part of their constant.  Everything else has no prediction: the chain of waits of
+`descending` and of `ascending` under a causal mask, and of schedules whose CTAs must be co-resident.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from ...model.architectures import WORKERS
+from ...model.mask import Band
+from ...model.plan import Plan
+from ...model.site import NOMINAL_BATCH, NOMINAL_LEN, Site
+from ...schedule.problem import Problem
+from ..family import Documents
+from .calibration import DATA, Backward, Calibration, Forward
+from .settings import dims_of_tile
+
+ARCH = "sm_90"
+"""The architecture that has these kernels, and the only one that has been timed."""
+
+WALKS = 16384
+"""Launches of more walks are predicted for fewer batch elements, and the others' work is added."""
+
+
+def unpredicted(
+    plan: Plan, site: Site, arch: str, gpu: str, rates: Calibration, documents: Documents | None
+) -> str | None:
+    """As `Family.unpredicted`, with what was measured on `gpu`."""
+    dims = dims_of_tile(site.head_dim, site.value_dim)
+    if arch != ARCH:
+        return f"{arch} is not calibrated"
+    if dims not in rates.backward:
+        return f"head dims {site.head_dim} and {site.value_dim} are not calibrated on an {gpu}"
+    if site.mask.segments is not None and documents is None:
+        return "the time depends on the documents, which are data"
+    if site.call.data and (dims != (128, 128) or not site.call.data <= {"segments", *DATA}):
+        return f"{', '.join(sorted(site.call.data))} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
+    if not _is_calibrated(_walked(site)):
+        return f"the mask {site.band} is not calibrated"
+    if plan.schedule in ("shift", "symmetric_shift"):
+        return f"{plan.schedule} is not calibrated"
+    if _walked(site).is_full:
+        return "bent_fold is not calibrated under a full mask" if plan.schedule == "bent_fold" else None
+    if _all_at_once(problem_of(plan, site)):
+        return None if plan.schedule == "bent_fold" else f"{plan.schedule} is not calibrated where all CTAs run at once"
+    if plan.schedule in ("ascending", "descending"):
+        return f"CTAs of {plan.schedule} wait for one another under this mask, which is not calibrated"
+    return None
+
+
+def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | None:
+    """What was measured of forwards like that of a site; None where nothing was."""
+    dims = dims_of_tile(site.head_dim, site.value_dim)
+    found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
+    return None if arch != ARCH or site.call.data or not _is_calibrated(site.band) else found
+
+
+def _walked(site: Site) -> Band:
+    """The band whose tile pairs are supposed to be visible."""
+    return site.band if site.likely_band is None else site.likely_band
+
+
+def _is_calibrated(band: Band) -> bool:
+    """Whether masks like this one have been measured: full ones, causal ones and windows of past tokens."""
+    return band.is_full or band.lo == 0
+
+
+def problem_of(plan: Plan, site: Site) -> Problem:
+    """The backward of a site as the schedules of the Hopper kernels see it."""
+    batch, q_len, kv_len = _sizes(site)
+    tiles = plan.dkdv
+    return Problem(
+        _walked(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
+    )  # fmt: skip
+
+
+def _sizes(site: Site) -> tuple[int, int, int]:
+    """Batch, q_len and kv_len, nominal where they are dynamic."""
+    nominal = NOMINAL_BATCH, NOMINAL_LEN, NOMINAL_LEN
+    found = site.batch, site.q_len, site.kv_len
+    batch, q_len, kv_len = (n if x is None else x for x, n in zip(found, nominal, strict=True))
+    return batch, q_len, kv_len
+
+
+def _all_at_once(problem: Problem) -> bool:
+    return problem.batch * problem.heads * problem.n_kv <= WORKERS[ARCH]
+
+
+def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Documents | None = None) -> float:
+    """Time of the backward of a site that is calibrated, in microseconds."""
+    dims = dims_of_tile(site.head_dim, site.value_dim)
+    assert dims is not None
+    problem, rates = problem_of(plan, site), calibration.backward[dims]
+    if documents is not None:
+        problem = replace(problem, q_len=sum(documents), kv_len=sum(documents))
+    main, idle = _main(plan.schedule, problem, rates, site.group > 1, documents)
+    elements = problem.batch * site.q_heads * problem.q_len * site.head_dim / 2**25
+    after = max(calibration.after * elements - idle, 0.0)
+    plain = calibration.launch + calibration.before * elements + main + after
+    return plain * math.prod(DATA[kind] for kind in site.call.data - {"segments"})
+
+
+def _main(
+    name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None
+) -> tuple[float, float]:
+    """Time of the main kernel, and how long an SM has no walks left in it, on average."""
+    tickets = problem.heads * problem.n_kv
+    batch = max(1, min(problem.batch, WALKS // tickets))
+    walks = _walks(name, replace(problem, batch=batch), documents)
+    always = rates.walk + (rates.group if grouped else 0.0)
+    times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
+    whole = _handed_out(times[w] for w in walks)
+    mean = sum(times[w] for w in walks) / WORKERS[ARCH]
+    return whole + (problem.batch - batch) / batch * mean, whole - mean
+
+
+@lru_cache(maxsize=256)
+def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
+    """For all walks in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
+    tile, where the mask lets the others of its head begin too.
+    """
+    from ...schedule.walk import ClosedForm  # expressions, which need sympy
+
+    walk = ClosedForm(name, problem)
+    tiles = _tiles(name, problem) if documents is None else _tiles_of(documents, problem)
+    found: dict[tuple[int, int], tuple[int, int, bool]] = {}
+    walks = []
+    for ticket in range(walk.tickets):
+        head, slot = walk.launch(ticket)
+        key = walk.kind(head), slot
+        if key not in found:
+            kv = walk.kv_tile(head, slot, 0)
+            assert kv is not None
+            steps = walk.visits(head, kv)
+            down = not problem.band.is_full and steps > 1 and walk.q_tile(head, kv, 0) > walk.q_tile(head, kv, 1)
+            found[key] = *tiles[kv], down
+        walks.append(found[key])
+    return tuple(walks)
+
+
+def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
+    """For each kv tile: its tile pairs, and those of them that the mask cuts."""
+    from ...schedule.walk import functions
+
+    ranges = [functions(name, problem).dash_q_range(kv, *problem.tail()) for kv in range(problem.n_kv)]
+    return [(end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges]
+
+
+def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
+    """`_tiles` where tokens see those of their own document alone."""
+    ends = list(itertools.accumulate(documents))
+    starts = [0, *ends[:-1]]
+    lo, hi = problem.band.lo, problem.band.hi
+    found = []
+    for first_key in range(0, problem.kv_len, problem.block_kv):
+        end_key = min(first_key + problem.block_kv, problem.kv_len)
+        whole: dict[int, bool] = {}  # the q tiles that see a key: whether every query sees every key
+        for start, end in zip(starts, ends, strict=True):
+            if start < end_key and first_key < end:
+                first_row = start if lo is None else max(start, max(start, first_key) + lo)
+                last_row = end - 1 if hi is None else min(end, min(end, end_key) + hi) - 1
+                for q in range(first_row // problem.block_q, last_row // problem.block_q + 1):
+                    rows = q * problem.block_q, min((q + 1) * problem.block_q, problem.q_len) - 1
+                    inside = start <= min(first_key, rows[0]) and max(end_key - 1, rows[1]) < end
+                    above = lo is None or rows[0] - (end_key - 1) >= lo
+                    whole[q] = inside and above and (hi is None or rows[1] - first_key <= hi)
+        found.append((len(whole), sum(not each for each in whole.values())))
+    return found
+
+
+def _handed_out(times: Iterable[float]) -> float:
+    """When the last of these is done, each given to the worker that is free first."""
+    free = [0.0] * WORKERS[ARCH]
+    for time in times:
+        heapq.heapreplace(free, free[0] + time)
+    return max(free)
+
+
+def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
+    """Time of the forward of a site that is calibrated, in microseconds."""
+    batch, _, _ = _sizes(site)
+    heads = batch * site.q_heads
+    walks = _forward_walks(plan, site)
+    some = max(1, min(heads, WALKS // len(walks)))
+    times = [rates.tile + steps * rates.step + masked * rates.masked for steps, masked in walks]
+    whole = _handed_out(time for time in times for _ in range(some))
+    return rates.launch + whole + (heads - some) * sum(times) / WORKERS[ARCH]
+
+
+@lru_cache(maxsize=256)
+def _forward_walks(plan: Plan, site: Site) -> tuple[tuple[int, int], ...]:
+    """For all tiles of a head, in launch order: kv tiles, and those of them that the mask cuts."""
+    from ...schedule.walk import functions  # expressions, which need sympy
+
+    assert plan.forward_tiles is not None
+    _, q_len, kv_len = _sizes(site)
+    rows, keys = plan.forward_tiles.block_q, plan.forward_tiles.block_kv
+    problem = Problem(site.band, q_len, kv_len, rows, keys).resolved
+    if site.band.lo is not None:  # the tile that is not full is the first one, and the last tile is handed out first
+        missing = -q_len % rows
+        lo, hi = (None if x is None else x + missing for x in (problem.band.lo, problem.band.hi))
+        problem = replace(problem, band=Band(lo, hi), q_len=q_len + missing)
+    ranges = [functions("two_pass", problem).dash_kv_range(q, *problem.tail()) for q in reversed(range(problem.n_q))]
+    return tuple((end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges)

@@ -1,0 +1,141 @@
+"""The settings of the Hopper kernels, by the head dims of q and k, and of v, of a tile: smaller ones are filled up.
+
+TMA fills a tile up with zeros.  Settings change speed and resources; of all of them the tiles alone change bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import ArgumentError
+from ...model.mask import ROW_BLOCK
+from ...model.plan import Tiles
+from ..family import Candidate
+
+CONSUMER_WARPS = 4
+
+Dims = tuple[int, int]
+"""Head dims of a tile, of q and k, and of v."""
+
+
+def _candidate(tiles: str, matmul: float) -> Candidate:
+    return Candidate(Tiles.parse(tiles), matmul=matmul, reduce=0.3, handover=0.3, depth=2)
+
+
+CANDIDATES: dict[Dims, Candidate] = {
+    (64, 64): _candidate("128x128w8s2", 0.25),
+    (128, 128): _candidate("64x128w8s2", 0.232),
+    (192, 128): _candidate("64x128w8s2", 0.25),
+    (256, 256): _candidate("64x64w8s1", 0.43),
+}
+"""Tiles of the backward.  Matmuls run at 560, 520 and 300 TFLOP/s for head dims up to 128, 64 and 256; the reducers
+hide the add."""
+
+
+def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
+    """The dims of the smallest tile that holds these head dims, None where there is none."""
+    for dims in CANDIDATES:
+        if head_dim <= dims[0] and value_dim <= dims[1]:
+            return dims
+    return None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of the main kernel that change speed and resources, never bits.
+
+    Args:
+        step: the form of a step, see `steps`.
+        ahead: a step ends with S of the next one; always where steps overlap.
+        left_in_registers: K and V are left operands in registers.
+        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        one_dq: one dq tile in shared memory, where there is no room for one per stage.
+        registers: registers per thread of producer and reducers.
+    """
+
+    step: Literal["overlapped", "halved", "shared"]
+    ahead: bool = False
+    left_in_registers: bool = False
+    tail: int = 0
+    one_dq: bool = False
+    registers: int = 24
+
+    @property
+    def halves(self) -> int:
+        """Pieces of a q tile in shared memory."""
+        return 2 if self.step == "halved" else 1
+
+
+VARIANTS: dict[Dims, Variant] = {
+    (64, 64): Variant("halved", ahead=True, left_in_registers=True),
+    (128, 128): Variant("overlapped", ahead=True),
+    (192, 128): Variant("halved", tail=64, one_dq=True),
+    (256, 256): Variant("shared"),
+}
+"""Of the backward."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the main kernel; of these, block_kv alone changes bits.
+
+    Args:
+        block_kv: keys of a kv tile.
+        stages: tiles of the rings of K and of V.
+        consumers: warpgroups with a row block of their own, 2 or 3.
+        q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
+        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        out_in_q: out takes the place of q in shared memory, where there is no room for both.
+        registers: per thread of the consumers (the first of them gets what is left).
+        producer_registers: per thread of the producer.
+        codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
+        halves: see Note [Halves] in `half`, and `Specialisation.halves`.
+        section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
+    """
+
+    block_kv: int
+    stages: int
+    consumers: int = 2
+    q_stages: int = 1
+    tail: int = 0
+    out_in_q: bool = False
+    registers: int = 240
+    producer_registers: int = 24
+    codes_ahead: int = 1
+    halves: bool = False
+    section_mib: int = 16
+
+    def __post_init__(self) -> None:
+        if self.halves and self.block_kv != 2 * ROW_BLOCK:
+            raise ArgumentError("block_kv", self.block_kv, f"{2 * ROW_BLOCK}, of which {ROW_BLOCK} are a half")
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a tile."""
+        return ROW_BLOCK * self.consumers
+
+    @property
+    def tiles(self) -> Tiles:
+        """The tiles as a plan names them."""
+        return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
+
+
+SETTINGS: dict[Dims, Settings] = {
+    (64, 64): Settings(
+        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True,
+        section_mib=32,
+    ),
+    (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
+    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
+    (256, 256): Settings(64, 2, out_in_q=True),
+}  # fmt: skip
+"""Of the forward.  docs/log has the rates of these and of other settings."""
+
+SHORT: dict[Dims, Settings] = {
+    (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
+}
+"""Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
+
+They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
+the tiles of `SETTINGS`."""

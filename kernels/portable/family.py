@@ -1,0 +1,118 @@
+"""What the portable kernels cover, with which tiles, and what these cost: Triton templates for all CUDA devices.
+
+A matmul of the two-pass kernels runs at 650 TFLOP/s on an H100 (a cost of 0.2), and a step of the ordered kernel, its
+five matmuls and its add, costs 1.9 tile pairs.  The other architectures have shapes that compile without large spills,
+not measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import ArgumentError
+from ...model.architectures import SAME_AS, SHARED_BYTES, tables_of
+from ...model.plan import Tiles
+from ...model.site import BITS, Site
+from ..family import EVERYTHING, Candidate, Family, padded
+
+LIMIT = 128
+"""Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""
+
+Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
+
+
+def _rows(
+    arch: str, bits: int, dims: tuple[int, ...], dkdv: str, dq: str, ordered: str
+) -> dict[Key, tuple[Candidate, ...]]:
+    """The same two candidates for several head dims: one for two_pass, one for the ordered single-pass schedules."""
+    two_pass = Candidate(Tiles.parse(dkdv), Tiles.parse(dq))
+    one_pass = Candidate(Tiles.parse(ordered), matmul=0.3, reduce=0.4, handover=0.1)
+    return {(arch, bits, dim): (two_pass, one_pass) for dim in dims}
+
+
+CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
+    **_rows("sm_80", 16, (128,), dkdv="64x64w4s2", dq="64x64w4s2", ordered="64x64w4s2"),
+    **_rows("sm_80", 16, (16, 32, 64), dkdv="64x128w8s2", dq="128x64w8s2", ordered="64x128w8s2"),
+    **_rows("sm_89", 16, (128,), dkdv="32x64w4s2", dq="64x32w4s2", ordered="32x64w4s2"),
+    **_rows("sm_89", 16, (16, 32, 64), dkdv="64x64w4s2", dq="64x64w4s2", ordered="64x64w4s2"),
+    **_rows("sm_90", 16, (128,), dkdv="64x64w4s2", dq="128x64w8s3", ordered="64x128w8s3"),
+    **_rows("sm_90", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s3"),
+    **_rows("sm_100", 16, (128,), dkdv="64x64w4s2", dq="128x64w8s2", ordered="64x128w8s2"),
+    **_rows("sm_100", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s2"),
+}
+for _arch in SHARED_BYTES:
+    CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+# In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
+CANDIDATES |= _rows("sm_90", 32, (16, 32), dkdv="32x64w4s1", dq="64x64w4s1", ordered="32x32w8s1")
+CANDIDATES |= _rows("sm_90", 32, (64,), dkdv="32x64w4s1", dq="64x32w4s1", ordered="32x32w8s1")
+CANDIDATES |= _rows("sm_90", 32, (128,), dkdv="32x32w8s1", dq="64x32w8s1", ordered="32x32w8s1")
+
+ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padded head dims of q and k, and of v
+
+
+def _forward(arch: str, bits: int, up_to_64: str, up_to_128: str, wide: str, narrow_v: str) -> dict[ForwardKey, Tiles]:
+    """Tiles by the larger head dim, where that is 256 also by the smaller one: `narrow_v` is for v of at most 128."""
+    rows: dict[ForwardKey, Tiles] = {}
+    for dim in (16, 32, 64, 128, 256):
+        for value_dim in (16, 32, 64, 128, 256):
+            largest = max(dim, value_dim)
+            shape = up_to_64 if largest <= 64 else up_to_128 if largest <= 128 else wide
+            rows[arch, bits, dim, value_dim] = Tiles.parse(narrow_v if value_dim < dim == 256 else shape)
+    return rows
+
+
+FORWARD_TILES: dict[ForwardKey, Tiles] = {
+    **_forward("sm_80", 16, "128x64w4s3", "128x64w8s3", "64x64w8s2", "128x64w8s2"),
+    **_forward("sm_89", 16, "128x64w4s2", "128x64w8s2", "64x32w8s2", "64x64w8s2"),
+    **_forward("sm_90", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s3"),
+    **_forward("sm_100", 16, "128x64w8s3", "128x64w8s3", "128x64w8s2", "128x64w8s2"),
+}
+"""Tiles of the portable forward.  They compile without large spills; those of sm_90 have been measured."""
+for _arch in SHARED_BYTES:
+    FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", "32x16w8s1", *["16x16w8s1"] * 2)
+FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2", *["16x16w8s1"] * 2)
+
+
+def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
+    """Tiles of the portable forward on `arch`, a GPU of `WORKERS` or `SAME_AS`, for elements of `bits` bits.
+
+    Raises:
+        ArgumentError: an unknown architecture, or head dims (of q and k, of v) that the kernel does not cover.
+    """
+    known = tables_of(arch)
+    if known == "cpu":
+        raise ArgumentError("arch", arch, [*SHARED_BYTES, *SAME_AS])
+    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
+        if dim % 8 or not 8 <= dim <= 256:
+            raise ArgumentError(name, dim, "a multiple of 8 from 8 to 256")
+    if bits not in (16, 32):
+        raise ArgumentError("bits", bits, (16, 32))
+    return FORWARD_TILES[known, bits, padded(head_dim), padded(value_dim)]
+
+
+class Portable(Family):
+    """Triton templates."""
+
+    name = "portable"
+    head_dims = f"equal ones up to {LIMIT}"
+    reads = EVERYTHING
+
+    def runs_on(self, arch: str, bits: int) -> bool:
+        return arch != "cpu"
+
+    def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
+        return head_dim == value_dim <= LIMIT
+
+    def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
+        found = CANDIDATES[arch, BITS[site.dtype], padded(site.head_dim)]
+        if site.call.bias is None or arch != "sm_80":
+            return found
+        # A tile of the bias takes the registers that loading ahead needs: with two stages there are too few.
+        return tuple(replace(candidate, dkdv=replace(candidate.dkdv, num_stages=1)) for candidate in found)
+
+    def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
+        return None if arch == "cpu" else forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim)
+
+
+FAMILY = Portable()

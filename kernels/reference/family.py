@@ -1,0 +1,36 @@
+"""What the reference executor covers: plain ATen on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...model.plan import Tiles
+from ...model.site import Site
+from ..family import EVERYTHING, Candidate, Family
+from ..portable.family import LIMIT
+
+TILES = Tiles.parse("64x64w1s1")
+
+
+class Reference(Family):
+    """The executor in plain ATen."""
+
+    name = "reference"
+    head_dims = f"equal ones up to {LIMIT}"
+    reads = EVERYTHING
+    device = "cpu"
+
+    def runs_on(self, arch: str, bits: int) -> bool:
+        return arch == "cpu"
+
+    def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
+        return head_dim == value_dim <= LIMIT
+
+    def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
+        return Candidate(TILES, TILES), Candidate(TILES, matmul=0.3, reduce=0.4, handover=0.1)
+
+    def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
+        return TILES if arch == "cpu" else None
+
+
+FAMILY = Reference()
