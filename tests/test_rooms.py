@@ -44,7 +44,7 @@ def _short(name: str) -> str:
 
 def rooms() -> list[list[str]]:
     """The list of the page: a line for each room, which begins with what the room holds."""
-    (block,) = re.findall(r"```rooms\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (block,) = re.findall(r"<!-- rooms -->\n.*?```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     return [line.split("  ")[0].split(", ") for line in block.splitlines()]
 
 

@@ -77,7 +77,7 @@ def test_arguments_and_buffers_have_the_models_names_and_layers_its_order() -> N
     records = read(Model(), X, attention_mask=MASK, backwards=backwards)
     assert [record.module for record in records] == ["layers.0", "layers.1", "layers.2"]
     assert [set(r.inputs) for r in records] == [{"attention_mask", f"self.layers.{i}.window"} for i in range(3)]
-    assert all("test_observe_arguments.py:" in record.line for record in records)
+    assert all(f"{__file__}:" in record.source for record in records)
     assert [record.name for record in records] == backwards[::-1]  # the graph has them the other way round
 
 

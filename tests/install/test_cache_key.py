@@ -77,7 +77,7 @@ def test_hits_and_misses(cache: Path, copied_package: Path) -> None:
     assert (first["origins"], again["origins"]) == (["compiled"], ["AOTAutogradCache"])
     assert again["sites"] == ["replaced"]  # from the entry: in this process no pass has run
 
-    kernel = copied_package / "dash_inductor/kernels/reference.py"
+    kernel = copied_package / "dash_inductor/kernels/reference/backward.py"
     kernel.write_text(kernel.read_text() + "\n# changed\n")
     source = run(path=copied_package, **ours)
     assert (source["on"][0], source["sites"]) == ("miss", ["replaced"])
@@ -128,7 +128,7 @@ def test_entry_covers_settings() -> None:
 def test_digest_covers_every_source_under_its_installed_name(copied_package: Path) -> None:
     names = sorted(cache_key._sources())
     assert {"config.py", "lowering/__init__.py", "kernels/__init__.py", "model/call.py"} <= set(names)
-    program = "from dash_inductor import _cache_key as k; print(sorted(k._sources()), k.sources_digest(), sep='\\n')"
+    program = "from dash_inductor.install import cache_key as k; print(sorted(k._sources()), k.sources_digest(), sep='\\n')"
     found, before = run_python(program, path=copied_package).stdout.splitlines()
     assert found == str(names)
     file = copied_package / "dash_inductor/model/call.py"

@@ -159,10 +159,10 @@ torch.cuda.is_current_stream_capturing = lambda: False
 import dash_inductor
 from dash_inductor.records import profiles
 for site in ("a", "b"):
-    profile.begin(site, 0, 1, 1, 1, torch.device("cpu"), {}).end()
+    profiles.begin(site, 0, 1, 1, 1, torch.device("cpu"), {}).end()
 if "write" in sys.argv:
     dash_inductor.write_profiles("mine")
-    profile.begin("c", 0, 1, 1, 1, torch.device("cpu"), {}).end()
+    profiles.begin("c", 0, 1, 1, 1, torch.device("cpu"), {}).end()
 """
 
 
