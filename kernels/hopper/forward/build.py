@@ -94,8 +94,8 @@ SETTINGS: dict[tuple[int, int], Settings] = {
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),
 }  # fmt: skip
-"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.  docs/notes.md has
-the rates of these and of other settings."""
+"""By the head dims of q and k, and of v, that fit; a smaller one is filled up with zeros by TMA.
+docs/what-we-know.md has the rates of these and of other settings."""
 
 SHORT: dict[tuple[int, int], Settings] = {
     (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
