@@ -208,4 +208,8 @@ def test_what_runs_during_the_import_of_torch_needs_the_standard_library_only(mo
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
     foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    assert {name.split(".")[0] for name in foreign} <= {"_dash_inductor_autoload", "_dash_inductor_state", "dash_inductor"}
+    assert {name.split(".")[0] for name in foreign} <= {
+        "_dash_inductor_autoload",
+        "_dash_inductor_state",
+        "dash_inductor",
+    }

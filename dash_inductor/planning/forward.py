@@ -2,8 +2,8 @@
 
 None is borrowed, because what a library's forward promises is not what the product promises: cuDNN's log-sum-exp can
 differ from call to call, FlashAttention-2 splits the kv range by batch size and number of SMs, and both are wrong for
-some masks, lengths or scales (docs/log has the cases).  Bits of our own forwards are a function of the (batch
-element, head) and its mask.
+some masks, lengths or scales (docs/what-we-know.md has the cases).  Bits of our own forwards are a function of the
+(batch element, head) and its mask.
 
 With ``config.forward = "keep"`` the graph's own forward stays (`planner.keeping`), and its promises with it.
 """

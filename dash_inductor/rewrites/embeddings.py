@@ -2,8 +2,8 @@
 
 Inductor writes such a gradient as an `index_put` that accumulates, and under deterministic algorithms leaves it to a
 kernel that adds all rows of an index one after the other: in BERT, whose tokens are nearly all of one type, it takes
-more than half as long as the rest of a training step (docs/notes.md).  `aten.embedding_dense_backward` sorts as well,
-adds the rows of an index in parts whose order is fixed, and has no atomics; Inductor leaves it as it is where its
+more than half as long as the rest of a training step (docs/what-we-know.md).  `aten.embedding_dense_backward` sorts as
+well, adds the rows of an index in parts whose order is fixed, and has no atomics; Inductor leaves it as it is where its
 decomposition says that it is not to be decomposed, as on XPU.
 
 A table of few rows, as that of token types, needs no sorting: the gradient of each row is a sum of all rows of which

@@ -130,7 +130,7 @@ SETTINGS: dict[Dims, Settings] = {
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),
 }  # fmt: skip
-"""Of the forward.  docs/log has the rates of these and of other settings."""
+"""Of the forward.  docs/what-we-know.md has the rates of these and of other settings."""
 
 SHORT: dict[Dims, Settings] = {
     (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),

@@ -14,15 +14,19 @@ from ..support.distribution import ROOT
 DOCS = ROOT / "docs"
 SITE = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
 FIGURES = runpy.run_path(str(ROOT / "tools" / "docs_figures.py"))
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    listed = re.findall(r"[\w-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == [page.name for page in PAGES]
+    listed = re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_pages_are_filled(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     shown = SITE["on_page_markdown"](text)
@@ -30,7 +34,7 @@ def test_pages_are_filled(page: Path) -> None:
     assert "<!-- snippet" not in shown
     assert len(shown.splitlines()) >= 10
     local = re.findall(r"\]\(([^):#]+)[^):]*\)", shown)
-    assert not [target for target in local if not (DOCS / target).exists()]
+    assert not [target for target in local if not (page.parent / target).exists()]
 
 
 def test_included_text_is_that_of_its_heading() -> None:
@@ -108,7 +112,7 @@ def misread(markdown: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=name_of)
 def test_lists_are_lists_on_the_site_too(page: Path) -> None:
     assert not misread(page.read_text(encoding="utf-8"))
 

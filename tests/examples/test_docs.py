@@ -23,7 +23,8 @@ from dash_inductor.rewrites.attention.sites import DTYPES
 
 from ..support.distribution import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def text_of(name: str) -> str:
@@ -132,16 +133,61 @@ def literals(path: Path) -> list[str]:
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def links(text: str) -> list[tuple[str, str]]:
+    """Targets and anchors of links to other files, or to this one (""): in the text, and defined at its end."""
+    return [
+        (target, anchor)
+        for link in re.findall(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+        for target, _, anchor in ["".join(link).partition("#")]
+        if not target.startswith("https://")
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    missing = [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()]
+    missing = [target for target, _ in links(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()]
     assert not missing
 
 
+KNOWN = [page for page in PAGES if page.parent.name == "log" or page.name == "what-we-know.md"]
+
+
+@pytest.mark.parametrize("page", KNOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_evidence_is_an_entry_of_the_log(page: Path) -> None:
+    slug = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))["slug"]
+
+    def anchors(target: str) -> set[str]:
+        text = ((page.parent / target) if target else page).read_text(encoding="utf-8")
+        return {slug(heading) for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
+
+    found = links(page.read_text(encoding="utf-8"))
+    assert not [(target, anchor) for target, anchor in found if anchor and anchor not in anchors(target)]
+
+
+def test_evidence_is_defined_and_used() -> None:
+    text = text_of("docs/what-we-know.md")
+    defined = re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE)
+    used = re.findall(r"\[([^\]\n]+)\](?![(:])", text)
+    assert len(defined) == len(set(defined))
+    assert set(defined) == set(used)
+
+
 def test_index_names_every_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", text_of("docs/index.md")))
-    assert linked == {page.name for page in PAGES[1:]} - {"index.md"}
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", text_of("docs/index.md")))
+    assert linked == {page.name for page in DOCS.glob("*.md")} - {"index.md"} | {"log/index.md"}
+
+
+def test_index_of_the_log_names_every_day_newest_first() -> None:
+    days = sorted((page.stem for page in (DOCS / "log").glob("*.md") if page.stem != "index"), reverse=True)
+    assert days
+    listed = [cells[0] for cells in rows(text_of("docs/log/index.md"), "# Log")[2:]]
+    assert listed == [f"[{day}]({day}.md)" for day in days]
+    assert re.findall(r"^ +- \"[\d-]+\": log/(.*)\.md$", text_of("mkdocs.yml"), re.MULTILINE) == days
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "log").glob("2*.md")), ids=lambda page: page.stem)
+def test_pages_of_the_log_are_of_their_day(page: Path) -> None:
+    assert page.read_text(encoding="utf-8").startswith(f"# Log of {page.stem}\n\n## ")
 
 
 def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:

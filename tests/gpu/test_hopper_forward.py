@@ -503,7 +503,7 @@ def test_racecheck() -> None:
     """What may be reported is Triton's own dispatch of the roles, as in the backward, and the facts of a tile.
 
     The producer's words about a tile are ordered by the barrier that q fills, which the tool does not follow: see
-    docs/notes.md.
+    docs/what-we-know.md.
     """
     races = [line for line in report("racecheck") if "Race reported" in line or "hazards]" in line]
     reported = {m.groups() if (m := re.search(r"access at \S+ in (\S+):(\d+)", line)) else (line, 0) for line in races}

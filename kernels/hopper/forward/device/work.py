@@ -139,7 +139,8 @@ class Work:
         """Whether no query of a row block sees more of a kv tile than its first ROWS keys; the mask has a lower bound.
 
         The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  Written with the
-        first query, the comparison is the same, and ptxas puts loops in an order that suits long walks (docs/notes.md).
+        first query, the comparison is the same, and ptxas puts loops in an order that suits long walks: see
+        docs/what-we-know.md.
         """
         return kv * self.BLOCK_KV > block * ROWS - self.lo - 1
 
