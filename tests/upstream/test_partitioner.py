@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 
 from dash_inductor.graph.nodes import op_name
 
+from ..support.cases import some
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
 from ..support.graphs import FORWARD, cudnn, efficient, flash, joint_graph, rewritten
@@ -48,7 +49,7 @@ def budgets(**others: Any) -> list[Setting]:
 
 
 GROUPS: dict[str, list[Question]] = {
-    "bands": [(Case("causal", layers), budgets()) for layers in (1, 4)] + [(Case("grouped"), budgets())],
+    "bands": [(Case("causal", 4), budgets()), (Case("grouped"), budgets())],
     "repeats": [(Case("repeated"), budgets())],
     "dropout": [(Case("dropout"), budgets()), (Case("dropout", 2, "whole layers"), budgets())],
     "masks": [(Case("padded"), budgets()), (Case("documents"), budgets())],
@@ -101,15 +102,21 @@ def check(case: Case, found: Comparison) -> None:
     assert found.plain[-1].activations < found.plain[0].activations or case.checkpoints  # the budget did something
 
 
-ASKED = [(group, case) for group, questions in GROUPS.items() for case, _ in questions]
+SOON = "bands", "cudnn", "repeats"
+"""The groups that are asked in every run of the tests."""
+ASKED = [
+    pytest.param(group, case, marks=[] if group in SOON else pytest.mark.full, id=f"{group}-{case}")
+    for group, questions in GROUPS.items()
+    for case, _ in questions
+]
 
 
-@pytest.mark.parametrize(("group", "case"), ASKED, ids=str)
+@pytest.mark.parametrize(("group", "case"), ASKED)
 def test_no_budget_is_worse_on_an_h100(group: str, case: Case) -> None:
     check(case, on_h100(group)[case])
 
 
-@pytest.mark.parametrize("name", ["causal", "grouped", "repeated", "padded", "documents", "bias"])
+@some(["causal", "grouped", "repeated", "padded", "documents", "bias"], ["causal", "documents"], "name")
 def test_no_budget_is_worse_on_a_cpu(name: str) -> None:
     case = Case(name)
     check(case, compare(case, budgets(), "cpu"))

@@ -83,7 +83,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     return dict(zip(cases, lines, strict=True))
 
 
-@some(EXACT, EXACT[:6])
+@some(EXACT, EXACT[1:5])
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
     result = results[f"exact,{case}"]
@@ -91,12 +91,12 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert max(map(float, result.split())) < TOLERANCE[case.split(",")[5]], result
 
 
-@some(POISON, POISON[:3])
+@some(POISON, POISON[:2])
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
     assert results[f"poison,{case}"] == "unharmed"
 
 
-@some(DYNAMIC, DYNAMIC[:2])
+@some(DYNAMIC, DYNAMIC[:1])
 def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], case: str) -> None:
     assert results[f"dynamic,{case}"] == "equal"
 

@@ -14,7 +14,7 @@ from ...support.processes import HANGS
 FULL = pytest.mark.full
 # Lengths out of order, of one token, of whole tiles and row blocks, empty documents; two passes and the ordered one.
 CASES = [
-    "two_pass,causal,2,float32,40+1+17",
+    pytest.param("two_pass,causal,2,float32,40+1+17", marks=FULL),
     pytest.param("two_pass:dynamic,band(-7;9),1,float16,64+0+129", marks=FULL),
     "ascending,full,1,float32,20+5",
     pytest.param("spt,causal,2,float32,128+33", marks=FULL),
