@@ -38,7 +38,7 @@ def walked_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tup
     kv head ``h % kv_heads``.
 
     Args:
-        per_query_head: whether every query head has CTAs of its own (`KernelFamily.cta_per_query_head`).
+        per_query_head: whether every query head has CTAs of its own (`Family.cta_per_query_head`).
         q_heads, kv_heads: per batch element.
     """
     group = q_heads // kv_heads
