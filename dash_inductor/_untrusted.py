@@ -30,7 +30,7 @@ _SHORT.maxstring = 80
 
 
 class Refused(ValueError):
-    """What was found instead of what is allowed, in words that need the name of the file in front of them."""
+    """Says what was found instead of what is allowed, in words that need the name of the file in front of them."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

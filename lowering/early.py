@@ -79,7 +79,7 @@ def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
 
 @functools.cache
 def _attempt(compiled: Compiled, site: Site, plan: Plan, device: torch.device, profiled: bool) -> Exception | None:
-    """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds.
+    """The error, once for all sites of a class: a failed compile takes as long as one that succeeds.
 
     Args:
         profiled: `config.profile`, under which other kernels are compiled.

@@ -71,7 +71,7 @@ def q_grid(
 
 
 def kind(call: Call) -> str:
-    """What tells the text of a call's kernels from that of others, for their names.
+    """A word for the text of a call's kernels, which tells it from the texts of other calls, for their names.
 
     Inductor knows a template by its name alone, for as long as the process runs: two texts need two names.
     """

@@ -64,7 +64,7 @@ class Vectors:
         return expanded(keys, [batch, self._heads, kv_len], missing=1)
 
     def _seen_keys(self) -> TensorBox:
-        """Which keys a query sees: int32 [batch or 1, kv heads or 1, kv_len], not zero for those.
+        """The keys that a query sees: int32 [batch or 1, kv heads or 1, kv_len], not zero for those.
 
         A kernel of Inductor's own that visits all pairs, once for all heads that see the same, and writes none of them.
         """

@@ -1,4 +1,4 @@
-"""What a benchmark has measured, as a table, a chart in text, a picture, and plain data."""
+"""The results of a benchmark, as a table, a chart in text, a picture, and plain data."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LEGEND = "\n".join(
         f"same bits:     for each of the three, whether {REPEATS} more calls gave the bits of the first",
     ]
 )
-"""What the columns mean."""
+"""The meaning of the columns."""
 
 
 def _milliseconds(timing: Timing | None) -> str:

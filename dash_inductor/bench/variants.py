@@ -1,4 +1,4 @@
-"""What is compared: the three ways in which a program can be compiled here."""
+"""The variants that are compared: the three ways in which a program can be compiled here."""
 
 from __future__ import annotations
 

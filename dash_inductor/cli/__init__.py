@@ -22,7 +22,7 @@ COMMANDS = {
     "plan": "prints the plan for a shape and a mask, and all candidates; draws their timelines",
     "verify": "runs a script twice in fresh processes and compares what they computed",
 }
-"""What the subcommands do.  The module of this folder with a command's name has two functions.
+"""The subcommands, with what each of them does.  The module of this folder with a command's name has two functions.
 
     add_arguments(parser: argparse.ArgumentParser) -> None
     run(arguments: argparse.Namespace) -> int                the exit status

@@ -1,4 +1,4 @@
-"""What a program does while it runs, and no compile shows: attention in eager mode, the flag in a forward, seeds."""
+"""Watches a program while it runs, for what no compile shows: attention in eager mode, the flag in a forward, seeds."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ..graph import sizes
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 CALLS = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
-"""What Dynamo's graph calls."""
+"""The functions that Dynamo's graph calls."""
 _PLANE = 3
 """Dimensions behind the batch: heads, length, head dim."""
 

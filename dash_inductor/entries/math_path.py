@@ -73,7 +73,7 @@ def math_calls(graph: Graph) -> Iterator[MathCall]:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What a call was called with, as far as it can be told; `dropout` is whether it has any."""
+    """The arguments of a call, as far as they can be told; `dropout` is whether it has any."""
 
     query: Tensor
     key: Tensor
@@ -92,7 +92,7 @@ class _Arguments:
 
 
 def _little_known(scores: Tensor, nodes: Sequence[Node]) -> str:
-    """What can be told of a call inside of another function, whose arguments are not those of the call."""
+    """The little that can be told of a call inside of another function, whose arguments are not the call's own."""
     dropout = "dropout; " if _drops(nodes) else ""
     return f"{dropout}its arguments cannot be told; its scores are {_in_words(scores)}"
 
@@ -126,7 +126,7 @@ def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
 
 
 def _without_a_cause(found: _Arguments) -> str:
-    """What is left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
+    """The causes that are left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
     if found.query.device.type == "cpu" and found.mask is not None and found.mask.dtype.is_floating_point:
         return "a mask that needs a gradient, which the fused operator of the CPU does not give, or SDPBackend.MATH"
     return "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"

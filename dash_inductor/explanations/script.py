@@ -67,7 +67,7 @@ def _arch_here() -> str:
 
 
 def _run(path: str) -> str | None:
-    """What ended the script early, None where nothing did."""
+    """The error that ended the script early, None where nothing did."""
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:

@@ -61,7 +61,7 @@ class Emitter:
         return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
 
     def behind(self, node: Node) -> Node:
-        """Where a new node can stand directly behind `node`: in front of the one that is returned."""
+        """The node in front of which a new node stands directly behind `node`."""
         place = node.next
         while place.op == "placeholder":
             place = place.next

@@ -196,7 +196,7 @@ def _warn_that_nothing_runs() -> None:
 
 
 def rewriter() -> ModuleType | None:
-    """What rewrites a graph compiled here and now: the module `rewrites.attention.rewrite`, or None.
+    """The module that rewrites a graph compiled here and now, `rewrites.attention.rewrite`, or None.
 
     None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
     does not load.

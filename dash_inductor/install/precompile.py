@@ -1,4 +1,4 @@
-"""What dash_inductor adds to Dynamo's precompile cache (``torch._dynamo.config.caching_precompile``).
+"""The entry that dash_inductor adds to Dynamo's precompile cache (``torch._dynamo.config.caching_precompile``).
 
 An entry of that cache is a function's compiled code with its guards, found by the function's name and source alone: no
 key is computed.  What decides whether an entry may be used is the `SystemInfo` in it, which is asked when it is loaded.
@@ -27,7 +27,7 @@ OFF = "off"
 
 
 def state() -> str:
-    """What decides how a graph is compiled under deterministic algorithms here and now."""
+    """The settings that decide how a graph is compiled under deterministic algorithms here and now."""
     on = _switch.off_reason() is None and not compat.settings_that_stop_passes()
     return cache_key.entry() if on else OFF
 

@@ -60,12 +60,12 @@ class Terms:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """What data are compared with."""
+        """The comparisons of data."""
         return [found for term in (self.keys, self.dense) if term is not None for found in comparisons(term)]
 
     @property
     def loads(self) -> list[Load]:
-        """What the terms read of data."""
+        """The loads of data that the terms read."""
         of_segments = [] if self.segments is None else self.segments.loads
         return list(dict.fromkeys([*(comparison.load for comparison in self.comparisons), *of_segments]))
 

@@ -38,7 +38,7 @@ _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bf
 
 @dataclass(frozen=True)
 class Way:
-    """What is read as it is, though a rule could read it.
+    """A way to read: the data that are read as they are, though a rule could read them.
 
     Truth values of keys always are, if data decide in them: the graph computes what the mask needs.
 

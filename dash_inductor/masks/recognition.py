@@ -3,7 +3,7 @@
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
 key position and over data that the graph computes.  The tree is split into a band, segments and the
 validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
-interval, that is the band (`bands`).  What is none of these may be a dense mask.
+interval, it is the band (`bands`).  Any other mask may be a dense one.
 
 The terms are then compared with values that the graph's own operators compute (`verification`): a net below the exact
 reading, which by itself would prove nothing of data.
@@ -64,7 +64,7 @@ RULES = index_ops.RULES | mask_ops.RULES | arithmetic_ops.RULES | reduce_ops.RUL
 
 @dataclass(frozen=True)
 class MaskResult:
-    """What a mask tensor is.
+    """The result of reading a mask tensor.
 
     Args:
         terms: the mask in normal form; None if it is not recognised.
@@ -91,7 +91,7 @@ class MaskResult:
 
 
 class _Known:
-    """What is known of one graph: numbers of producer chains (equal chains share one), and the results.
+    """Everything known of one graph: numbers of producer chains (equal chains share one), and the results.
 
     The results hold nodes, and so the graph: `forget` lets go of it.
     """

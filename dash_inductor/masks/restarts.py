@@ -54,7 +54,7 @@ class Restarts:
 
 
 class _Documents(Loads):
-    """What is computed from one vector of positions: see `Loads`; its loads are of that vector alone, at any place."""
+    """Values computed from one vector of positions: see `Loads`; their loads are of that vector alone, at any place."""
 
     def __init__(self, position: Load, algebra: Algebra, rules: dict[str, Rule]) -> None:
         self._algebra, self._node = algebra, position.node
@@ -105,7 +105,7 @@ class _Documents(Loads):
         return self._found[position][0]
 
     def _place_of(self, load: Load) -> Position:
-        """Where `load` reads for a token."""
+        """The position that `load` reads for a token."""
         if "b" in load.axes and not self._has_entries:
             raise NotRecognised("depends_on_input", f"{self._node.name} has the same positions for all batch entries")
         at = {None: sympy.S.Zero, "b": self._entry}

@@ -58,10 +58,10 @@ def verify(
     Args:
         node: the mask; `chain` its producers.
         plane: shape of the scores, [B, H, q_len, kv_len].
-        readable: names of rules, see `mask_nodes.rule_name`; what is not readable is never run.
+        readable: names of rules, see `mask_nodes.rule_name`; a node that is not readable is never run.
 
     Returns:
-        What was compared, in words.
+        The words for what was compared.
     """
     checked = elements = 0
     for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):

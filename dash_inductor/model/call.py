@@ -18,7 +18,7 @@ _TEXT = re.compile(r"([^/]+)/scale=([^/]+?)(?:/bias=(\d+)(\+gradient)?)?(?:/drop
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to the scaled scores: ``bias[b, h, i, j]`` to those of query i of head h and key j.
+    """The bias that is added to the scaled scores: ``bias[b, h, i, j]`` to the score of query i of head h and key j.
 
     Args:
         operand: a tensor of floats [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along
@@ -35,7 +35,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Call:
-    """What an operator of the graph computes, beside its tensors.
+    """Everything that decides what an operator of the graph computes, beside its tensors.
 
     ``str`` gives for example ``causal & keys(0)/scale=0.125/dropout=0.1,1/orders=0213,0213,0213``; `parse` reads it
     back.  Every graph dump and all generated code shows this text.

@@ -1,4 +1,4 @@
-"""What becomes of a site: `Decision`, which is a `Plan` or the reason why the site is kept."""
+"""The outcome of a site: `Decision`, which is a `Plan` or the reason why the site is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs at a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
+    """The kernels of a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
 
     Args:
         kernel: the name of a kernel family: "hopper" (warp-specialised Gluon), "portable" (Triton templates) or
@@ -111,4 +111,4 @@ class Kept:
 
 
 Decision = Plan | Kept
-"""What becomes of a site."""
+"""The outcome of a site."""

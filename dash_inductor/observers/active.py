@@ -1,4 +1,4 @@
-"""Who watches the training run of this process.  Imports nothing, because compilations ask it."""
+"""The observer that watches the training run of this process.  Imports nothing, because compilations ask it."""
 
 from __future__ import annotations
 

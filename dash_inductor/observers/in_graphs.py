@@ -34,7 +34,7 @@ _journals: dict[torch.device, Journal] = {}
 
 
 class Journal:
-    """What CUDA graphs have hashed on one device since `take`, in the order of their launches."""
+    """The hashes that CUDA graphs have made on one device since `take`, in the order of their launches."""
 
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []

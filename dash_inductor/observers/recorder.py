@@ -48,7 +48,7 @@ def record(
             train()
 
     A step is what lies between two steps of the same optimizer, and is counted from 1; so all optimizers of a program
-    may take turns.  Recorded are, in this order,
+    may take turns.  The recording has, in this order,
 
     * the parameters before the first step, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
@@ -275,7 +275,7 @@ class Recorder(Observer):
                 self.observe(phase, tensors, place)
 
     def place(self) -> int:
-        """Where the next entry of this step will stand, for `observe`."""
+        """The place of the next entry of this step, for `observe`."""
         return len(self._entries)
 
     def _observe(

@@ -33,7 +33,7 @@ class ReplicasDiffer(DashError, RuntimeError):
 
 
 class Replicas:
-    """What the ranks of each process group must agree on in the present step.
+    """The tensors on which the ranks of each process group must agree in the present step.
 
     Args:
         found: "warn" logs the first difference, "raise" lets `check` raise it.

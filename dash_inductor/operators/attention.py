@@ -300,7 +300,7 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
 
 
 def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """What Inductor's code calls in the place of an operator: its implementation, without PyTorch's dispatcher.
+    """The function that Inductor's code calls for an operator: its implementation, without PyTorch's dispatcher.
 
     A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
     """

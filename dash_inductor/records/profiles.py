@@ -33,7 +33,7 @@ CALLS = 3
 """How many calls of a site are recorded: the first one finds cold caches, the others tell how times vary."""
 
 BYTES_OF_A_CALL, BYTES_OF_ALL = 32 << 20, 256 << 20
-"""What the times of a call, and of all calls together, may take: first on the GPU during the call, then on the host."""
+"""The bytes for the times of a call, and of all calls together: first on the GPU during the call, then on the host."""
 
 _BYTES_OF_A_PAIR = 32
 
@@ -191,7 +191,7 @@ def _announce() -> None:
 
 
 def _write_the_rest() -> None:
-    """What has not been written yet, when the process ends."""
+    """Write what has not been written yet, when the process ends."""
     rest = [run for run in profile_runs() if not run.written]
     for run in rest:
         _write(run, _default_folder())

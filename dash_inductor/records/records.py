@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 Kind = Literal["forward and backward", "forward only"]
-"""Which parts of an attention are in its graph."""
+"""The parts of an attention that are in its graph."""
 FULL: Kind = "forward and backward"
 FORWARD_ONLY: Kind = "forward only"
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the graph says of the query, key and value of a site, whether it is replaced or kept.
+    """The facts that the graph tells of the query, key and value of a site, whether it is replaced or kept.
 
     Attributes:
         query, key, value: shapes as the operator has them, [batch, heads, length, head dim], or, where documents are
@@ -81,7 +81,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """What happened to one attention: a backward with its forward, or a forward alone.
+    """The record of one attention: a backward with its forward, or a forward alone.
 
     Attributes:
         name: the name of the backward's node in its graph, or of the forward's where that is alone; the new operators

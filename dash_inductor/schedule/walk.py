@@ -16,7 +16,7 @@ from .schedules import define
 
 
 class Walk(Protocol):
-    """What one launch does.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
+    """The work of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
 
     Attributes:
         tickets: CTAs of the launch; a CTA that takes a lower ticket starts earlier.

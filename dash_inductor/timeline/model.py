@@ -14,7 +14,7 @@ Kind = Literal["compute", "wait", "add"]
 
 
 class Unit(NamedTuple):
-    """What times are counted in: what stands behind a number, and at an axis."""
+    """The unit in which times are counted: the text behind a number, and the text at an axis."""
 
     symbol: str
     axis: str
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What a lane does for some time.
+    """The work of a lane for some time.
 
     Args:
         step: which of `Timeline.steps`; while a CTA waits for a buffer, the one that is computed next.
@@ -163,7 +163,7 @@ class Picture:
 
     @property
     def end(self) -> float:
-        """When the last run ends."""
+        """The time at which the last run ends."""
         return max((t.end for t in self.timelines), default=0.0)
 
     @property

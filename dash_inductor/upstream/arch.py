@@ -1,4 +1,4 @@
-"""What the planner needs to know about the machine, and nothing else of it."""
+"""The facts about the machine that the planner needs, and nothing else of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch's partitioner takes a forward of ours for: the operator that it stands in the place of.
+"""PyTorch's partitioner takes a forward of ours for the operator that it stands in the place of.
 
 The partitioner decides which values the forward saves for the backward, and which are computed again.  It knows a few
 operators by name as too expensive for a second run, unless `activation_memory_budget` asks for one; then it weighs

@@ -164,7 +164,7 @@ _OPERATORS = (
 
 
 def probe() -> list[str]:
-    """What this torch and triton lack of the things we rely on; empty in a version that can be used."""
+    """The things we rely on that this torch and triton lack; empty in a version that can be used."""
     torch_names = TORCH if torch.version.cuda is None else (*TORCH, *CUDA)
     return [*_missing(torch_names), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
 

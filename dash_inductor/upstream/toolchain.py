@@ -33,9 +33,9 @@ VARIABLES = (
     "TRITON_PLUGIN_PATHS",
     "TRITON_PREFER_TMEM_16x256_LAYOUT",
 )
-"""What else reaches the machine code.  Not listed are paths of the assembler and of libdevice, which stand for their
-versions (`docs/determinism.md` says that versions change bits), the default precision of fp32 matmuls, which every
-matmul of the kernels is given, and what only prints, dumps or times."""
+"""Other variables that reach the machine code.  The list does not have the paths of the assembler and of libdevice,
+which stand for their versions (`docs/determinism.md` says that versions change bits), the default precision of fp32
+matmuls, which every matmul of the kernels is given, and variables that only print, dump or time something."""
 
 _OFF = ("", "0", "false", "off", "no", "n")
 

@@ -23,7 +23,7 @@ DIFF_LINES = 400
 
 @dataclass
 class GraphPage:
-    """What is known of one graph.
+    """Everything known of one graph.
 
     Args:
         folder: its own.

@@ -55,7 +55,7 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
 
 
 def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """What is asked of the device, by the module or class that is asked, and the answers."""
+    """The questions that the device is asked, by the module or class that is asked, and the answers."""
     number = int(arch.removeprefix("sm_"))
     properties = Properties(f"a GPU of {arch}", number // 10, number % 10)
     capability = (properties.major, properties.minor)

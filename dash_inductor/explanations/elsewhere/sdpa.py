@@ -199,7 +199,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
 
 
 def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores."""
+    """The bias that is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
@@ -219,7 +219,7 @@ def _first_columns(tensor: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def chosen_for(arch: str) -> Iterator[None]:
-    """What is traced in the block chooses as on `arch`, where tensors are on a GPU or on what stands for one."""
+    """Let calls traced in the block choose as on `arch`, where tensors are on a GPU or on what stands for one."""
     operator: Any = torch.ops.aten.scaled_dot_product_attention.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd
 

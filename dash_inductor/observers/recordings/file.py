@@ -30,7 +30,7 @@ HEAD, STEP, ENTRY = struct.Struct("<II"), struct.Struct("<II"), struct.Struct(f"
 
 
 class Name(NamedTuple):
-    """What a fingerprint is of.
+    """The name of a fingerprint.
 
     phase: one of `phases.PHASES`; tensor: for example ``layers.0.mlp.weight``; description: its dtype and shape.
     """

@@ -1,4 +1,4 @@
-"""What the ranks of a run have recorded.
+"""The recordings of the ranks of a run.
 
 A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
 hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.

@@ -1,4 +1,4 @@
-"""What a frame of JSON may say, checked completely: fields, types, ranges and counts.
+"""Checks completely what a frame of JSON may say: fields, types, ranges and counts.
 
 environment  rank, world_size, every; versions, gpu, cpu, settings, environment   the first frame, and only that
 facts        numerics_keys

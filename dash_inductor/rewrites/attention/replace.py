@@ -165,7 +165,7 @@ def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -
 def _consumer(
     emitter: Emitter, used: Node, result: Node, gradient: Gradient, repeat: Repeat | None, before: Node
 ) -> tuple[Node, Node]:
-    """What the rest of the graph reads: the old node and the one that takes its place."""
+    """The nodes that the rest of the graph reads: the old node and the one that takes its place."""
     if gradient.reduction is None or repeat is None:
         return used, result
     total = gradient.reduction.total
@@ -182,7 +182,7 @@ def _consumer(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What forward and backward read.
+    """The tensors that forward and backward read.
 
     operands: query, key and value; extras: the tensors that the call names by their place; data: the tables of the
     mask, where the kernels walk by tables.

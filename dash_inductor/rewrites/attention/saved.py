@@ -1,4 +1,4 @@
-"""What a backward of ours reads of its forward: memory that PyTorch watches, or values that are the graph's alone.
+"""A backward of ours reads memory of its forward that PyTorch watches, or values that are the graph's alone.
 
 A program may write to a tensor between a forward and its backward.  In eager mode autograd notices it by the version
 of each tensor that it saved, and raises an error.  A compiled forward returns what its backward needs.  Inputs of the
