@@ -1,7 +1,7 @@
 """Reading what another process or machine wrote, and showing text from there.
 
-Nothing here trusts a file: it is looked at before it is read, and counted before anything is built from it.  Who reads
-a kind of file turns `Refused` and OSError into an error of its own, which names the file.
+Nothing here trusts a file: it is looked at before it is read, and counted before anything is built from it.  The reader
+of a kind of file turns `Refused` and OSError into an error of its own, which names the file.
 """
 
 from __future__ import annotations

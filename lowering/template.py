@@ -97,7 +97,7 @@ def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
 def realized(x: TensorBox) -> TensorBox:
     """`x` as a buffer whose strides will not change any more: a template reads memory, by strides that its source has.
 
-    Inductor chooses the strides of a buffer of its own late, by those of what it is computed from.
+    Inductor chooses the strides of a buffer of its own late, by the strides of its sources.
     """
     x.realize()
     base: Any = x.data

@@ -137,7 +137,7 @@ def check_plot(path: Path) -> None:
     """Find out before the measurement, not after it, whether a picture can be drawn and written to `path`.
 
     Raises:
-        ArgumentError: another suffix than those of `plot`, or a folder that does not exist.
+        ArgumentError: a suffix that `plot` does not have, or a folder that does not exist.
         MissingPackageError: matplotlib is not installed; the message has the command that installs it.
     """
     if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():

@@ -123,7 +123,7 @@ def _with_one_batch_dimension(call: Node) -> bool:
 
 
 def _with_heads(call: Node, tensors: dict[str, Node]) -> bool:
-    """Tensors [batch, length, head dim] become those of one head."""
+    """Tensors [batch, length, head dim] become tensors of one head."""
     for name, node in tensors.items():
         if _value(node).dim() == 3:
             _set(call, name, _inserted(call, node, "unsqueeze", 1))

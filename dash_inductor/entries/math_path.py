@@ -2,8 +2,8 @@
 
 Only PyTorch's own math implementation of `scaled_dot_product_attention` calls ``_safe_softmax``; a softmax that a model
 writes by hand is ``_softmax``.  The operator is decomposed before a joint graph is made, but its nodes keep its name
-(`original_aten`), and all nodes of one call its autograd sequence number, those of the backward too.  What the nodes of
-a call read of others are its arguments, as the program passed them.
+(`original_aten`), and all nodes of one call its autograd sequence number, those of the backward too.  The other
+nodes that the nodes of a call read are its arguments, as the program passed them.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _without_a_cause(found: _Arguments) -> str:
 
 
 def _arguments(nodes: Sequence[Node]) -> _Arguments | None:
-    """The arguments of the call that these nodes compute; None where they are not those of a call in Dynamo's graph, or
-    its two products cannot be told.
+    """The arguments of the call that these nodes compute; None where the nodes are not from a call in Dynamo's graph,
+    or its two products cannot be told.
     """
     of_call = frozenset(nodes)
     stack = nodes[0].meta.get("source_fn_stack")

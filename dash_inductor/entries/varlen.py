@@ -98,7 +98,7 @@ def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
     computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))
     if not depth or not computed or a.target is not b.target or a.kwargs.keys() != b.kwargs.keys():
         return False
-    # What is random, or is not written, has other values in every node.
+    # Random tensors, and tensors that nothing is written to, have other values in every node.
     if torch.Tag.nondeterministic_seeded in a.target.tags or "empty" in op_name(a):  # type: ignore[union-attr]
         return False
 

@@ -48,8 +48,8 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
         args, kwargs: what it is called with.  Something must need a gradient, a parameter or an argument.
         arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be there: tensors
             on the CPU count as on that GPU, and PyTorch's choice between its implementations of attention is that
-            GPU's.  What cannot be traced so, values of tensors in Python code for example, makes the answer
-            `Explanation.unknown`.  "cpu": plan for the CPU.
+            GPU's.  A program that cannot be traced so, for example because Python code reads values of tensors, has the
+            answer `Explanation.unknown`.  "cpu": plan for the CPU.
 
     Raises:
         ArgumentError: an unknown `arch`.
@@ -156,7 +156,7 @@ def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart() -> dict[str, Any]:
-    """Options of `torch.compile` that keep our entries in Dynamo's cache from those of the program (torch 2.13)."""
+    """Options of `torch.compile` that keep our entries in Dynamo's cache apart from the program's (torch 2.13)."""
     return {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 
 

@@ -27,7 +27,7 @@ NOTHING = (
 
 
 def explain_script(path: str, arguments: Sequence[str], arch: str | None = None) -> tuple[Explanation, bool]:
-    """Run a script and explain the graphs that it compiled.  What it prints goes to the standard error.
+    """Run a script and explain the graphs that it compiled.  Its prints go to the standard error.
 
     Args:
         path: the script.

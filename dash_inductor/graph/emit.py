@@ -13,7 +13,7 @@ from . import sizes
 
 aten = torch.ops.aten
 
-# What describes a node's own result; all else (checkpoint tags, sequence number, source, partition) is inherited.
+# Metadata of a node's own result; all others (checkpoint tags, sequence number, source, partition) are inherited.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
 
 
@@ -88,7 +88,7 @@ class Emitter:
 
 
 def erase_dead(graph: Graph, nodes: list[Node], also: frozenset[Node] = frozenset()) -> None:
-    """Erase those of `nodes` that nothing uses, then those of their inputs that became unused, and so on.
+    """Erase the nodes of `nodes` that nothing uses, then the inputs of these that became unused, and so on.
 
     Placeholders and operators with effects (random numbers included) stay, unless they are in `also`.
     """

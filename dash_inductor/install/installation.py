@@ -143,7 +143,7 @@ def _choose_no_pointwise_kernel_by_timing() -> None:
 
     Even in its deterministic mode Inductor times several block shapes of a pointwise kernel and takes the fastest.  The
     compiler contracts products and sums of another block shape in another way, so two processes could train a model
-    with other bits (docs/what-we-know.md).  What the program has asked for by ``max_autotune_pointwise`` stays.
+    with other bits (docs/what-we-know.md).  The program's own choice by ``max_autotune_pointwise`` stays.
     """
     from torch._inductor import compile_fx
     from torch._inductor import config as inductor_config

@@ -60,8 +60,8 @@ class Documents:
         """
         call, starts = _Shared(emitter, before), self.starts
         dtype = starts.meta["val"].dtype
-        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  What
-        # begins with the last start are the tokens behind the last document.
+        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  The
+        # tokens behind the last document begin with the last start.
         ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
         ends = call(aten.clamp_max.default, ends, tokens)
         lengths = call(aten.sub.Tensor, ends, starts)

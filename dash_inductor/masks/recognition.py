@@ -147,7 +147,7 @@ def forget(graph: Graph) -> None:
 def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     """`plane` is the shape of the scores, [B, H, q_len, kv_len].
 
-    What is no band with vectors of data may be one with a dense mask.
+    A mask that is no band with vectors of data may be a band with a dense mask.
     """
     cause = None
     of_data = is_data(node, RULES, {})
@@ -205,8 +205,8 @@ def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
     """A number for every node of the chain; nodes whose chains are equal get equal numbers.
 
     Equal means: the same operators on the same constants, the same expressions of size symbols and the same nodes at
-    the ends of the chains.  What is no part of the chain is a tensor that lends its shape and type to a creation
-    operator, and these are those of the result.
+    the ends of the chains.  A tensor that lends its shape and type to a creation operator is no part of the chain; the
+    result has both of them.
     """
     local: dict[Node, int] = {}
 

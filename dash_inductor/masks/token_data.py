@@ -50,7 +50,7 @@ class Load:
     places: tuple[Place, ...]
 
     def along(self, axis: Axis) -> Load:
-        """The same elements, moved by the tokens of this axis instead of those of the other one."""
+        """The same elements, moved by the tokens of this axis instead of the other axis."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, places=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.places))
 

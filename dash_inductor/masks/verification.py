@@ -1,11 +1,11 @@
-"""Compares the recognised terms of a mask with the values of the mask's own operators.
+"""Compares the recognised terms of a mask with the values that the mask's own operators compute.
 
-What is checked: everything, where the mask has at most `BUDGET` elements; else, for the first and the last batch entry
-and head, all columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band
-enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly
-small, that the ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more
-keys than queries and the reverse.  What the terms read of data gets random values, from which the graph's operators
-compute the mask.  Operators without a rule are never run: they may be random, or a user's own.
+All elements are checked where the mask has at most `BUDGET`; else, for the first and the last batch entry and head, all
+columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band enters or leaves
+the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly small, that the
+ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more keys than queries
+and the reverse.  The data that the terms read get random values, from which the graph's operators compute the mask.
+Operators without a rule are never run: they may be random, or a user's own.
 
 Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 """

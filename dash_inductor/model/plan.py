@@ -38,7 +38,8 @@ class Plan:
         kernel: the name of a kernel family: "hopper" (warp-specialised Gluon), "portable" (Triton templates) or
             "reference" (plain ATen).
         schedule: name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
-        forward: which forward makes the log-sum-exp: that of a kernel family, or "keep", which leaves the graph's own.
+        forward: the forward that makes the log-sum-exp: the name of a kernel family, or "keep", which leaves the
+            graph's own.
         dkdv: tiles of the kernel that owns dk and dv (and, in one pass, accumulates dq).
         dq: tiles of the dq kernel; two_pass only.
         section: heads that are launched together (changes speed, never bits).

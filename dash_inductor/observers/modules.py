@@ -1,5 +1,4 @@
-"""The parts of modules that a recording sees: inputs, results, gradients of the outermost module and of those
-inside."""
+"""The parts of modules that a recording sees: inputs, results, gradients of the outermost one and of those inside."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def record(
 
     Args:
         folder: where the file of every rank goes; none of this recording's ranks may have one there.
-        model: whose parameters and modules the names are taken from; by default, that of the first outermost module
-            called or else of the modules that have the optimizer's parameters.
+        model: whose parameters and modules the names are taken from; by default, the first outermost module called or
+            else the modules that have the optimizer's parameters.
         optimizer: whose steps count; by default, all.
         every: record the first of so many steps.
         activations: record inputs and results of modules, and gradients of results.

@@ -1,4 +1,4 @@
-"""FLOPs of our operators, as PyTorch counts those of the operators that they replace.
+"""FLOPs of our operators, as PyTorch counts the FLOPs of the operators that they replace.
 
 `torch.utils.flop_counter` shows them, and PyTorch's partitioner weighs by them what is computed again.  Every query
 counts with every key, whatever the mask: only packed documents are apart from one another.  The lengths of documents

@@ -202,7 +202,7 @@ def _choose(
     """The choice with the shortest critical path on the nominal problem, of the first family that has one.
 
     Args:
-        candidates: those of a family next to one another.
+        candidates: the members of a family stand next to one another.
         names: the schedules to choose from; if `named`, the one that must be taken.
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
@@ -213,7 +213,7 @@ def _choose(
         if objection(name, kernel, candidate, mask, likely, named) is None
     ]
     options = [option for option in able if option[2] == able[0][2]]
-    # What must be simulated comes last: its work alone is nearly always longer than the others' critical paths.
+    # Choices that must be simulated come last: their work alone nearly always exceeds the others' critical paths.
     options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
     best: tuple[float, int, Choice] | None = None
     for index, name, kernel, candidate, walked in options:

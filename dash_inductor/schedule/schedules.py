@@ -150,7 +150,7 @@ LEAST = 64
 """Sequences whose longest walk is shorter than this are not bent: it would gain less than walks lose that go down."""
 
 LATER = 4
-"""Sections of the second phase of a bent fold are so many times as large as those of the first: all walks of a head
+"""Sections of the second phase of a bent fold are so many times as large as sections of the first: all walks of a head
 begin there at the same q tile, and wait for one another unless other heads' are launched between them."""
 
 

@@ -121,7 +121,7 @@ class Timeline:
     def shares(self) -> dict[Kind, float]:
         """The share of the time of all lanes, from 0 to 1, that each kind of bar of the lane's own track takes.
 
-        What is missing to 1 is idle time.  With a writer, waiting is the time in which all of its buffers are taken.
+        The rest is idle time.  With a writer, waiting is the time in which all of its buffers are taken.
         """
         total = self.end * len(self.lanes)
         kinds: dict[Kind, float] = {"compute": 0.0, "wait": 0.0, "add": 0.0}

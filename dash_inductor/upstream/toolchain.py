@@ -1,8 +1,8 @@
 """Settings of the compiler that could change the bits of a kernel, whoever made them: set by us, or named in the key.
 
 Triton reads environment variables, and settings in `triton.knobs`, which are the same variables, while it compiles.
-What every compile can be told is told explicitly (`OPTIONS`); the others cannot be overruled for one kernel, so
-`settings` names those that are in use, for numerics keys and cache keys.  Standard library only.
+Every compile is told explicitly what it can be told (`OPTIONS`); the other settings cannot be overruled for one kernel,
+so `settings` names those that are in use, for numerics keys and cache keys.  Standard library only.
 """
 
 from __future__ import annotations

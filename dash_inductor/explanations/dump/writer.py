@@ -43,7 +43,7 @@ def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
 
     Args:
         folder: as `config.dump`.
-        arch: explain sites, and compile their kernels, for this architecture instead of that of the tensors' device.
+        arch: explain sites, and compile their kernels, for this architecture instead of the one of the tensors' device.
     """
     token = _arch.set(arch)
     try:

@@ -94,8 +94,8 @@ def _let_autograd_know_cuda() -> None:
     """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU ends the process else.
 
     PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
-    of which there are none.  In a build for the CPU nothing is in its place, so we put such a kind there: that of lazy
-    tensors.
+    that the machine lacks.  In a build for the CPU nothing is in its place, so we put such a kind there: the devices of
+    lazy tensors.
     """
     if torch.backends.cuda.is_built():
         return

@@ -93,7 +93,7 @@ def _new_backward(
     results: tuple[Node | None, Node | None] | None,
     swaps: list[tuple[Node, Node]],
 ) -> None:
-    """The new backward; `results` are those of the new forward, None if the old forward stays."""
+    """The new backward; `results` are the new forward's, None if the old forward stays."""
     old, args = match.node, match.args
     if results is not None:
         logsumexp = results[1]

@@ -7,9 +7,9 @@ that has the memory of the input.  So the backward would silently read what the 
 
 Note [What the backward reads]
 Three rules keep that from happening.  Views of inputs and outputs of the graph that a backward of ours reads are
-computed again in the backward: PyTorch then saves what they are views of, under its version.  What a mask reads of an
-input is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its
-own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
+computed again in the backward: PyTorch then saves what they are views of, under its version.  The part of an input that
+a mask reads is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may
+use its own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
 attention is saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph
 returns a view of it, which would be another tensor, the program gets a view of a copy.
 """
