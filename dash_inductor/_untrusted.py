@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 _DIGITS = 20
-"""Characters of an integer: what 64 bits and a sign take."""
+"""Characters of an integer: as many as 64 bits and a sign take."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",

@@ -19,7 +19,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Vectors:
-    """The extra tensors of a call for the kernels of one site, of which those that are computed are computed once.
+    """The extra tensors of a call for the kernels of one site; each is computed once, if it is computed at all.
 
     Args:
         plane: batch, query heads, q_len and kv_len, of the mask.
@@ -40,7 +40,7 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """In the order in which a template takes them; `sums_keys` as in `templates.reads`.
+        """The tensors in the order in which a template takes them; `sums_keys` as in `templates.reads`.
 
         Ids that are one tensor for queries and keys are two arguments of a template.
         """

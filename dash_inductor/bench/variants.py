@@ -19,7 +19,7 @@ class Variant:
 
     Attributes:
         name: the head of its column.
-        means: what it is, in words.
+        means: its description, in words.
         deterministic: whether deterministic algorithms are on.
         ours: whether dash_inductor is on.
     """

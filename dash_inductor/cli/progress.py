@@ -58,7 +58,7 @@ class Progress:
         self.say(text)
 
     def done(self, parts: int = 1) -> None:
-        """So many more parts are done."""
+        """Count so many more parts as done."""
         with self._lock:
             self._done += parts
             if self._live:

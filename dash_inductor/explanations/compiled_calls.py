@@ -79,5 +79,5 @@ class CompiledCalls:
 
 
 def _compiles() -> int:
-    """Changes whenever Dynamo compiles a graph."""
+    """A number that changes whenever Dynamo compiles a graph."""
     return int(counters["stats"]["unique_graphs"])

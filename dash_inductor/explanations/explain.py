@@ -162,7 +162,7 @@ def _apart() -> dict[str, Any]:
 
 @contextmanager
 def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
-    """Everything is looked at, nothing is raised or taken from a cache, and all of it is as before at the end."""
+    """Look at everything, raise nothing, take nothing from a cache, and put all of it back at the end."""
     sizes_seen = pgo.get_code_state()
     before = copy.deepcopy(sizes_seen)
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -89,7 +89,7 @@ class Explained:
 
     @property
     def graph_of(self) -> tuple[GraphRecord, ...]:
-        """For every one of `sites` its graph."""
+        """The graph of every one of `sites`."""
         return tuple(graph for graph in self.graphs for _ in graph.sites)
 
     @property

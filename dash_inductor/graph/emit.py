@@ -35,7 +35,7 @@ class Emitter:
         name: str | None = None,
     ) -> Node:
         """``target(*args, **kwargs)`` in front of `before`, with the metadata of `like` and the value of running it on
-        fakes; `name` is what FX makes the node's name of, by default the operator's.
+        fakes; FX makes the node's name from `name`, by default from the operator's.
         """
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name)

@@ -118,7 +118,7 @@ def _make_calls_fusable() -> None:
 
 
 def _record_what_no_pass_sees() -> None:
-    """Make what runs the joint-graph passes tell of the attention that our pass never saw: kept, in the records too."""
+    """Make the runner of the joint-graph passes tell of attention that our pass never saw: kept, in the records too."""
     from torch._inductor import compile_fx
 
     run = compile_fx._recursive_joint_graph_passes  # compile_fx looks it up by this name whenever it calls it

@@ -1,4 +1,4 @@
-"""From the value of a mask element, a decision tree over positions, to a diagonal band."""
+"""Turns the value of a mask element, a decision tree over positions, into a diagonal band."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scores:
 
     @property
     def offset(self) -> sympy.Expr:
-        """``kv_len - q_len``: what bottom-right anchoring adds to the diagonal."""
+        """``kv_len - q_len``: the shift of the diagonal by bottom-right anchoring."""
         return self.kv_len - self.q_len
 
 

@@ -135,7 +135,7 @@ class _Shared:
         return found
 
     def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
-        """`_tiles` of sizes, of which each may be a node."""
+        """`_tiles` of sizes, each of which may be a node."""
         padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
         return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
 

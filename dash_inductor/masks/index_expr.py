@@ -101,7 +101,7 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Let `equal_zero` keep together what compares numbers of two index symbols: see `equality`."""
+        """Let `equal_zero` keep comparisons of numbers of two index symbols together: see `equality`."""
         self._apart = first, second
 
     def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:

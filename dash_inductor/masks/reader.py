@@ -64,7 +64,7 @@ class MaskReader:
         rules: by operator name.
         algebra: knows the symbols in positions.
         loads: takes up what is read of data.
-        way: what is read as it is.
+        way: the data that are read as they are.
     """
 
     def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, way: Way) -> None:

@@ -55,7 +55,7 @@ _WAYS = (
     Way("with planes of data, as large as possible", dense=True, planes=True),
     Way("with planes of data and of positions", dense=True, all_planes=True),
 )
-"""In the order in which they are tried: as little of a mask as possible is dense."""
+"""The ways, in the order in which they are tried: as little of a mask as possible is dense."""
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 

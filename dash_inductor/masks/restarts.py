@@ -90,7 +90,7 @@ class _Documents(Loads):
         raise NotRecognised("depends_on_input", f"{node.name} does not count where positions begin anew")
 
     def beyond(self, load: Load) -> int:
-        """By how much `load` is more than the position of its token."""
+        """The amount by which `load` exceeds the position of its token."""
         value = self._reader.load(load.node, self._place_of(load))
         more = sympy.expand(value - self._here) if isinstance(value, sympy.Expr) else None
         if more is None or not more.is_Integer:

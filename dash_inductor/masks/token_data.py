@@ -32,7 +32,7 @@ class Place:
     """The place that a load reads along one dimension of its tensor.
 
     Args:
-        axis: what moves it: the batch entry, the query or the key; None if nothing does.
+        axis: the axis that moves it: the batch entry, the query or the key; None if nothing does.
         start: where it is for the first of these.
         extent: how many there are, where the dimension is longer than that; else None.
     """

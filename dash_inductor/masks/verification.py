@@ -45,7 +45,7 @@ MOST_ASSIGNMENTS = 10
 STEP = 17
 """Elements of data that are so far apart in one dimension are next to each other in the dimension before."""
 FEW_VALUES = (-100, *range(-1, 4), 100)
-"""Of these, and of numbers close to what data are compared with, the data are made."""
+"""The data are made of these, and of numbers close to those that data are compared with."""
 
 Sizes = dict[sympy.Symbol, sympy.Integer]
 

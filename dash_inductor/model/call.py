@@ -41,11 +41,11 @@ class Call:
     back.  Every graph dump and all generated code shows this text.
 
     Args:
-        mask: who sees whom.
-        scale: what the scores are multiplied with.
+        mask: the pairs that see each other.
+        scale: the factor of the scores.
         orders: of the results that have a layout: of the output in a forward, of dq, dk and dv in a backward.  Empty
             where no operator is called yet.
-        bias: what is added to the scores, None for nothing.
+        bias: the bias that is added to the scores, None for none.
         dropout: what drops probabilities at random; None where nothing does.
     """
 

@@ -50,7 +50,7 @@ class Band:
 
     @property
     def is_window(self) -> bool:
-        """It has two bounds: every query sees some keys next to one another, wherever it is."""
+        """Whether it has two bounds: every query sees some keys next to one another, wherever it is."""
         return self.lo is not None and self.hi is not None
 
     def resolve(self, q_len: int, kv_len: int) -> Band:

@@ -92,7 +92,7 @@ def prepare(device: torch.device) -> None:
 
 
 def insert(graph: Graph) -> bool:
-    """Let a joint graph show the gradients of its attentions to who watches, if anybody does; whether it changed."""
+    """Let a joint graph show the gradients of its attentions to its observers, if it has any; whether it changed."""
     from ..graph.emit import Emitter
     from ..graph.model_line import model_line
     from ..operators import attention as ops

@@ -98,7 +98,7 @@ class Recorder(Observer):
         folder: where the files of all ranks are.
         step_number: of the present step of training, from 1.
         names: of modules and parameters.
-        modules: what is watched of modules.
+        modules: the parts of modules that are watched.
     """
 
     watches_graphs = True

@@ -51,8 +51,8 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
     """The formula of PyTorch, added up over documents where there are some.
 
     Args:
-        tensors: of which the formula takes the shapes: first the gradient of the output, if it takes that, then query,
-            key and value, of which the latter two may have fewer heads.
+        tensors: the formula takes their shapes: first the gradient of the output, if it takes that, then query, key and
+            value, of which the latter two may have fewer heads.
     """
     query, segments = tensors[-3], Call.parse(call).mask.segments
     heads = query.shape[1]

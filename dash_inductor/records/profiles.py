@@ -45,7 +45,7 @@ class ProfileRun:
 
     Attributes:
         site: the site's name, "" for a call of the operator outside of a compiled graph.
-        number: which of the recorded calls with this name it is, from 1.
+        number: the number of the recorded call among those with this name, from 1.
         meta: what is known of the call: ``kernel``, ``plan``, ``call``, ``gpu``, ``sms``, ``shape`` and others.
         heads: of how many query heads, of all batch elements, the times were recorded: as many as there was room for.
     """
@@ -109,7 +109,7 @@ def begin(
     """Begin to record a call: the kernel fills `ProfileRun.table`, and `ProfileRun.end` comes after it.
 
     Args:
-        key: what tells sites with the same name apart.
+        key: a key that tells sites with the same name apart.
         heads: query heads of all batch elements.
         kv_tiles, q_tiles: of a head.
 

@@ -101,7 +101,7 @@ class Schedule:
         num_steps: kv -> q tiles to walk.
         q_tile: (step, kv) -> q tile.
         rank: (q, kv) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible pairs.
-        visible: what the band lets through, whatever the schedule.
+        visible: the pairs that the band lets through, whatever the schedule.
         shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
             which the owner of the q tile walks over the kv tiles.
         resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.

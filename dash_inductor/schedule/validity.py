@@ -1,4 +1,4 @@
-"""Is a schedule right, and can it hang?  Checked on its tables, for one problem."""
+"""Checks that a schedule is right, and that it cannot hang, on its tables, for one problem."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Walk(Protocol):
         """Whether some element of a visible tile pair is hidden."""
 
     def kind(self, head: int) -> int:
-        """Heads of one kind have the same walks and ranks."""
+        """The kind of a head: heads of one kind have the same walks and ranks."""
 
 
 def functions(name: str, problem: Problem) -> SimpleNamespace:

@@ -56,7 +56,7 @@ class Bar(NamedTuple):
 
     Args:
         step: which of `Timeline.steps`; while a CTA waits for a buffer, the one that is computed next.
-        track: 0 is the lane's own, 1 that of its writer (see `Timeline.writer`).
+        track: 0 is the lane's own, 1 its writer's (see `Timeline.writer`).
     """
 
     step: int
@@ -72,10 +72,10 @@ class Timeline:
 
     Args:
         name: of the schedule, or of the recording.
-        unit: what times are counted in.
+        unit: the unit in which times are counted.
         lanes, heads: their names.
         steps: in any order.
-        end: when the run is over; at least the end of every step.
+        end: the end of the run; at least the end of every step.
         writer: a lane has two tracks, because a writer waits and adds while the next tile pair is computed.
         measured: whether it was recorded on a GPU.
         note: one line that says what is remarkable, for example why a run hangs.

@@ -77,7 +77,7 @@ class Colours(NamedTuple):
 
     @staticmethod
     def of(picture: Picture) -> Colours:
-        """Colours are q tiles where there are enough of them."""
+        """The colours of a picture: they stand for q tiles where there are enough hues."""
         q_tiles = 1 + max((step.q for t in picture.timelines for step in t.steps), default=0)
         kv_tiles = 1 + max((step.kv for t in picture.timelines for step in t.steps), default=0)
         return Colours(HUES, q_tiles, kv_tiles) if q_tiles <= len(HUES) else Colours(RAMP, 0, kv_tiles)

@@ -13,7 +13,7 @@ _asked: ContextVar[str | None] = ContextVar("dash_inductor_arch", default=None)
 
 @contextmanager
 def asked_about(arch: str) -> Iterator[None]:
-    """In the block CUDA devices have this architecture, and no kernels are compiled: they are not there to run them."""
+    """Let CUDA devices have this architecture in the block, and compile no kernels, which no device could run."""
     token = _asked.set(arch)
     try:
         yield

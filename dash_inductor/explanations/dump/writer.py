@@ -132,7 +132,7 @@ def _readable(graph: torch.fx.Graph) -> str:
 
 
 _runs: dict[tuple[str, int], _Run] = {}
-"""By folder and process: a fork has a run of its own."""
+"""The runs by folder and process: a fork has a run of its own."""
 
 
 def _run() -> _Run:

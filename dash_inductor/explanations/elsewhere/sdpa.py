@@ -141,7 +141,7 @@ def _nested(call: Call) -> bool:
 
 
 def _heads_fit(call: Call, *, grouped: bool) -> bool:
-    """Whether batches are equal, and heads, or where `grouped` and asked for those of query a multiple."""
+    """Whether batches are equal, and heads, or, where `grouped` and asked for, query's heads are a multiple."""
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return False

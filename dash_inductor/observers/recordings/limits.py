@@ -37,7 +37,7 @@ FACTS = 10_000
 """Facts of one kind, for example environment variables; also numerics keys."""
 
 FACT = 1 << 17
-"""Characters of a fact: what Linux lets an environment variable have."""
+"""Characters of a fact: as many as Linux lets an environment variable have."""
 
 FINDINGS = 100
 """Findings of a run that are kept and listed.  There may be more of them, which are counted out by this limit."""

@@ -67,8 +67,8 @@ class Recording:
         """The steps that were recorded, in order, with their entries in the order of observation.
 
         Raises:
-            RecordingError: the file cannot be read, or is none that a recorder of this version has written; see
-                `limits` for what it may have.
+            RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
+                what it may have.
         """
         if not self.facts:
             self.begin()

@@ -45,13 +45,13 @@ class DataMask:
         """The tables of the mask of `match`, in front of `before`, or those that another layer has built already.
 
         Args:
-            extras: what the call reads.  That of the mask comes first, and the tables are of it alone: layers with the
-                same mask share them, whatever else differs.
+            extras: the tensors that the call reads.  The mask's come first, and the tables are made of them alone:
+                layers with the same mask share them, whatever else differs.
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
         def size(tensor: Node, dim: int) -> int | Node:
-            """One for all layers, so that their tables are the same."""
+            """The size, the same one for all layers, so that their tables are the same."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
         if site.mask.placed is None:

@@ -85,7 +85,7 @@ class _Graph:
         raise AssertionError(f"{symbol} is no size of the scores")
 
     def of_four_dimensions(self, tensor: Node) -> Node:
-        """With dimensions of size 1 in front."""
+        """The tensor with dimensions of size 1 in front."""
         while tensor.meta["val"].dim() < 4:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor

@@ -138,7 +138,7 @@ def _new_backward(
 
 
 def _node_name(kind: str, old: Node) -> str:
-    """A name that tells of which module of the model a node is: generated code and Inductor's provenance show it."""
+    """A name that tells the module of the model that a node is of: generated code and Inductor's provenance show it."""
     return "_".join([kind, *re.findall(r"\w+", model_line([old, *old.users])[1])])
 
 

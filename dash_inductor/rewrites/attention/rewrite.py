@@ -37,7 +37,7 @@ from .sites import Facts, Match, NotReadable, analyse
 log = logging.getLogger("dash_inductor")
 
 CompileKernels = Callable[[Site, Plan, torch.device, bool], None]
-"""Of a site, its plan, its device, and whether it has a backward."""
+"""Compiles the kernels of a site, by its plan, its device, and whether it has a backward."""
 
 _ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
 """Reasons that are settings of the program."""

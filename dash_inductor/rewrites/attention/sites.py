@@ -56,12 +56,12 @@ class Match:
 
     Attributes:
         node: the backward; the forward where that is alone.
-        backend: which operator it is.
+        backend: the operator.
         args: the node's arguments, as `Backend.arguments` names them.
-        site, plan: what the planner was given and what it answered.
+        site, plan: the facts that the planner was given, and its answer.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
-        bias: what is added to the scores, beside the mask; None for nothing.
+        bias: the bias that is added to the scores, beside the mask; None for none.
         note: why it is a bias and no mask.
     """
 
