@@ -59,7 +59,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether dash_inductor did not do here what it is for."""
+        """Whether dash_inductor did not do its work here."""
         return bool(self.kept) or not self.equal.get(DASH.name, False)
 
 

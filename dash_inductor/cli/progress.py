@@ -1,4 +1,4 @@
-"""A progress bar that also moves while nothing is reported: whoever compiles is silent for long."""
+"""A progress bar that also moves while nothing is reported: a compile is silent for long."""
 
 from __future__ import annotations
 

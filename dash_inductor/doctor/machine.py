@@ -176,7 +176,7 @@ def gpu() -> Iterator[Seen]:
 
 
 def compilers() -> Iterator[Seen]:
-    """Whether what Inductor and Triton call is there: a compiler, and the headers of Python."""
+    """Whether the things that Inductor and Triton call are there: a compiler, and the headers of Python."""
     needed = {"CXX": ("g++", "clang++")}
     if gpus():
         needed["CC"] = ("gcc", "clang")

@@ -148,7 +148,7 @@ def _frames() -> Iterator[types.FrameType]:
 
 
 def _called_by_pytorch() -> bool:
-    """Whether PyTorch itself calls a function, which puts back what it has found for example."""
+    """Whether PyTorch itself calls a function, for example to put back what it has found."""
     return next(_frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 

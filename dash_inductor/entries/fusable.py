@@ -32,7 +32,7 @@ _PLANE = 3
 
 
 def make_fusable(graph: Graph) -> bool:
-    """Give calls of attention in a graph of Dynamo's a layout that fused operators take; whether any was changed."""
+    """Give calls of attention in a graph of Dynamo's a layout that fused operators take; return whether any changed."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target in CALLS]
     steps = _with_one_batch_dimension, _with_batch_of_mask, _with_contiguous_mask
     changed = [step(call) for call in calls if _is_replaced_on(call) for step in steps]

@@ -1,4 +1,4 @@
-"""An explanation as text: a table of all sites, then what is to say of each; equal sites are told once."""
+"""An explanation as text: a table of all sites, then a text about each; equal sites are told once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Installation into Inductor: one joint-graph pass, what has to happen before it, a record of what it does not see, and
-our part of the caches.
+"""Installation into Inductor: one joint-graph pass, the work before it, a record of what it does not see, and our part
+of the caches.
 
 Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
 anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.

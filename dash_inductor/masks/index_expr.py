@@ -28,7 +28,7 @@ Range: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
 INT64_MAX = sympy.Integer(2**63 - 1)
 
 MAX_LEAVES = 20_000
-"""Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are none."""
+"""Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are no bands."""
 
 
 @dataclass(frozen=True, eq=False)

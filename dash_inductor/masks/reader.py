@@ -2,8 +2,8 @@
 
 `MaskReader.load(node, position)` asks a node for its element at a symbolic position; the node's rule asks its own
 inputs at the positions they are read from, until constants, index ramps and loads of data (`token_data`) are reached.
-Nothing is materialised, and nothing assumed: what is not proved to be exact for all positions and sizes is a load
-itself, wherever it comes from, or raises `NotRecognised` where it is none.  The rules live in `mask_ops` and
+Nothing is materialised, and nothing assumed: an element that is not proved to be exact for all positions and sizes is a
+load itself, wherever it comes from, or raises `NotRecognised` where it is none.  The rules live in `mask_ops` and
 `arithmetic_ops` (elementwise), `index_ops` (creation and movement) and `reduce_ops`, keyed by operator name; arguments
 are bound by name.
 """
@@ -63,7 +63,7 @@ class MaskReader:
     Args:
         rules: by operator name.
         algebra: knows the symbols in positions.
-        loads: takes up what is read of data.
+        loads: takes up the data that are read.
         way: the data that are read as they are.
     """
 

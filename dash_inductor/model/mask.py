@@ -218,7 +218,7 @@ class Mask:
         """Inverse of ``str``.
 
         Raises:
-            ArgumentError: a term that is none, or two terms of one kind.
+            ArgumentError: an unknown term, or two terms of one kind.
         """
         bands: list[Band] = []
         others: dict[str, tuple[Operand, ...]] = {}

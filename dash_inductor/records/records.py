@@ -1,4 +1,4 @@
-"""The records: of every compiled graph, and in it of every attention, what was decided and why."""
+"""The records: the decision about every attention of every compiled graph, and the reason for it."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def resolve(module: str, spellings: str) -> Any:
         spellings: names separated by ``|``; a dotted one is an attribute of an object in the module.
 
     Raises:
-        AttributeError: there is none of them.
+        AttributeError: none of them exists.
     """
     root = importlib.import_module(module)
     for name in spellings.split("|"):

@@ -1,7 +1,7 @@
 """The probe: does this torch and triton have everything that the package relies on?
 
-Plans must not depend on luck, so what a kernel needs is asked for at installation, on whatever device: an unknown
-version is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
+Plans must not depend on luck, so what a kernel needs is asked for at installation, on any device: an unknown version is
+either as good as a tested one, or dash_inductor stays inactive and says what is missing.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _spread(rows: list[list[_Place]]) -> None:
 
 
 def _put(row: list[_Place], wanted: Sequence[float]) -> None:
-    """Places as near to what is wanted as the order and the widths allow: the mean of packing from either side."""
+    """Places as near to the wanted ones as the order and the widths allow: the mean of packing from either side."""
     left = _packed(row, wanted)
     right = [-x for x in reversed(_packed(row[::-1], [-x for x in reversed(wanted)]))]
     for place, a, b in zip(row, left, right, strict=True):

@@ -151,7 +151,7 @@ def _heads_fit(call: Call, *, grouped: bool) -> bool:
 
 
 def _dense_fits(call: Call, *, any_stride_of_one: bool) -> bool:
-    """Whether lengths are not 0 and last dimensions are contiguous; of size 1 they have `any_stride_of_one`."""
+    """Whether lengths are not 0 and last dimensions contiguous; `any_stride_of_one` allows any stride of size 1."""
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     contiguous = query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     contiguous = contiguous or (any_stride_of_one and query.shape[-1] == 1)

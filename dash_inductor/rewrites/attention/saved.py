@@ -87,7 +87,7 @@ def _return_copies(graph: Graph, outputs: set[Any]) -> None:
 
 
 def _copy(emitter: Emitter, node: Node, before: Node) -> Node:
-    """A copy with the same strides: Inductor keeps the order of dimensions of what is contiguous alone."""
+    """A copy with the same strides: Inductor keeps the order of dimensions of contiguous tensors alone."""
     value = node.meta["val"]
     order = sizes.dense_order(value.shape, value.stride())
     assert order is not None  # only such forwards are replaced

@@ -374,7 +374,7 @@ def _terms(node: Node, backend: Backend, args: dict[str, Any], facts: Facts) -> 
 
 
 def _bias_gradient(node: Node, args: dict[str, Any]) -> Node | None:
-    """The gradient of what is added to the scores, if something uses it."""
+    """The gradient of the bias, if something uses it."""
     return output(node, 3) if args.get("grad_input_mask", (False,) * 4)[3] else None
 
 
