@@ -14,11 +14,11 @@ kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; o
 rows, -inf in those without a token, and the other tensors are as in packed operators, [tokens, heads, head dim].
 
 `extras` holds the tensors that the call names by their place.
-Behind them, where a Hopper kernel walks by tables, come the tables that `table_ops` made for it.  Call and plan are
-texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its module, so that
-every graph dump, all generated code and profiles show what was decided, and where.  drawn: int64 scalar, one of the
-numbers that a graph has drawn from the default generator of a device; seed: int64 [1], the same, which the forward and
-the backwards of a site with dropout read.
+Behind them, where a Hopper kernel walks by tables, come the tables that `table_ops` made for it.
+Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
+module, so that every graph dump, all generated code and profiles show what was decided, and where.  drawn: int64
+scalar, one of the numbers that a graph has drawn from the default generator of a device; seed: int64 [1], the same,
+which the forward and the backwards of a site with dropout read.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
