@@ -47,7 +47,7 @@ def disabled() -> Iterator[None]:
 
 @contextmanager
 def override(value: bool) -> Iterator[None]:
-    """On or off inside the block (in this thread or task), whatever the process's switch says."""
+    """Switch dash_inductor on or off inside the block (in this thread or task), whatever the process's switch says."""
     token = _here.set(value)
     try:
         yield

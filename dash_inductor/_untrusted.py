@@ -1,7 +1,7 @@
 """Reading what another process or machine wrote, and showing text from there.
 
-Nothing here trusts a file: it is looked at before it is read, and counted before anything is built from it.  Who reads
-a kind of file turns `Refused` and OSError into an error of its own, which names the file.
+Nothing here trusts a file: it is looked at before it is read, and counted before anything is built from it.  The reader
+of a kind of file turns `Refused` and OSError into an error of its own, which names the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 _DIGITS = 20
-"""Characters of an integer: what 64 bits and a sign take."""
+"""Characters of an integer: as many as 64 bits and a sign take."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -30,7 +30,7 @@ _SHORT.maxstring = 80
 
 
 class Refused(ValueError):
-    """What was found instead of what is allowed, in words that need the name of the file in front of them."""
+    """Says what was found instead of what is allowed, in words that need the name of the file in front of them."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

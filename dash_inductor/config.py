@@ -6,7 +6,7 @@
         ...
 
 Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
-`ArgumentError`, which lists the allowed ones.  Where the import is that of the hook in `import torch`, the package is
+`ArgumentError`, which lists the allowed ones.  Where the hook in `import torch` makes this import, the package is
 inactive then, with one warning or, if `strict` was asked for or has the bad value, with an error at every compile under
 deterministic algorithms.  Settings are read while a graph is compiled; all that change what is compiled are part of the
 keys of Inductor's caches.

@@ -28,7 +28,7 @@ class ArgumentError(DashError, ValueError):
 
 
 class RecordingError(DashError, RuntimeError):
-    """A file of a recording cannot be written, or is none that this version reads.
+    """A file of a recording cannot be written, or is no recording that this version reads.
 
     Args:
         path: the file.

@@ -308,7 +308,7 @@ class _Kernels:
 
 
 def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
-    """Whether programs that each own a q tile of a bias's gradient of this size, for all that is summed, are enough.
+    """Whether programs are enough if each owns a q tile of a bias's gradient of this size, for all that is summed.
 
     Sizes that are not known when a graph is compiled count as nominal ones: this decides about speed alone.
 

@@ -2,7 +2,8 @@
 
 A Hopper kernel that is compiled here is the one that the operator will launch.  The templates of a portable plan are
 compiled by Inductor, too late to go back; so their text is compiled here once per class of sites, as `standalone`
-renders it (Triton keeps the result on disk).  What only Inductor's own rendering could break still ends the compile.
+renders it (Triton keeps the result on disk).  A kernel that only Inductor's own rendering breaks still ends the
+compile.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def check_settings(plan: Plan) -> None:
 
 
 def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
-    """Lengths that stand for those of the site: multiples of the kv tile, or not; both where they are dynamic."""
+    """Lengths that stand for the site's own: multiples of the kv tile, or not; both where they are dynamic."""
     even, uneven = 8 * tiles.block_kv, 8 * tiles.block_kv + 1
     if registry.has_templates(kernel) and site.mask.placed is None:
         return (uneven,)  # takes at least as much of everything
@@ -79,7 +80,7 @@ def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
 
 @functools.cache
 def _attempt(compiled: Compiled, site: Site, plan: Plan, device: torch.device, profiled: bool) -> Exception | None:
-    """What went wrong, once for all sites of a class: a failed compile takes as long as one that succeeds.
+    """The error, once for all sites of a class: a failed compile takes as long as one that succeeds.
 
     Args:
         profiled: `config.profile`, under which other kernels are compiled.

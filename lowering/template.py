@@ -71,7 +71,7 @@ def q_grid(
 
 
 def kind(call: Call) -> str:
-    """What tells the text of a call's kernels from that of others, for their names.
+    """A word for the text of a call's kernels, which tells it from the texts of other calls, for their names.
 
     Inductor knows a template by its name alone, for as long as the process runs: two texts need two names.
     """
@@ -97,7 +97,7 @@ def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
 def realized(x: TensorBox) -> TensorBox:
     """`x` as a buffer whose strides will not change any more: a template reads memory, by strides that its source has.
 
-    Inductor chooses the strides of a buffer of its own late, by those of what it is computed from.
+    Inductor chooses the strides of a buffer of its own late, by the strides of its sources.
     """
     x.realize()
     base: Any = x.data

@@ -19,7 +19,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Vectors:
-    """The extra tensors of a call for the kernels of one site, of which those that are computed are computed once.
+    """The extra tensors of a call for the kernels of one site; each is computed once, if it is computed at all.
 
     Args:
         plane: batch, query heads, q_len and kv_len, of the mask.
@@ -40,7 +40,7 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """In the order in which a template takes them; `sums_keys` as in `templates.reads`.
+        """The tensors in the order in which a template takes them; `sums_keys` as in `templates.reads`.
 
         Ids that are one tensor for queries and keys are two arguments of a template.
         """
@@ -64,7 +64,7 @@ class Vectors:
         return expanded(keys, [batch, self._heads, kv_len], missing=1)
 
     def _seen_keys(self) -> TensorBox:
-        """Which keys a query sees: int32 [batch or 1, kv heads or 1, kv_len], not zero for those.
+        """The keys that a query sees: int32 [batch or 1, kv heads or 1, kv_len], not zero for those.
 
         A kernel of Inductor's own that visits all pairs, once for all heads that see the same, and writes none of them.
         """

@@ -1,4 +1,4 @@
-"""What a benchmark has measured, as a table, a chart in text, a picture, and plain data."""
+"""The results of a benchmark, as a table, a chart in text, a picture, and plain data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether dash_inductor did not do here what it is for."""
+        """Whether dash_inductor did not do its work here."""
         return bool(self.kept) or not self.equal.get(DASH.name, False)
 
 
@@ -101,7 +101,7 @@ LEGEND = "\n".join(
         f"same bits:     for each of the three, whether {REPEATS} more calls gave the bits of the first",
     ]
 )
-"""What the columns mean."""
+"""The meaning of the columns."""
 
 
 def _milliseconds(timing: Timing | None) -> str:
@@ -137,7 +137,7 @@ def check_plot(path: Path) -> None:
     """Find out before the measurement, not after it, whether a picture can be drawn and written to `path`.
 
     Raises:
-        ArgumentError: another suffix than those of `plot`, or a folder that does not exist.
+        ArgumentError: a suffix that `plot` does not have, or a folder that does not exist.
         MissingPackageError: matplotlib is not installed; the message has the command that installs it.
     """
     if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():

@@ -1,4 +1,4 @@
-"""What is compared: the three ways in which a program can be compiled here."""
+"""The variants that are compared: the three ways in which a program can be compiled here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Variant:
 
     Attributes:
         name: the head of its column.
-        means: what it is, in words.
+        means: its description, in words.
         deterministic: whether deterministic algorithms are on.
         ours: whether dash_inductor is on.
     """

@@ -22,7 +22,7 @@ COMMANDS = {
     "plan": "prints the plan for a shape and a mask, and all candidates; draws their timelines",
     "verify": "runs a script twice in fresh processes and compares what they computed",
 }
-"""What the subcommands do.  The module of this folder with a command's name has two functions.
+"""The subcommands, with what each of them does.  The module of this folder with a command's name has two functions.
 
     add_arguments(parser: argparse.ArgumentParser) -> None
     run(arguments: argparse.Namespace) -> int                the exit status
@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`, by default the program's own.
 
     Returns:
-        The exit status: that of the command; 2 for an error, which is on the standard error, for a defect of this
-        package, with its traceback, and if nobody reads the output.  1 is an answer of the command, and nothing else.
+        The exit status of the command; 2 for an error, which is on the standard error, for a defect of this package,
+        with its traceback, and if nobody reads the output.  1 is an answer of the command, and nothing else.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser("dash-inductor", description="Deterministic attention for torch.compile.")

@@ -1,4 +1,4 @@
-"""A progress bar that also moves while nothing is reported: whoever compiles is silent for long."""
+"""A progress bar that also moves while nothing is reported: a compile is silent for long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Progress:
         self.say(text)
 
     def done(self, parts: int = 1) -> None:
-        """So many more parts are done."""
+        """Count so many more parts as done."""
         with self._lock:
             self._done += parts
             if self._live:

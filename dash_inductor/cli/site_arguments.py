@@ -17,7 +17,7 @@ from ..planning.prediction import GPU, gpus
 from ..timeline.data import Data
 
 GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
-"""Names of GPUs, beside those of architectures; on those of `prediction.gpus` times have been measured."""
+"""Names of GPUs, beside the names of architectures; times have been measured on the GPUs of `prediction.gpus`."""
 
 MASKS = """\
 terms joined by '+'.  One of

@@ -1,4 +1,4 @@
-"""What on a machine, or in a program, keeps dash_inductor from its work or a training run from being deterministic.
+"""Finds what keeps dash_inductor from its work, or training from being deterministic, on a machine or in a program.
 
     diagnose()                      this machine and this process, as ``dash-inductor doctor`` prints it
     diagnose_program(run)           the same while a program runs: what it sets and does by itself counts too

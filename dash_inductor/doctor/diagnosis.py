@@ -11,7 +11,7 @@ from .running import Running
 
 
 def diagnose() -> tuple[Finding, ...]:
-    """What there is to say about this machine and this process, in the order of the checks.
+    """Everything that there is to say about this machine and this process, in the order of the checks.
 
     Settings that a program makes in its own process are not seen; call it there, or use `diagnose_program`.
     """

@@ -1,4 +1,4 @@
-"""What a check finds, and how bad it is."""
+"""Findings of checks, and how bad they are."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Check = Callable[[], Iterator[Seen]]
 
 
 def run(checks: Iterable[Check]) -> Iterator[Finding]:
-    """What the checks find, in their order.
+    """The findings of the checks, in their order.
 
     A check that raises is an error with the exception's message: the doctor is called to broken installations.
     """

@@ -103,7 +103,7 @@ def triton_version() -> Iterator[Seen]:
 
 
 def probes() -> Iterator[Seen]:
-    """What this torch and triton lack of the things that the package relies on."""
+    """The things that the package relies on and this torch or triton lacks."""
     missing = probe.probe()
     if missing:
         tested = ", ".join(compat.TESTED)
@@ -147,7 +147,7 @@ def hook() -> Iterator[Seen]:
 
 
 def gpu() -> Iterator[Seen]:
-    """Which GPUs there are, and whether kernels exist for them."""
+    """The GPUs that are there, and whether kernels exist for them."""
     if torch.version.hip is not None:
         yield ERROR, "this torch is for ROCm, where attention is left to PyTorch", "Use an NVIDIA GPU."
         return
@@ -176,7 +176,7 @@ def gpu() -> Iterator[Seen]:
 
 
 def compilers() -> Iterator[Seen]:
-    """Whether what Inductor and Triton call is there: a compiler, and the headers of Python."""
+    """Whether the things that Inductor and Triton call are there: a compiler, and the headers of Python."""
     needed = {"CXX": ("g++", "clang++")}
     if gpus():
         needed["CC"] = ("gcc", "clang")

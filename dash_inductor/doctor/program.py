@@ -53,7 +53,7 @@ def switch() -> Iterator[Seen]:
 
 
 def attention() -> Iterator[Seen]:
-    """What became of every attention."""
+    """The outcome of every attention."""
     fates = Counter(record.reason for record in sites())
     if not fates:
         loaded = [name for name in LIBRARIES if name in sys.modules]
@@ -117,9 +117,9 @@ def _after(look: Callable[..., None], function: Callable[..., Any]) -> Callable[
 
 
 def switches(graph: Graph) -> Iterator[tuple[str, bool]]:
-    """Where a graph of Dynamo gives deterministic algorithms another value, and that value.
+    """The lines at which a graph of Dynamo gives deterministic algorithms another value, and that value.
 
-    Dynamo keeps no line of the switch itself: it is that of what the graph computes next.
+    Dynamo keeps no line of the switch itself: the line of what the graph computes next stands for it.
     """
     now, nodes = torch.are_deterministic_algorithms_enabled(), list(graph.nodes)
     for place, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""What a program does while it runs, and no compile shows: attention in eager mode, the flag in a forward, seeds."""
+"""Watches a program while it runs, for what no compile shows: attention in eager mode, the flag in a forward, seeds."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _frames() -> Iterator[types.FrameType]:
 
 
 def _called_by_pytorch() -> bool:
-    """Whether PyTorch itself calls a function, which puts back what it has found for example."""
+    """Whether PyTorch itself calls a function, for example to put back what it has found."""
     return next(_frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 

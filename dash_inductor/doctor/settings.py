@@ -108,7 +108,7 @@ def _inductor_is_deterministic() -> bool:
 
 
 def autotuning() -> Iterator[Seen]:
-    """What Inductor chooses by timing, so that two compilations may differ."""
+    """The things that Inductor chooses by timing, so that two compilations may differ."""
     from torch._inductor import config as inductor
 
     for timed in TIMED:
@@ -187,7 +187,7 @@ def tf32() -> Iterator[Seen]:
 
 
 def nccl() -> Iterator[Seen]:
-    """What decides the order in which NCCL adds."""
+    """The settings that decide the order in which NCCL adds."""
     if os.environ.get("NCCL_TUNER_PLUGIN", "none") != "none":
         what = f"NCCL_TUNER_PLUGIN={os.environ['NCCL_TUNER_PLUGIN']}: a plugin chooses NCCL's algorithms"
         yield WARNING, what, "Unset it, or make sure that it chooses alike in every run; set NCCL_ALGO=Ring."

@@ -86,17 +86,17 @@ _KEPT = (  # backward, forward
     ("flex_attention_backward", "flex_attention", Reason.FLEX_ATTENTION),
 )
 KEPT = {name: reason for backward, forward, reason in _KEPT for name in (backward, forward)}
-"""Why operators, backwards and forwards, are kept that are known."""
+"""The reasons why known operators, backwards and forwards, are kept."""
 
 _OURS = "dash_inductor::attention_backward"
-"""How the names of our own backwards begin, which may read a forward that stays."""
+"""The beginning of the names of our own backwards, which may read a forward that stays."""
 
 _BACKWARDS = frozenset((*(backend.backward for backend in BACKENDS), *(backward for backward, _, _ in _KEPT)))
 _FORWARDS = frozenset((*(backend.forward for backend in BACKENDS), *(forward for _, forward, _ in _KEPT)))
 
 
 def backend_of(node: Node) -> Backend | None:
-    """Which operator a node calls, its backward or its forward; None if it is none that can be replaced."""
+    """The operator that a node calls, by its backward or its forward; None if it cannot be replaced."""
     return _BY_NAME.get(op_name(node))
 
 

@@ -38,10 +38,10 @@ class Bias:
 
 
 def find_bias(mask: Node, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:
-    """The bias of a site; None if the tensor is none that kernels read.
+    """The bias of a site; None if kernels cannot read the tensor.
 
     Args:
-        mask: what is added to the scores.
+        mask: the mask that is added to the scores.
         gradient: the backward's output for it, if it is used.
         plane: the sizes of the scores, [batch, q heads, q_len, kv_len].
     """
@@ -55,7 +55,7 @@ def find_bias(mask: Node, gradient: Node | None, plane: Sequence[Dim]) -> Bias |
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
-    """Whether a mask is one of the scores for some values of its sizes and theirs, [batch, q heads, q_len, kv_len]."""
+    """Whether a mask broadcasts to the scores, [batch, q heads, q_len, kv_len], for some values of their sizes."""
     size = mask.meta["val"].shape
     pairs = zip(size[::-1], plane[::-1], strict=False)
     return len(size) <= len(plane) and not any(sizes.differ(a, b) and sizes.static(a) != 1 for a, b in pairs)

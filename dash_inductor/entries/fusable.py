@@ -26,13 +26,13 @@ from ..graph import sizes
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 CALLS = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
-"""What Dynamo's graph calls."""
+"""The functions that Dynamo's graph calls."""
 _PLANE = 3
 """Dimensions behind the batch: heads, length, head dim."""
 
 
 def make_fusable(graph: Graph) -> bool:
-    """Give calls of attention in a graph of Dynamo's a layout that fused operators take; whether any was changed."""
+    """Give calls of attention in a graph of Dynamo's a layout that fused operators take; return whether any changed."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target in CALLS]
     steps = _with_one_batch_dimension, _with_batch_of_mask, _with_contiguous_mask
     changed = [step(call) for call in calls if _is_replaced_on(call) for step in steps]
@@ -123,7 +123,7 @@ def _with_one_batch_dimension(call: Node) -> bool:
 
 
 def _with_heads(call: Node, tensors: dict[str, Node]) -> bool:
-    """Tensors [batch, length, head dim] become those of one head."""
+    """Tensors [batch, length, head dim] become tensors of one head."""
     for name, node in tensors.items():
         if _value(node).dim() == 3:
             _set(call, name, _inserted(call, node, "unsqueeze", 1))

@@ -2,8 +2,8 @@
 
 Only PyTorch's own math implementation of `scaled_dot_product_attention` calls ``_safe_softmax``; a softmax that a model
 writes by hand is ``_softmax``.  The operator is decomposed before a joint graph is made, but its nodes keep its name
-(`original_aten`), and all nodes of one call its autograd sequence number, those of the backward too.  What the nodes of
-a call read of others are its arguments, as the program passed them.
+(`original_aten`), and all nodes of one call its autograd sequence number, those of the backward too.  The other
+nodes that the nodes of a call read are its arguments, as the program passed them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def math_calls(graph: Graph) -> Iterator[MathCall]:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What a call was called with, as far as it can be told; `dropout` is whether it has any."""
+    """The arguments of a call, as far as they can be told; `dropout` is whether it has any."""
 
     query: Tensor
     key: Tensor
@@ -92,7 +92,7 @@ class _Arguments:
 
 
 def _little_known(scores: Tensor, nodes: Sequence[Node]) -> str:
-    """What can be told of a call inside of another function, whose arguments are not those of the call."""
+    """The little that can be told of a call inside of another function, whose arguments are not the call's own."""
     dropout = "dropout; " if _drops(nodes) else ""
     return f"{dropout}its arguments cannot be told; its scores are {_in_words(scores)}"
 
@@ -126,15 +126,15 @@ def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
 
 
 def _without_a_cause(found: _Arguments) -> str:
-    """What is left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
+    """The causes that are left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
     if found.query.device.type == "cpu" and found.mask is not None and found.mask.dtype.is_floating_point:
         return "a mask that needs a gradient, which the fused operator of the CPU does not give, or SDPBackend.MATH"
     return "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"
 
 
 def _arguments(nodes: Sequence[Node]) -> _Arguments | None:
-    """The arguments of the call that these nodes compute; None where they are not those of a call in Dynamo's graph, or
-    its two products cannot be told.
+    """The arguments of the call that these nodes compute; None where the nodes are not from a call in Dynamo's graph,
+    or its two products cannot be told.
     """
     of_call = frozenset(nodes)
     stack = nodes[0].meta.get("source_fn_stack")

@@ -169,7 +169,7 @@ def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:
-    """What a permuting node does to its input: its dimension i is dimension ``result[i]`` of the input."""
+    """The permutation of a node's input: dimension i of the node is dimension ``result[i]`` of the input."""
     name = op_name(node)
     if name == "aten::permute":
         dims = node.args[1]

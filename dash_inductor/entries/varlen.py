@@ -26,7 +26,7 @@ _DEPTH = 20
 
 
 def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
-    """What is not replaced of a packed call; "" if it is one that `Documents` and `band` describe.
+    """The part of a packed call that is not replaced; "" if it is a call that `Documents` and `band` describe.
 
     Args:
         args, forward: arguments of the backward, and of its forward if that is in the graph, as `Backend.arguments`;
@@ -59,7 +59,7 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
 
 
 def band(args: Mapping[str, Any]) -> Band:
-    """Which places within a document see each other, of a call that has no `cause_to_keep`."""
+    """The places within a document that see each other, of a call that has no `cause_to_keep`."""
     left, right = (_reach(_number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0
@@ -67,7 +67,7 @@ def band(args: Mapping[str, Any]) -> Band:
 
 
 def _reach(bound: int | None) -> int | None:
-    """How many tokens a window reaches to one side, None without an end: what is negative has none."""
+    """How many tokens a window reaches to one side, None without an end: a negative number has none."""
     return None if bound is None or not 0 <= bound <= MAX_LENGTH else bound
 
 
@@ -98,7 +98,7 @@ def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
     computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))
     if not depth or not computed or a.target is not b.target or a.kwargs.keys() != b.kwargs.keys():
         return False
-    # What is random, or is not written, has other values in every node.
+    # Random tensors, and tensors that nothing is written to, have other values in every node.
     if torch.Tag.nondeterministic_seeded in a.target.tags or "empty" in op_name(a):  # type: ignore[union-attr]
         return False
 

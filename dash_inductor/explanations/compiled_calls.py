@@ -18,7 +18,7 @@ from .explain import explained
 
 
 class CompiledCalls:
-    """What becomes on `arch` of the attention that a program compiles by `torch.compile`.
+    """The outcome on `arch` of the attention that a program compiles by `torch.compile`.
 
     Attributes:
         graphs: the records of the graphs, oldest first.
@@ -79,5 +79,5 @@ class CompiledCalls:
 
 
 def _compiles() -> int:
-    """Changes whenever Dynamo compiles a graph."""
+    """A number that changes whenever Dynamo compiles a graph."""
     return int(counters["stats"]["unique_graphs"])

@@ -34,7 +34,7 @@ class _Seen(Exception):
 
 
 def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwargs: Any) -> Explanation:
-    """What becomes of every attention that ``torch.compile(fn)(*args, **kwargs)`` would compile, and why.
+    """Tell what becomes of every attention that ``torch.compile(fn)(*args, **kwargs)`` would compile, and why.
 
     `fn` is compiled anew, forward and backward together, past all caches and aside of what the program has compiled
     itself, and no further than to the pass that replaces attention.  Graphs do not run: zeros take the place of what
@@ -48,8 +48,8 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
         args, kwargs: what it is called with.  Something must need a gradient, a parameter or an argument.
         arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be there: tensors
             on the CPU count as on that GPU, and PyTorch's choice between its implementations of attention is that
-            GPU's.  What cannot be traced so, values of tensors in Python code for example, makes the answer
-            `Explanation.unknown`.  "cpu": plan for the CPU.
+            GPU's.  A program that cannot be traced so, for example because Python code reads values of tensors, has the
+            answer `Explanation.unknown`.  "cpu": plan for the CPU.
 
     Raises:
         ArgumentError: an unknown `arch`.
@@ -87,7 +87,7 @@ def explained(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
     *, gradients: bool = True, dump: str = "",
 ) -> Explained:  # fmt: skip
-    """What a call compiles for an architecture, as `explain` does it.
+    """Compile a call for an architecture, and tell what becomes of its attention, as `explain` does.
 
     Args:
         gradients: whether the call is one with gradients, or one under ``torch.no_grad()``.
@@ -149,20 +149,20 @@ def _is_module(value: object) -> bool:
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """What the program compiled, where `fn` is the result of `torch.compile`."""
+    """The function that the program compiled, where `fn` is the result of `torch.compile`."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         fn = getattr(fn, name, fn)
     return fn
 
 
 def _apart() -> dict[str, Any]:
-    """Options of `torch.compile` that keep our entries in Dynamo's cache from those of the program (torch 2.13)."""
+    """Options of `torch.compile` that keep our entries in Dynamo's cache apart from the program's (torch 2.13)."""
     return {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 
 
 @contextmanager
 def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
-    """Everything is looked at, nothing is raised or taken from a cache, and all of it is as before at the end."""
+    """Look at everything, raise nothing, take nothing from a cache, and put all of it back at the end."""
     sizes_seen = pgo.get_code_state()
     before = copy.deepcopy(sizes_seen)
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -197,7 +197,7 @@ def _run_passes(graph: GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def _outputs(graph: GraphModule) -> Callable[..., Any]:
-    """What stands for a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
+    """A function that stands for a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
     outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)

@@ -1,4 +1,4 @@
-"""What is known of every attention of a program, and of every candidate for it."""
+"""Everything known of every attention of a program, and of every candidate for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..records.records import GraphRecord, SiteRecord
 
 @dataclass(frozen=True)
 class SiteExplanation:
-    """What becomes of one attention, and why.
+    """The outcome of one attention, and the reason for it.
 
     Attributes:
         record: the record of the site, as `dash_inductor.sites` has it.
@@ -32,7 +32,7 @@ class SiteExplanation:
 
     @property
     def plan(self) -> Plan | None:
-        """What runs on `arch`; None where the site is kept."""
+        """The plan that runs on `arch`; None where the site is kept."""
         return self.decision if isinstance(self.decision, Plan) else None
 
     @property
@@ -42,7 +42,7 @@ class SiteExplanation:
 
     @property
     def advice(self) -> str:
-        """What would make a kept site replaceable; "" for a replaced one."""
+        """The change that would make a kept site replaceable; "" for a replaced one."""
         return self.kept.reason.advice if self.kept is not None else ""
 
     @property
@@ -72,7 +72,7 @@ class SiteExplanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """What becomes of every attention of some compiled graphs, as data.
+    """The outcome of every attention of some compiled graphs, as data.
 
     Attributes:
         graphs: the records of the graphs, oldest first.
@@ -89,7 +89,7 @@ class Explained:
 
     @property
     def graph_of(self) -> tuple[GraphRecord, ...]:
-        """For every one of `sites` its graph."""
+        """The graph of every one of `sites`."""
         return tuple(graph for graph in self.graphs for _ in graph.sites)
 
     @property

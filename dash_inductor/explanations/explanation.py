@@ -30,7 +30,7 @@ OF_THE_PLANNER = (
 
 @dataclass(frozen=True)
 class Explanation(Explained):
-    """What becomes of every attention of some compiled graphs; `Explained` says what it holds.
+    """The outcome of every attention of some compiled graphs; `Explained` says what it holds.
 
     ``str`` is a table of at most 100 columns, made by rich where that is installed.
     """

@@ -78,7 +78,7 @@ def words(text: str) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Labels and what is to say of each, in HTML; a fact without a text is left out."""
+    """Labels and their texts, in HTML; a fact without a text is left out."""
     rows = "".join(f"<dt>{escape(label)}</dt><dd>{text}</dd>" for label, text in pairs if text)
     return f"<dl>{rows}</dl>" if rows else ""
 

@@ -10,7 +10,7 @@ from . import text as words
 from .explained import Explained, SiteExplanation
 
 Extra = Callable[[int], str]
-"""From the number of the first site of a card, counted from 1, to what else the card shows, in HTML."""
+"""The rest of what a card shows, in HTML, by the number of its first site, counted from 1."""
 
 
 def page(explanation: Explained) -> str:

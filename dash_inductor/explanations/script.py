@@ -27,7 +27,7 @@ NOTHING = (
 
 
 def explain_script(path: str, arguments: Sequence[str], arch: str | None = None) -> tuple[Explanation, bool]:
-    """Run a script and explain the graphs that it compiled.  What it prints goes to the standard error.
+    """Run a script and explain the graphs that it compiled.  Its prints go to the standard error.
 
     Args:
         path: the script.
@@ -67,7 +67,7 @@ def _arch_here() -> str:
 
 
 def _run(path: str) -> str | None:
-    """What ended the script early, None where nothing did."""
+    """The error that ended the script early, None where nothing did."""
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:

@@ -21,7 +21,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Facts:
-    """Labels, and what is to say of each; a fact without a text is left out."""
+    """Labels and their texts; a fact without a text is left out."""
 
     pairs: tuple[tuple[str, str], ...]
 

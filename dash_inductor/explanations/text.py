@@ -1,4 +1,4 @@
-"""An explanation as text: a table of all sites, then what is to say of each; equal sites are told once."""
+"""An explanation as text: a table of all sites, then a text about each; equal sites are told once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEGEND = (
 )
 
 Group = list[tuple[int, SiteExplanation]]
-"""Sites, with their numbers, of which the same is to say but for their module."""
+"""Sites, with their numbers, about which the same is said but for their modules."""
 
 
 def text(explanation: Explained) -> str:
@@ -100,7 +100,7 @@ def tiles(candidate: Candidacy) -> str:
 
 
 def facts(group: Group) -> list[tuple[str, str]]:
-    """Labels and texts of what is known of the sites of a group."""
+    """Labels and texts of the facts about the sites of a group."""
     site = group[0][1]
     record, plan, kept = site.record, site.plan, site.kept
     inputs = f"read from {', '.join(record.inputs)}" if record.inputs else ""

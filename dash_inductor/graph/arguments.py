@@ -1,7 +1,7 @@
 """How the model calls the inputs of a graph: `attention_mask`, where the graph says `primals_25`.
 
-AOTAutograd names the inputs of a joint graph anew, and leaves with each its place among those of the graph that Dynamo
-captured.  Where those come from, only Dynamo's graph knows; so its names are noted while Inductor compiles it.
+AOTAutograd names the inputs of a joint graph anew, and leaves with each its place among the inputs of the graph that
+Dynamo captured.  Only Dynamo's graph knows where these come from; so its names are noted while Inductor compiles it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from . import sizes
 
 aten = torch.ops.aten
 
-# What describes a node's own result; all else (checkpoint tags, sequence number, source, partition) is inherited.
+# Metadata of a node's own result; all others (checkpoint tags, sequence number, source, partition) are inherited.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
 
 
@@ -35,7 +35,7 @@ class Emitter:
         name: str | None = None,
     ) -> Node:
         """``target(*args, **kwargs)`` in front of `before`, with the metadata of `like` and the value of running it on
-        fakes; `name` is what FX makes the node's name of, by default the operator's.
+        fakes; FX makes the node's name from `name`, by default from the operator's.
         """
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name)
@@ -61,7 +61,7 @@ class Emitter:
         return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
 
     def behind(self, node: Node) -> Node:
-        """Where a new node can stand directly behind `node`: in front of the one that is returned."""
+        """The node in front of which a new node stands directly behind `node`."""
         place = node.next
         while place.op == "placeholder":
             place = place.next
@@ -88,7 +88,7 @@ class Emitter:
 
 
 def erase_dead(graph: Graph, nodes: list[Node], also: frozenset[Node] = frozenset()) -> None:
-    """Erase those of `nodes` that nothing uses, then those of their inputs that became unused, and so on.
+    """Erase the nodes of `nodes` that nothing uses, then the inputs of these that became unused, and so on.
 
     Placeholders and operators with effects (random numbers included) stay, unless they are in `also`.
     """

@@ -1,4 +1,4 @@
-"""Where in the user's model a node comes from."""
+"""The line in the user's model that a node comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node of a graph calls, with which arguments, and whose value it has."""
+"""The operator that a node of a graph calls, its arguments, and the node whose value it has."""
 
 from __future__ import annotations
 

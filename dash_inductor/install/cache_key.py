@@ -1,4 +1,4 @@
-"""What dash_inductor adds to the keys of Inductor's caches, so that no cached code is ever stale.
+"""The entries that dash_inductor adds to the keys of Inductor's caches, so that no cached code is ever stale.
 
 Two caches are concerned, and both hash one object of details:
 * AOTAutogradCache looks its key up before the joint graph is rewritten: it gets our entry where the graph is

@@ -1,9 +1,9 @@
 """Records travel with cached graphs: a graph that comes from a cache has the records of the one that was compiled.
 
-What AOTAutogradCache, the precompile cache and saved functions store, and load, is AOTAutograd's result for a whole
-graph; so the records of a graph are written into it as text, which any process can read back, also one without
-dash_inductor.  The result is made when the backward has been compiled, which may be much later and on another thread;
-until then the compiled forward keeps the text.
+AOTAutogradCache, the precompile cache and saved functions store, and load, AOTAutograd's result for a whole graph; so
+the records of a graph are written into it as text, which any process can read back, also one without dash_inductor.
+The result is made when the backward has been compiled, which may be much later and on another thread; until then the
+compiled forward keeps the text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ the graph, or that it was compiled while dash_inductor was off; without the attr
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Write records into results, and publish those of results that are loaded.
+    """Write records into results, and publish the records of results that are loaded.
 
     Args:
         active: whether a graph compiled now is looked at.

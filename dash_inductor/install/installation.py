@@ -1,5 +1,5 @@
-"""Installation into Inductor: one joint-graph pass, what has to happen before it, a record of what it does not see, and
-our part of the caches.
+"""Installation into Inductor: one joint-graph pass, the work before it, a record of what it does not see, and our part
+of the caches.
 
 Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
 anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
@@ -118,7 +118,7 @@ def _make_calls_fusable() -> None:
 
 
 def _record_what_no_pass_sees() -> None:
-    """Make what runs the joint-graph passes tell of the attention that our pass never saw: kept, in the records too."""
+    """Make the runner of the joint-graph passes tell of attention that our pass never saw: kept, in the records too."""
     from torch._inductor import compile_fx
 
     run = compile_fx._recursive_joint_graph_passes  # compile_fx looks it up by this name whenever it calls it
@@ -143,7 +143,7 @@ def _choose_no_pointwise_kernel_by_timing() -> None:
 
     Even in its deterministic mode Inductor times several block shapes of a pointwise kernel and takes the fastest.  The
     compiler contracts products and sums of another block shape in another way, so two processes could train a model
-    with other bits (docs/what-we-know.md).  What the program has asked for by ``max_autotune_pointwise`` stays.
+    with other bits (docs/what-we-know.md).  The program's own choice by ``max_autotune_pointwise`` stays.
     """
     from torch._inductor import compile_fx
     from torch._inductor import config as inductor_config
@@ -196,7 +196,7 @@ def _warn_that_nothing_runs() -> None:
 
 
 def rewriter() -> ModuleType | None:
-    """What rewrites a graph compiled here and now: the module `rewrites.attention.rewrite`, or None.
+    """The module that rewrites a graph compiled here and now, `rewrites.attention.rewrite`, or None.
 
     None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
     does not load.

@@ -1,9 +1,9 @@
-"""What dash_inductor adds to Dynamo's precompile cache (``torch._dynamo.config.caching_precompile``).
+"""The entry that dash_inductor adds to Dynamo's precompile cache (``torch._dynamo.config.caching_precompile``).
 
 An entry of that cache is a function's compiled code with its guards, found by the function's name and source alone: no
-key is computed.  What decides whether an entry may be used is the `SystemInfo` in it, which is asked when it is loaded.
-So an entry gets one of ours: it knows under which state of dash_inductor its graphs were compiled, and refuses any
-other one; Dynamo then compiles as if there were no entry.  It is unpickled by its name, which brings this module into a
+key is computed.  The `SystemInfo` in an entry decides whether it may be used: it is asked when the entry is loaded.  So
+an entry gets one of ours: it knows under which state of dash_inductor its graphs were compiled, and refuses any other
+one; Dynamo then compiles as if there were no entry.  It is unpickled by its name, which brings this module into a
 process with DASH_INDUCTOR=0 too; where the package is gone, loading fails, which Dynamo takes for a miss as well.
 
 An entry that knows nothing of dash_inductor is not used while dash_inductor is on: it may hold the attention that we
@@ -27,7 +27,7 @@ OFF = "off"
 
 
 def state() -> str:
-    """What decides how a graph is compiled under deterministic algorithms here and now."""
+    """The settings that decide how a graph is compiled under deterministic algorithms here and now."""
     on = _switch.off_reason() is None and not compat.settings_that_stop_passes()
     return cache_key.entry() if on else OFF
 

@@ -1,4 +1,4 @@
-"""From the value of a mask element, a decision tree over positions, to a diagonal band."""
+"""Turns the value of a mask element, a decision tree over positions, into a diagonal band."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scores:
 
     @property
     def offset(self) -> sympy.Expr:
-        """``kv_len - q_len``: what bottom-right anchoring adds to the diagonal."""
+        """``kv_len - q_len``: the shift of the diagonal by bottom-right anchoring."""
         return self.kv_len - self.q_len
 
 
@@ -44,10 +44,10 @@ HIDDEN = {
 Note [Finite values that hide]
 Kernels add the mask to scores in float32.  Minus infinity hides for certain.  A finite value would hide only if no
 score could outweigh it, and there is no such value: scores of float16 reach 65504**2 times the head dimension and the
-scale, far beyond the least number of a mask of that type, and those of the other types reach infinity.  By convention
+scale, far beyond the least number of a mask of that type, and scores of the other types reach infinity.  By convention
 the least finite number of a type hides all the same, because models write it (``torch.finfo(dtype).min``) and mean it.
-It is that of the mask's own type.  A mask of float32 may be one of bfloat16 that was cast, whose least number is nearly
-that of float32.  Every other finite number is added to the scores as it is.
+The type is the mask's own.  A mask of float32 may be a cast mask of bfloat16, whose least number is nearly the least of
+float32.  Every other finite number is added to the scores as it is.
 """
 
 

@@ -39,7 +39,7 @@ _NOBODY = MAX_LENGTH + 1
 
 @dataclass(frozen=True)
 class Documents:
-    """Where documents begin: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
+    """The beginnings of documents: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
 
     Args:
         starts: int32 or int64 [documents + 1], from 0 on in ascending order; equal neighbours make an empty document.
@@ -53,15 +53,15 @@ class Documents:
         return found
 
     def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> Rows:
-        """Which tokens the rows have, and their numbers.  All layers with the same starts share them.
+        """The tokens that the rows have, and their numbers.  All layers with the same starts share them.
 
         Args:
             before: a node of the forward that reads them.
         """
         call, starts = _Shared(emitter, before), self.starts
         dtype = starts.meta["val"].dtype
-        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  What
-        # begins with the last start are the tokens behind the last document.
+        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  The
+        # tokens behind the last document begin with the last start.
         ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
         ends = call(aten.clamp_max.default, ends, tokens)
         lengths = call(aten.sub.Tensor, ends, starts)
@@ -98,7 +98,7 @@ class Rows(NamedTuple):
 
     Attributes:
         queries, keys: [1, rows], in the type of the starts: numbers, the same for tokens of one document alone.  They
-            ascend, and no query has that of a key without a token, nor a key that of a query without one.
+            ascend.  No query has the number of a key without a token; no key has that of a query without a token.
         places, counts: int32 [row blocks], place and count as `model.Placed` says.
     """
 
@@ -135,7 +135,7 @@ class _Shared:
         return found
 
     def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
-        """`_tiles` of sizes, of which each may be a node."""
+        """`_tiles` of sizes, each of which may be a node."""
         padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
         return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
 

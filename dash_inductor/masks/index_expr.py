@@ -28,7 +28,7 @@ Range: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
 INT64_MAX = sympy.Integer(2**63 - 1)
 
 MAX_LEAVES = 20_000
-"""Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are none."""
+"""Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are no bands."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Let `equal_zero` keep together what compares numbers of two index symbols: see `equality`."""
+        """Let `equal_zero` keep comparisons of numbers of two index symbols together: see `equality`."""
         self._apart = first, second
 
     def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
@@ -210,7 +210,7 @@ class Algebra:
         return sympy.expand(total)
 
     def _extent_of(self, factor: sympy.Expr) -> sympy.Expr | None:
-        """Where an index symbol, or a remainder of positions, ends; None for anything else."""
+        """The end of an index symbol, or of a remainder of positions; None for anything else."""
         if isinstance(factor, PythonMod) and any(s in self._extent for s in factor.free_symbols):
             return factor.args[1]
         return self._extent.get(factor)
@@ -326,7 +326,7 @@ class Algebra:
         return Branch(cond, then, other)
 
     def _only_point(self, cond: sympy.Expr) -> dict[sympy.Basic, sympy.Expr] | None:
-        """Where ``cond >= 0`` pins index symbols to single values (cond's maximum is 0), those values."""
+        """The single values to which ``cond >= 0`` pins index symbols, where it does so (cond's maximum is 0)."""
         if self.upper(cond) != 0:
             return None
         coefficients = sympy.expand(cond).as_coefficients_dict()

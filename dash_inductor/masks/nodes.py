@@ -120,7 +120,7 @@ def inputs_of(node: Node) -> list[Node]:
 def producers(node: Node, readable: Container[str]) -> list[Node]:
     """The nodes on whose values `node` depends, numbers included, inputs first.
 
-    What is not `readable` (names of rules, see `rule_name`) is the end of a chain: what it is made of is left out.
+    A node that is not `readable` (names of rules, see `rule_name`) is the end of a chain: its inputs are left out.
 
     Raises:
         NotRecognised: "unknown_op" for endless chains, and for tensors that are written in place.

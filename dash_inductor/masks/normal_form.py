@@ -43,11 +43,11 @@ class Terms:
     """The terms of a mask, with the nodes that they read.
 
     Args:
-        band: which pairs of positions may see each other.
-        keys: which keys are valid; None if all are.
-        segments: which pairs may see each other by the numbers of their segments; None if all may.
-        dense: which pairs of each head may see each other; None if all may.
-        positions: what the numbers of segments are counted from, where that matters for the band (see `restarts`).
+        band: the pairs of positions that may see each other.
+        keys: the keys that are valid; None if all are.
+        segments: the pairs that may see each other by the numbers of their segments; None if all may.
+        dense: the pairs of each head that may see each other; None if all may.
+        positions: the positions behind the numbers of segments, where that matters for the band (see `restarts`).
         documents: those of a packed operator, in place of all terms but the band: which pairs may see each other.
     """
 
@@ -60,12 +60,12 @@ class Terms:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """What data are compared with."""
+        """The comparisons of data."""
         return [found for term in (self.keys, self.dense) if term is not None for found in comparisons(term)]
 
     @property
     def loads(self) -> list[Load]:
-        """What the terms read of data."""
+        """The loads of data that the terms read."""
         of_segments = [] if self.segments is None else self.segments.loads
         return list(dict.fromkeys([*(comparison.load for comparison in self.comparisons), *of_segments]))
 

@@ -1,4 +1,4 @@
-"""Which keys are valid, or which pairs see each other: a predicate of loads."""
+"""Predicates of loads, which decide which keys are valid, or which pairs see each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Comparison:
-    """Where ``load <= bound`` or, if `at_least`, ``load >= bound``; a load of truth values counts as 0 or 1."""
+    """The condition ``load <= bound`` or, if `at_least`, ``load >= bound``; a load of truth values counts as 0 or 1."""
 
     load: Load
     bound: int

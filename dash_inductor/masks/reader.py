@@ -2,8 +2,8 @@
 
 `MaskReader.load(node, position)` asks a node for its element at a symbolic position; the node's rule asks its own
 inputs at the positions they are read from, until constants, index ramps and loads of data (`token_data`) are reached.
-Nothing is materialised, and nothing assumed: what is not proved to be exact for all positions and sizes is a load
-itself, wherever it comes from, or raises `NotRecognised` where it is none.  The rules live in `mask_ops` and
+Nothing is materialised, and nothing assumed: an element that is not proved to be exact for all positions and sizes is a
+load itself, wherever it comes from, or raises `NotRecognised` where it is none.  The rules live in `mask_ops` and
 `arithmetic_ops` (elementwise), `index_ops` (creation and movement) and `reduce_ops`, keyed by operator name; arguments
 are bound by name.
 """
@@ -38,7 +38,7 @@ _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bf
 
 @dataclass(frozen=True)
 class Way:
-    """What is read as it is, though a rule could read it.
+    """A way to read: the data that are read as they are, though a rule could read them.
 
     Truth values of keys always are, if data decide in them: the graph computes what the mask needs.
 
@@ -63,8 +63,8 @@ class MaskReader:
     Args:
         rules: by operator name.
         algebra: knows the symbols in positions.
-        loads: takes up what is read of data.
-        way: what is read as it is.
+        loads: takes up the data that are read.
+        way: the data that are read as they are.
     """
 
     def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, way: Way) -> None:

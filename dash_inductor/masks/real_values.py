@@ -241,7 +241,7 @@ def _triangle(values: RealValues, node: Node, args: dict[str, Any], window: Wind
 
 
 def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
-    """Of the source, what lies between the least and the greatest index is evaluated."""
+    """Evaluate the part of the source between the least and the greatest index."""
     shape = values.shape(args["self"])
     plain = all(t is not None and meta_of(t).dtype.itemsize > 1 for t in args["indices"])
     if not plain or len(args["indices"]) != len(shape) or 0 in _lengths(window):

@@ -3,7 +3,7 @@
 The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
 key position and over data that the graph computes.  The tree is split into a band, segments and the
 validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
-interval, that is the band (`bands`).  What is none of these may be a dense mask.
+interval, it is the band (`bands`).  Any other mask may be a dense one.
 
 The terms are then compared with values that the graph's own operators compute (`verification`): a net below the exact
 reading, which by itself would prove nothing of data.
@@ -55,7 +55,7 @@ _WAYS = (
     Way("with planes of data, as large as possible", dense=True, planes=True),
     Way("with planes of data and of positions", dense=True, all_planes=True),
 )
-"""In the order in which they are tried: as little of a mask as possible is dense."""
+"""The ways, in the order in which they are tried: as little of a mask as possible is dense."""
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
@@ -64,7 +64,7 @@ RULES = index_ops.RULES | mask_ops.RULES | arithmetic_ops.RULES | reduce_ops.RUL
 
 @dataclass(frozen=True)
 class MaskResult:
-    """What a mask tensor is.
+    """The result of reading a mask tensor.
 
     Args:
         terms: the mask in normal form; None if it is not recognised.
@@ -91,7 +91,7 @@ class MaskResult:
 
 
 class _Known:
-    """What is known of one graph: numbers of producer chains (equal chains share one), and the results.
+    """Everything known of one graph: numbers of producer chains (equal chains share one), and the results.
 
     The results hold nodes, and so the graph: `forget` lets go of it.
     """
@@ -147,7 +147,7 @@ def forget(graph: Graph) -> None:
 def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     """`plane` is the shape of the scores, [B, H, q_len, kv_len].
 
-    What is no band with vectors of data may be one with a dense mask.
+    A mask that is no band with vectors of data may be a band with a dense mask.
     """
     cause = None
     of_data = is_data(node, RULES, {})
@@ -205,8 +205,8 @@ def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
     """A number for every node of the chain; nodes whose chains are equal get equal numbers.
 
     Equal means: the same operators on the same constants, the same expressions of size symbols and the same nodes at
-    the ends of the chains.  What is no part of the chain is a tensor that lends its shape and type to a creation
-    operator, and these are those of the result.
+    the ends of the chains.  A tensor that lends its shape and type to a creation operator is no part of the chain; the
+    result has both of them.
     """
     local: dict[Node, int] = {}
 

@@ -54,7 +54,7 @@ class Restarts:
 
 
 class _Documents(Loads):
-    """What is computed from one vector of positions: see `Loads`; its loads are of that vector alone, at any place."""
+    """Values computed from one vector of positions: see `Loads`; their loads are of that vector alone, at any place."""
 
     def __init__(self, position: Load, algebra: Algebra, rules: dict[str, Rule]) -> None:
         self._algebra, self._node = algebra, position.node
@@ -90,7 +90,7 @@ class _Documents(Loads):
         raise NotRecognised("depends_on_input", f"{node.name} does not count where positions begin anew")
 
     def beyond(self, load: Load) -> int:
-        """By how much `load` is more than the position of its token."""
+        """The amount by which `load` exceeds the position of its token."""
         value = self._reader.load(load.node, self._place_of(load))
         more = sympy.expand(value - self._here) if isinstance(value, sympy.Expr) else None
         if more is None or not more.is_Integer:
@@ -105,7 +105,7 @@ class _Documents(Loads):
         return self._found[position][0]
 
     def _place_of(self, load: Load) -> Position:
-        """Where `load` reads for a token."""
+        """The position that `load` reads for a token."""
         if "b" in load.axes and not self._has_entries:
             raise NotRecognised("depends_on_input", f"{self._node.name} has the same positions for all batch entries")
         at = {None: sympy.S.Zero, "b": self._entry}

@@ -1,4 +1,4 @@
-"""What a mask reads of data: elements of tensors that the graph computes, as opaque integers.
+"""The data that a mask reads: elements of tensors that the graph computes, as opaque integers.
 
 A `Load` is an element at a place of the batch entry and the query, or of the batch entry and the key; in a dense mask
 it may be one of the head, the query and the key as well.  How its tensor is computed does not matter, because a mask
@@ -29,10 +29,10 @@ RANGES = {torch.bool: (0, 1)} | {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a load reads along one dimension of its tensor.
+    """The place that a load reads along one dimension of its tensor.
 
     Args:
-        axis: what moves it: the batch entry, the query or the key; None if nothing does.
+        axis: the axis that moves it: the batch entry, the query or the key; None if nothing does.
         start: where it is for the first of these.
         extent: how many there are, where the dimension is longer than that; else None.
     """
@@ -50,7 +50,7 @@ class Load:
     places: tuple[Place, ...]
 
     def along(self, axis: Axis) -> Load:
-        """The same elements, moved by the tokens of this axis instead of those of the other one."""
+        """The same elements, moved by the tokens of this axis instead of the other axis."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, places=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.places))
 

@@ -1,11 +1,11 @@
-"""Compares the recognised terms of a mask with the values of the mask's own operators.
+"""Compares the recognised terms of a mask with the values that the mask's own operators compute.
 
-What is checked: everything, where the mask has at most `BUDGET` elements; else, for the first and the last batch entry
-and head, all columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band
-enters or leaves the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly
-small, that the ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more
-keys than queries and the reverse.  What the terms read of data gets random values, from which the graph's operators
-compute the mask.  Operators without a rule are never run: they may be random, or a user's own.
+All elements are checked where the mask has at most `BUDGET`; else, for the first and the last batch entry and head, all
+columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band enters or leaves
+the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly small, that the
+ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more keys than queries
+and the reverse.  The data that the terms read get random values, from which the graph's operators compute the mask.
+Operators without a rule are never run: they may be random, or a user's own.
 
 Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 """
@@ -45,7 +45,7 @@ MOST_ASSIGNMENTS = 10
 STEP = 17
 """Elements of data that are so far apart in one dimension are next to each other in the dimension before."""
 FEW_VALUES = (-100, *range(-1, 4), 100)
-"""Of these, and of numbers close to what data are compared with, the data are made."""
+"""The data are made of these, and of numbers close to those that data are compared with."""
 
 Sizes = dict[sympy.Symbol, sympy.Integer]
 
@@ -58,10 +58,10 @@ def verify(
     Args:
         node: the mask; `chain` its producers.
         plane: shape of the scores, [B, H, q_len, kv_len].
-        readable: names of rules, see `mask_nodes.rule_name`; what is not readable is never run.
+        readable: names of rules, see `mask_nodes.rule_name`; a node that is not readable is never run.
 
     Returns:
-        What was compared, in words.
+        The words for what was compared.
     """
     checked = elements = 0
     for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):

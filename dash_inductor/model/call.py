@@ -18,7 +18,7 @@ _TEXT = re.compile(r"([^/]+)/scale=([^/]+?)(?:/bias=(\d+)(\+gradient)?)?(?:/drop
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to the scaled scores: ``bias[b, h, i, j]`` to those of query i of head h and key j.
+    """The bias that is added to the scaled scores: ``bias[b, h, i, j]`` to the score of query i of head h and key j.
 
     Args:
         operand: a tensor of floats [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along
@@ -35,17 +35,17 @@ class Bias:
 
 @dataclass(frozen=True)
 class Call:
-    """What an operator of the graph computes, beside its tensors.
+    """Everything that decides what an operator of the graph computes, beside its tensors.
 
     ``str`` gives for example ``causal & keys(0)/scale=0.125/dropout=0.1,1/orders=0213,0213,0213``; `parse` reads it
     back.  Every graph dump and all generated code shows this text.
 
     Args:
-        mask: who sees whom.
-        scale: what the scores are multiplied with.
+        mask: the pairs that see each other.
+        scale: the factor of the scores.
         orders: of the results that have a layout: of the output in a forward, of dq, dk and dv in a backward.  Empty
             where no operator is called yet.
-        bias: what is added to the scores, None for nothing.
+        bias: the bias that is added to the scores, None for none.
         dropout: what drops probabilities at random; None where nothing does.
     """
 

@@ -49,7 +49,7 @@ class Dropout:
 
     @property
     def rescale(self) -> float:
-        """What kept probabilities are multiplied with: the inverse of the exact probability to be kept."""
+        """The factor of kept probabilities: the inverse of the exact probability to be kept."""
         return STEPS / (STEPS - self.threshold)
 
     def __str__(self) -> str:

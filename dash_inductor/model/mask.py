@@ -1,4 +1,4 @@
-"""What an attention call may see: `Mask`, a conjunction of terms, each a rule or a tensor that arrives at run time."""
+"""The mask of an attention call: `Mask`, a conjunction of terms, each a rule or a tensor that arrives at run time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LENGTH = 2**30 - 1
 """Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
 
 ALIGNMENT = 128
-"""What begins at a multiple of so many positions begins with a tile of queries and a tile of keys, in every kernel."""
+"""A multiple of so many positions begins a tile of queries and a tile of keys, in every kernel."""
 
 ROW_BLOCK = 64
 """Positions of a row block: of the queries of a consumer of the Hopper forward, and of tokens that `Placed` places."""
@@ -50,7 +50,7 @@ class Band:
 
     @property
     def is_window(self) -> bool:
-        """It has two bounds: every query sees some keys next to one another, wherever it is."""
+        """Whether it has two bounds: every query sees some keys next to one another, wherever it is."""
         return self.lo is not None and self.hi is not None
 
     def resolve(self, q_len: int, kv_len: int) -> Band:
@@ -121,7 +121,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where tokens lie that are packed: the mask is one of *rows*, of which each has one token or none.
+    """The places of packed tokens: the mask is one of *rows*, each of which has one token or none.
 
     Row blocks of `ROW_BLOCK` rows have tokens that follow one another.  Every document begins at a row that is a
     multiple of `ALIGNMENT`, so that no tile has rows of two of them, and up to its end its row blocks have its next
@@ -197,7 +197,7 @@ class Mask:
 
     @property
     def placed(self) -> Placed | None:
-        """Where the tokens of rows lie; None where tokens are rows."""
+        """The places of the tokens of rows; None where tokens are rows."""
         return None if self.segments is None else self.segments.placed
 
     @functools.cached_property  # every call asks
@@ -218,7 +218,7 @@ class Mask:
         """Inverse of ``str``.
 
         Raises:
-            ArgumentError: a term that is none, or two terms of one kind.
+            ArgumentError: an unknown term, or two terms of one kind.
         """
         bands: list[Band] = []
         others: dict[str, tuple[Operand, ...]] = {}

@@ -1,4 +1,4 @@
-"""What becomes of a site: `Decision`, which is a `Plan` or the reason why the site is kept."""
+"""The outcome of a site: `Decision`, which is a `Plan` or the reason why the site is kept."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs at a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
+    """The kernels of a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
 
     Args:
         kernel: the name of a kernel family: "hopper" (warp-specialised Gluon), "portable" (Triton templates) or
             "reference" (plain ATen).
         schedule: name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
-        forward: which forward makes the log-sum-exp: that of a kernel family, or "keep", which leaves the graph's own.
+        forward: the forward that makes the log-sum-exp: the name of a kernel family, or "keep", which leaves the
+            graph's own.
         dkdv: tiles of the kernel that owns dk and dv (and, in one pass, accumulates dq).
         dq: tiles of the dq kernel; two_pass only.
         section: heads that are launched together (changes speed, never bits).
@@ -111,4 +112,4 @@ class Kept:
 
 
 Decision = Plan | Kept
-"""What becomes of a site."""
+"""The outcome of a site."""

@@ -15,7 +15,7 @@ BITS: dict[DType, int] = {"float16": 16, "bfloat16": 16, "float32": 32}
 """Widths of the dtypes."""
 
 NOMINAL_LEN, NOMINAL_BATCH, NOMINAL_HEADS = 2048, 8, 16
-"""What dynamic sizes count as, and the problem on which candidates are compared: 16384 tokens of width 2048, where work
+"""The values of dynamic sizes, and the problem on which candidates are compared: 16384 tokens of width 2048, where work
 and waits decide, not the tail."""
 
 

@@ -1,4 +1,4 @@
-"""Who watches the training run of this process.  Imports nothing, because compilations ask it."""
+"""The observer that watches the training run of this process.  Imports nothing, because compilations ask it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from .observer import Observer
 
 observers: list[Observer] = []
-"""In the order in which they began."""
+"""The active observers, in the order in which they began."""
 
 
 def watching_graphs() -> list[Observer]:
-    """Those to whom compiled graphs show gradients."""
+    """The observers to whom compiled graphs show gradients."""
     return [observer for observer in observers if observer.watches_graphs]

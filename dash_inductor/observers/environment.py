@@ -31,7 +31,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def facts(rank: int, world: int, every: int) -> dict[str, Any]:
-    """What the file of a rank begins with."""
+    """The facts that begin the file of a rank."""
     return {
         "rank": rank,
         "world_size": world,

@@ -1,4 +1,4 @@
-"""What eager PyTorch tells observers: modules and optimizers, through global hooks that change nothing.
+"""Global hooks through which eager PyTorch tells observers of modules and optimizers; they change nothing.
 
 Inside compiled code the hooks vanish: Dynamo traces them, and `is_compiling` is a constant there, so that no graph
 breaks and no graph changes.  Outside, Dynamo must not compile them: `_disable_dynamo` says so without importing

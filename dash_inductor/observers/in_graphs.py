@@ -34,7 +34,7 @@ _journals: dict[torch.device, Journal] = {}
 
 
 class Journal:
-    """What CUDA graphs have hashed on one device since `take`, in the order of their launches."""
+    """The hashes that CUDA graphs have made on one device since `take`, in the order of their launches."""
 
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []
@@ -92,7 +92,7 @@ def prepare(device: torch.device) -> None:
 
 
 def insert(graph: Graph) -> bool:
-    """Let a joint graph show the gradients of its attentions to who watches, if anybody does; whether it changed."""
+    """Let a joint graph show the gradients of its attentions to its observers, if it has any; whether it changed."""
     from ..graph.emit import Emitter
     from ..graph.model_line import model_line
     from ..operators import attention as ops

@@ -1,4 +1,4 @@
-"""What a recording sees of modules: inputs, results and gradients of the outermost module and of those inside."""
+"""The parts of modules that a recording sees: inputs, results, gradients of the outermost one and of those inside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .names import Names, inner
 
 
 class Sink(Protocol):
-    """Where it goes: the recording."""
+    """The recording, to which everything goes."""
 
     names: Names
 
@@ -34,7 +34,7 @@ class Sink(Protocol):
         """Compare the parameters of this model over its ranks."""
 
     def place(self) -> int:
-        """Where the next entry of this step will stand."""
+        """The place of the next entry of this step."""
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
         """Add fingerprints of tensors to the present step."""
@@ -127,7 +127,7 @@ class Modules:
 
     @_disable_dynamo
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """What a module was given; the place is from before it ran."""
+        """The tensors that a module was given; the place is from before it ran."""
         left, place = self._calls.left
         if not self._activations or self._calls.running or left is not module:
             return

@@ -36,7 +36,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 class Names:
     """Paths of modules and parameters, from the roots that were added.
 
-    Paths within the first root that has parameters stand as they are; those of other roots begin with its class.
+    Paths within the first root that has parameters stand as they are; paths within other roots begin with the root's
+    class.
     """
 
     def __init__(self) -> None:

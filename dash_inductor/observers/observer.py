@@ -1,4 +1,4 @@
-"""What watches a training run: an object that gets its events, and changes nothing of it."""
+"""An observer watches a training run: an object that gets its events, and changes nothing of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded, in the order in which a training step makes it."""
+"""The phases of a training step that are recorded, in the order in which the step makes them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def record(
             train()
 
     A step is what lies between two steps of the same optimizer, and is counted from 1; so all optimizers of a program
-    may take turns.  Recorded are, in this order,
+    may take turns.  The recording has, in this order,
 
     * the parameters before the first step, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
@@ -65,8 +65,8 @@ def record(
 
     Args:
         folder: where the file of every rank goes; none of this recording's ranks may have one there.
-        model: whose parameters and modules the names are taken from; by default, that of the first outermost module
-            called or else of the modules that have the optimizer's parameters.
+        model: whose parameters and modules the names are taken from; by default, the first outermost module called or
+            else the modules that have the optimizer's parameters.
         optimizer: whose steps count; by default, all.
         every: record the first of so many steps.
         activations: record inputs and results of modules, and gradients of results.
@@ -98,7 +98,7 @@ class Recorder(Observer):
         folder: where the files of all ranks are.
         step_number: of the present step of training, from 1.
         names: of modules and parameters.
-        modules: what is watched of modules.
+        modules: the parts of modules that are watched.
     """
 
     watches_graphs = True
@@ -275,7 +275,7 @@ class Recorder(Observer):
                 self.observe(phase, tensors, place)
 
     def place(self) -> int:
-        """Where the next entry of this step will stand, for `observe`."""
+        """The place of the next entry of this step, for `observe`."""
         return len(self._entries)
 
     def _observe(

@@ -1,4 +1,4 @@
-"""Ranks that DDP keeps equal: are they?
+"""Checks that the ranks that DDP keeps equal are equal.
 
 All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes of each parameter.  Every rank
 then compares all of them, on the thread that writes.
@@ -33,7 +33,7 @@ class ReplicasDiffer(DashError, RuntimeError):
 
 
 class Replicas:
-    """What the ranks of each process group must agree on in the present step.
+    """The tensors on which the ranks of each process group must agree in the present step.
 
     Args:
         found: "warn" logs the first difference, "raise" lets `check` raise it.

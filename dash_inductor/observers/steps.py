@@ -14,14 +14,14 @@ from .recordings.file import Appender, Name
 from .recordings.limits import NAMES_AT_ONCE
 
 Observed = tuple[Name, torch.device, int]
-"""What was hashed, the device and the row of its lanes there."""
+"""The name of what was hashed, the device and the row of its lanes there."""
 
 _AFTER_GRAPHS = (phases.LOCAL_GRADIENT, phases.GRADIENT)
 
 
 @dataclass(frozen=True)
 class FromGraphs:
-    """What CUDA graphs have hashed: the names that their entries are numbered by, and the journal on its way."""
+    """The hashes of CUDA graphs: the names that their entries are numbered by, and the journal on its way."""
 
     names: Sequence[tuple[str, str]]  # with descriptions
     ready: Ready

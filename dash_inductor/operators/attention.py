@@ -11,10 +11,10 @@ q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
 [batch, q heads, 2 * q_len], see `numbers_per_row`.  Where the mask is one of rows (`model.Placed`), the log-sum-exp has
-rows, -inf in those without a token, and the others are those of packed operators, [tokens, heads, head dim].
+rows, -inf in those without a token, and the other tensors are as in packed operators, [tokens, heads, head dim].
 
 `extras` holds the tensors that the call names by their place.
-Behind them, where a Hopper kernel walks by tables, comes what `table_ops` made for it.
+Behind them, where a Hopper kernel walks by tables, come the tables that `table_ops` made for it.
 Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
 module, so that every graph dump, all generated code and profiles show what was decided, and where.  drawn: int64
 scalar, one of the numbers that a graph has drawn from the default generator of a device; seed: int64 [1], the same,
@@ -243,7 +243,7 @@ def _seed(drawn: Tensor, site: str) -> Tensor:
 
 
 def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
-    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; those of a packed one have batch 1."""
+    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; of a packed call with batch 1."""
     return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
 
 
@@ -253,7 +253,7 @@ def _as_given(result: Tensor, call: Call) -> Tensor:
 
 
 def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """`tensor` if its strides are those of a dense tensor with this order of dimensions, else a copy that has them."""
+    """`tensor` if its strides are as in a dense tensor with this order of dimensions, else a copy that has them."""
     if tensor.stride() == _ordered_strides(tensor.shape, order):
         return tensor
     return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
@@ -300,7 +300,7 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
 
 
 def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """What Inductor's code calls in the place of an operator: its implementation, without PyTorch's dispatcher.
+    """The function that Inductor's code calls for an operator: its implementation, without PyTorch's dispatcher.
 
     A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
     """

@@ -1,6 +1,6 @@
-"""FLOPs of our operators, as PyTorch counts those of the operators that they replace.
+"""FLOPs of our operators, as PyTorch counts the FLOPs of the operators that they replace.
 
-`torch.utils.flop_counter` shows them, and PyTorch's partitioner weighs by them what is computed again.  Every query
+`torch.utils.flop_counter` shows them, and PyTorch's partitioner decides by them what is computed again.  Every query
 counts with every key, whatever the mask: only packed documents are apart from one another.  The lengths of documents
 are data.  Without data, as in a graph, PyTorch takes each of them to be as long as the longest may be; here all tokens
 count as one document, which is never fewer than there are.
@@ -51,8 +51,8 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
     """The formula of PyTorch, added up over documents where there are some.
 
     Args:
-        tensors: of which the formula takes the shapes: first the gradient of the output, if it takes that, then query,
-            key and value, of which the latter two may have fewer heads.
+        tensors: the formula takes their shapes: first the gradient of the output, if it takes that, then query, key and
+            value, of which the latter two may have fewer heads.
     """
     query, segments = tensors[-3], Call.parse(call).mask.segments
     heads = query.shape[1]

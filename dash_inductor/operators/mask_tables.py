@@ -4,8 +4,8 @@
 
 `kernels.common.mask_data.MaskTables` says what the results hold, in their order.  The operator is a node of its own in
 a graph, so that all layers that share a mask share its tables, in forward and backward.  `extras` holds the tensors
-that the mask names by their place; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are
-those of the mask, which may count in rows (`model.Placed`).
+that the mask names by their place; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are the
+mask's, which may count in rows (`model.Placed`).
 
 Importing this module imports torch and defines the operator.
 """

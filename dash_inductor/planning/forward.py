@@ -1,6 +1,6 @@
-"""Which forward runs at a site: always one of our own, of the fastest kernel family that covers it.
+"""The forward that runs at a site is always one of our own, of the fastest kernel family that covers it.
 
-None is borrowed, because what a library's forward promises is not what the product promises: cuDNN's log-sum-exp can
+No forward is borrowed, because a library's forward does not promise what the product promises: cuDNN's log-sum-exp can
 differ from call to call, FlashAttention-2 splits the kv range by batch size and number of SMs, and both are wrong for
 some masks, lengths or scales (docs/what-we-know.md has the cases).  Bits of our own forwards are a function of the
 (batch element, head) and its mask.

@@ -31,8 +31,8 @@ from .nominal import critical_path, launched_together, must_be_simulated, work
 from .numerics import numerics_key, terms
 
 UPWARD = ("ascending", "spt", "two_pass")
-"""What masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes up: down, all kv
-tiles of a document would begin at its last q tile, and wait there for one another."""
+"""The schedules that masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes
+up: down, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
 """Heads that are launched together at least where the CTAs of a head keep less of it in the L2 cache than `_fits_l2`
@@ -40,15 +40,15 @@ counts: under `ascending`, where all begin at the first q tile and walk side by 
 that run at the same time walk a part of it.  This changes speed alone."""
 
 L2_BYTES = 20 << 20
-"""What the heads of a section may keep in an H100's L2 cache (50 MB): the next section is there already when the last
-CTAs of one finish."""
+"""The bytes that the heads of a section may keep in an H100's L2 cache (50 MB): the next section is there already when
+the last CTAs of one finish."""
 
 SEGMENTS = 2
 """Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
-    """What becomes of `site`, from static facts alone: a plan, or the reason why no kernel can run it.
+    """Decide about `site`, from static facts alone: a plan, or the reason why no kernel can run it.
 
     Args:
         arch, compiler: as for `plan`.
@@ -81,7 +81,7 @@ def _why_not(site: Site, arch: str) -> Kept:
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
-    """What runs at `site` on architecture `arch` ("sm_80", "sm_89", "sm_90", "sm_100" or "cpu").
+    """The plan for `site` on architecture `arch` ("sm_80", "sm_89", "sm_90", "sm_100" or "cpu").
 
     Args:
         schedule: take this schedule instead of choosing one; it must support the mask.
@@ -98,7 +98,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen for a site: a schedule with the tiles of a kernel family.
+    """A choice for a site: a schedule with the tiles of a kernel family.
 
     Args:
         kernel: the name of the family.
@@ -112,7 +112,7 @@ class Choice:
 
 
 def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
-    """What is chosen for a site, with arguments and errors as for `plan`."""
+    """The choice for a site, with arguments and errors as for `plan`."""
     known = tables_of(arch)
     _check(site, arch, schedule)
     allowed = schedules_for(site) if schedule is None else (schedule,)
@@ -202,7 +202,7 @@ def _choose(
     """The choice with the shortest critical path on the nominal problem, of the first family that has one.
 
     Args:
-        candidates: those of a family next to one another.
+        candidates: the members of a family stand next to one another.
         names: the schedules to choose from; if `named`, the one that must be taken.
         likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
             else None.
@@ -213,7 +213,7 @@ def _choose(
         if objection(name, kernel, candidate, mask, likely, named) is None
     ]
     options = [option for option in able if option[2] == able[0][2]]
-    # What must be simulated comes last: its work alone is nearly always longer than the others' critical paths.
+    # Choices that must be simulated come last: their work alone nearly always exceeds the others' critical paths.
     options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
     best: tuple[float, int, Choice] | None = None
     for index, name, kernel, candidate, walked in options:

@@ -165,7 +165,7 @@ def _objection(question: _Question, name: str, kernel: str, candidate: Candidate
 
 
 def _other_family(question: _Question, kernel: str) -> str | None:
-    """Why the kernels of another family are preferred, None for those of the choice."""
+    """Why the kernels of another family are preferred, None for the kernels of the choice."""
     best = question.best.kernel
     if kernel == best:
         return None

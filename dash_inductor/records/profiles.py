@@ -33,7 +33,7 @@ CALLS = 3
 """How many calls of a site are recorded: the first one finds cold caches, the others tell how times vary."""
 
 BYTES_OF_A_CALL, BYTES_OF_ALL = 32 << 20, 256 << 20
-"""What the times of a call, and of all calls together, may take: first on the GPU during the call, then on the host."""
+"""The bytes for the times of a call, and of all calls together: first on the GPU during the call, then on the host."""
 
 _BYTES_OF_A_PAIR = 32
 
@@ -45,7 +45,7 @@ class ProfileRun:
 
     Attributes:
         site: the site's name, "" for a call of the operator outside of a compiled graph.
-        number: which of the recorded calls with this name it is, from 1.
+        number: the number of the recorded call among those with this name, from 1.
         meta: what is known of the call: ``kernel``, ``plan``, ``call``, ``gpu``, ``sms``, ``shape`` and others.
         heads: of how many query heads, of all batch elements, the times were recorded: as many as there was room for.
     """
@@ -109,7 +109,7 @@ def begin(
     """Begin to record a call: the kernel fills `ProfileRun.table`, and `ProfileRun.end` comes after it.
 
     Args:
-        key: what tells sites with the same name apart.
+        key: a key that tells sites with the same name apart.
         heads: query heads of all batch elements.
         kv_tiles, q_tiles: of a head.
 
@@ -191,7 +191,7 @@ def _announce() -> None:
 
 
 def _write_the_rest() -> None:
-    """What has not been written yet, when the process ends."""
+    """Write what has not been written yet, when the process ends."""
     rest = [run for run in profile_runs() if not run.written]
     for run in rest:
         _write(run, _default_folder())

@@ -24,7 +24,7 @@ _UNEXPECTED = (Reason.COMPILE_FAILED, Reason.INTERNAL_ERROR)
 
 _lock = threading.Lock()
 _open: weakref.WeakKeyDictionary[TracingContext, GraphRecord] = weakref.WeakKeyDictionary()
-"""Of every graph that is being compiled, the record so far: graphs nested in it, as those of control flow and of
+"""The record so far of every graph that is being compiled: graphs nested in it, as by control flow and by
 `torch.compiler.nested_compile_region`, are read one after another."""
 
 
@@ -50,7 +50,7 @@ def publish(sites: Sequence[SiteRecord], kind: Literal["joint", "inference"]) ->
 def finish() -> str:
     """The record of the graph whose forward has just been compiled, as text; "" if it has no attention.
 
-    What is published afterwards belongs to another graph.
+    Records published afterwards belong to another graph.
     """
     context = TracingContext.try_get()
     with _lock:
@@ -102,7 +102,7 @@ def trace_graph(name: str, graph: Graph) -> None:
 
 
 def _tell(record: GraphRecord, sites: Sequence[SiteRecord]) -> None:
-    """Log and count `sites`, of those of a record the new ones, and trace the record."""
+    """Log and count `sites`, the new ones of a record, and trace the record."""
     for site in sites:
         log.log(logging.WARNING if site.reason in _UNEXPECTED else logging.INFO, "%s", site)
         counters["dash_inductor"][site.status] += 1

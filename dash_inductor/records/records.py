@@ -1,4 +1,4 @@
-"""The records: of every compiled graph, and in it of every attention, what was decided and why."""
+"""The records: the decision about every attention of every compiled graph, and the reason for it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 Kind = Literal["forward and backward", "forward only"]
-"""Which parts of an attention are in its graph."""
+"""The parts of an attention that are in its graph."""
 FULL: Kind = "forward and backward"
 FORWARD_ONLY: Kind = "forward only"
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the graph says of the query, key and value of a site, whether it is replaced or kept.
+    """The facts that the graph tells of the query, key and value of a site, whether it is replaced or kept.
 
     Attributes:
         query, key, value: shapes as the operator has them, [batch, heads, length, head dim], or, where documents are
@@ -81,7 +81,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """What happened to one attention: a backward with its forward, or a forward alone.
+    """The record of one attention: a backward with its forward, or a forward alone.
 
     Attributes:
         name: the name of the backward's node in its graph, or of the forward's where that is alone; the new operators
@@ -91,8 +91,8 @@ class SiteRecord:
         reason: why it is kept; None for a replaced site.
         detail: more about the reason, or about how the site was matched; may be empty.
         site: the facts given to the planner; None if they could not be established.
-        plan: what runs; None for a kept site.
-        forward: what became of the forward: the plan's forward, or "kept" with the cause.
+        plan: the plan that runs; None for a kept site.
+        forward: the outcome of the forward: the plan's forward, or "kept" with the cause.
         mask: the mask in normal form (``str(Mask)``, with ``+ bias`` where one is added), "" if unknown.
         line: the model's source line, ``file:line``; "" if the graph does not tell.
         module: the path of the module in the model, ``layers.0.attn``; "" if the graph does not tell.
@@ -211,7 +211,7 @@ class GraphRecord:
             was compiled or loaded outside of Dynamo.
         kind: "joint", a forward with its backward, or "inference", a graph without one; "" if that is not known.
         origin: "compiled" in this process, or the cache that the graph is from: "AOTAutogradCache" or "precompile".
-        sites: in the order in which the forward runs them; those of nested graphs first.
+        sites: in the order in which the forward runs them; the sites of nested graphs first.
         missing: the graph is from a cache whose entry has no records; `sites` is empty then.
     """
 

@@ -6,8 +6,8 @@ more than half as long as the rest of a training step (docs/what-we-know.md).  `
 well, adds the rows of an index in parts whose order is fixed, and has no atomics; Inductor leaves it as it is where its
 decomposition says that it is not to be decomposed, as on XPU.
 
-A table of few rows, as that of token types, needs no sorting: the gradient of each row is a sum of all rows of which
-others count as zeros, and Inductor computes such sums in one pass, in fixed order.
+A table of few rows, as of token types, needs no sorting: the gradient of each row is a sum of all rows of which others
+count as zeros, and Inductor computes such sums in one pass, in fixed order.
 """
 
 from __future__ import annotations

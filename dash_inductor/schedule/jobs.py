@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Job:
-    """What the CTA with this ticket does; head is ``b * heads + h``."""
+    """The work of the CTA with this ticket; head is ``b * heads + h``."""
 
     ticket: int
     head: int

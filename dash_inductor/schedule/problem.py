@@ -62,7 +62,7 @@ class Problem:
         return replace(self, band=Band(lo, hi))
 
     def tail(self) -> tuple[tuple[int, ...], int, int]:
-        """What the arguments of most generated functions end with: `codegen.WALK` as a tuple, and the tile shape."""
+        """The last arguments of most generated functions: `codegen.WALK` as a tuple, and the tile shape."""
         return (self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     def steps(self, kv: int) -> int:

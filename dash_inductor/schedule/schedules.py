@@ -101,7 +101,7 @@ class Schedule:
         num_steps: kv -> q tiles to walk.
         q_tile: (step, kv) -> q tile.
         rank: (q, kv) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible pairs.
-        visible: what the band lets through, whatever the schedule.
+        visible: the pairs that the band lets through, whatever the schedule.
         shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
             which the owner of the q tile walks over the kv tiles.
         resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
@@ -150,7 +150,7 @@ LEAST = 64
 """Sequences whose longest walk is shorter than this are not bent: it would gain less than walks lose that go down."""
 
 LATER = 4
-"""Sections of the second phase of a bent fold are so many times as large as those of the first: all walks of a head
+"""Sections of the second phase of a bent fold are so many times as large as sections of the first: all walks of a head
 begin there at the same q tile, and wait for one another unless other heads' are launched between them."""
 
 

@@ -69,7 +69,7 @@ class Run:
     unfinished: tuple[int, ...]
 
     def accumulation_order(self) -> dict[Accumulator, tuple[int, ...]]:
-        """Per accumulator the kv tiles in the order in which they were added."""
+        """The kv tiles of each accumulator, in the order in which they were added."""
         order: dict[Accumulator, list[int]] = {}
         for span in sorted(self.spans, key=lambda s: (s.write, s.written, s.worker)):
             order.setdefault(span.accumulator, []).append(span.kv)

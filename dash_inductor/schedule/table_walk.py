@@ -3,8 +3,8 @@
 Note [Tables]
     A schedule orders the tile pairs of a band.  Data can hide more of them, but add none.  So the walk of a kv tile is
     its walk in the closed form, restricted to the visible pairs, and the rank of a kv tile at a q tile is the number of
-    visible contributors whose rank in the closed form is lower.  Which CTA has which kv tile, and in which order CTAs
-    are launched, stays as it is.
+    visible contributors whose rank in the closed form is lower.  The CTA that has each kv tile, and the order in which
+    CTAs are launched, stay as they are.
 
     *Progress.*  In a launch-ordered schedule every contributor of lower rank has an earlier ticket.  That is true of
     any subset of the contributors, so every wait is still for an earlier ticket, on any number of CTAs.  Schedules
@@ -19,7 +19,7 @@ Note [Seen bits]
 
     The bits lie as the scores do after a matmul.  Of 16 rows and 8 columns it leaves four scores to a thread: thread
     ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of the thread
-    ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` is that of row ``16 m + 8 i + r`` and of key
+    ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` belongs to row ``16 m + 8 i + r`` and to key
     ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r, l and w.
 """
 
@@ -36,7 +36,7 @@ TILE_BITS = 15
 FORWARD_TILE_BITS = 16
 """Bits of a kv tile in a word of a forward's walk; two more for each of its row blocks follow."""
 FORWARD_UNSEEN = FORWARD_TILE_BITS + 2 * 3
-"""The bit above those of three row blocks: the kv tile has keys that no query sees."""
+"""The bit above the bits of three row blocks: the kv tile has keys that no query sees."""
 
 
 def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> int:
@@ -52,7 +52,7 @@ def from_the_end(has_lo: bool, has_dense: bool) -> bool:
     """Whether a forward begins with the last queries of a head, so that the longest walks do not come last.
 
     Args:
-        has_lo: the band has a lower bound, as that of a causal mask.
+        has_lo: the band has a lower bound, as the band of a causal mask does.
         has_dense: there is a dense mask; most of them are causal.
     """
     return has_lo or has_dense

@@ -1,4 +1,4 @@
-"""Is a schedule right, and can it hang?  Checked on its tables, for one problem."""
+"""Checks that a schedule is right, and that it cannot hang, on its tables, for one problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .walk import ClosedForm, Problem, Walk
 
 
 def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
-    """What is wrong with the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator.
+    """The faults of the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator.
 
     Args:
         heads: of the whole launch.
@@ -57,7 +57,7 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
 
 
 def progress_faults(walk: Walk, jobs: Sequence[Job], group: int = 1) -> list[str]:
-    """What is wrong with the waits, given what the walk declares about itself.
+    """The faults of the waits, given what the walk declares about itself.
 
     Launch-ordered schedules may only wait for earlier tickets.  The others must finish with the number of workers that
     they declare to need, where every job is held up only by the model's waits.

@@ -1,4 +1,4 @@
-"""Which tile pairs of one batch element are visible: classified from the mask, element by element.
+"""The tile pairs of one batch element that are visible, classified from the mask, element by element.
 
 `kernels/common/device/tables.py` is compared with this definition, which is slow.  A tile pair is
 *empty* iff no existing row sees an existing key, and *full* iff a kernel may skip the mask there, as `geometry` defines

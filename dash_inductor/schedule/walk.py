@@ -16,7 +16,7 @@ from .schedules import define
 
 
 class Walk(Protocol):
-    """What one launch does.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
+    """The work of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
 
     Attributes:
         tickets: CTAs of the launch; a CTA that takes a lower ticket starts earlier.
@@ -59,7 +59,7 @@ class Walk(Protocol):
         """Whether some element of a visible tile pair is hidden."""
 
     def kind(self, head: int) -> int:
-        """Heads of one kind have the same walks and ranks."""
+        """The kind of a head: heads of one kind have the same walks and ranks."""
 
 
 def functions(name: str, problem: Problem) -> SimpleNamespace:

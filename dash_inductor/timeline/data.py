@@ -16,7 +16,7 @@ Seen = tuple[tuple[bool, ...], ...]
 
 @dataclass(frozen=True)
 class Data:
-    """What a mask hides beside its band.
+    """The pairs that a mask hides beside its band.
 
     Args:
         documents: lengths of the documents that every sequence holds, one after the other; None where there are none.

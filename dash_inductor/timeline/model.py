@@ -14,7 +14,7 @@ Kind = Literal["compute", "wait", "add"]
 
 
 class Unit(NamedTuple):
-    """What times are counted in: what stands behind a number, and at an axis."""
+    """The unit in which times are counted: the text behind a number, and the text at an axis."""
 
     symbol: str
     axis: str
@@ -52,11 +52,11 @@ class Step(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What a lane does for some time.
+    """The work of a lane for some time.
 
     Args:
         step: which of `Timeline.steps`; while a CTA waits for a buffer, the one that is computed next.
-        track: 0 is the lane's own, 1 that of its writer (see `Timeline.writer`).
+        track: 0 is the lane's own, 1 its writer's (see `Timeline.writer`).
     """
 
     step: int
@@ -72,10 +72,10 @@ class Timeline:
 
     Args:
         name: of the schedule, or of the recording.
-        unit: what times are counted in.
+        unit: the unit in which times are counted.
         lanes, heads: their names.
         steps: in any order.
-        end: when the run is over; at least the end of every step.
+        end: the end of the run; at least the end of every step.
         writer: a lane has two tracks, because a writer waits and adds while the next tile pair is computed.
         measured: whether it was recorded on a GPU.
         note: one line that says what is remarkable, for example why a run hangs.
@@ -121,7 +121,7 @@ class Timeline:
     def shares(self) -> dict[Kind, float]:
         """The share of the time of all lanes, from 0 to 1, that each kind of bar of the lane's own track takes.
 
-        What is missing to 1 is idle time.  With a writer, waiting is the time in which all of its buffers are taken.
+        The rest is idle time.  With a writer, waiting is the time in which all of its buffers are taken.
         """
         total = self.end * len(self.lanes)
         kinds: dict[Kind, float] = {"compute": 0.0, "wait": 0.0, "add": 0.0}
@@ -163,7 +163,7 @@ class Picture:
 
     @property
     def end(self) -> float:
-        """When the last run ends."""
+        """The time at which the last run ends."""
         return max((t.end for t in self.timelines), default=0.0)
 
     @property

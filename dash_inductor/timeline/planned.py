@@ -17,7 +17,7 @@ from .model import MICROSECONDS, Picture, Timeline
 from .simulated import of_plan, query_heads
 
 HEAD = ("", "schedule", "kernel", "tiles", "predicted", "why")
-"""What the columns of `rows` are."""
+"""The heads of the columns of `rows`."""
 
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
 """Sizes of a site that a recorded run must share."""

@@ -62,7 +62,7 @@ MEANING: dict[Kind, str] = {
 
 
 class Colours(NamedTuple):
-    """What colours stand for in a picture.
+    """The meaning of the colours in a picture.
 
     Args:
         hues: the colours themselves.
@@ -77,13 +77,13 @@ class Colours(NamedTuple):
 
     @staticmethod
     def of(picture: Picture) -> Colours:
-        """Colours are q tiles where there are enough of them."""
+        """The colours of a picture: they stand for q tiles where there are enough hues."""
         q_tiles = 1 + max((step.q for t in picture.timelines for step in t.steps), default=0)
         kv_tiles = 1 + max((step.kv for t in picture.timelines for step in t.steps), default=0)
         return Colours(HUES, q_tiles, kv_tiles) if q_tiles <= len(HUES) else Colours(RAMP, 0, kv_tiles)
 
     def __call__(self, step: Step) -> int:
-        """Which of `hues` a tile pair has."""
+        """The index in `hues` of the colour of a tile pair."""
         return step.q if self.q_tiles else step.kv * len(self.hues) // self.kv_tiles
 
     @property
@@ -93,7 +93,7 @@ class Colours(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """What they stand for, in words."""
+        """The meaning of the colours, in words."""
         if self.q_tiles:
             return f"q tile 0 to {self.q_tiles - 1}"
         return f"kv tile 0 to {self.kv_tiles - 1}"
@@ -139,7 +139,7 @@ class Drawn(NamedTuple):
 
 
 def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool) -> Iterator[Drawn]:
-    """What a still picture draws.
+    """The rectangles that a still picture draws.
 
     Bars are drawn as they are where they are few; else every column of a lane shows what takes most of its time, and
     equal neighbours are one rectangle.
@@ -181,7 +181,7 @@ MOST_BARS = 2500
 
 
 def _most(found: dict[tuple[Kind, int], float], width: float) -> tuple[Kind, int] | None:
-    """What takes most of a column's time; None where that is nothing."""
+    """The part of a column that takes most of its time; None where that is nothing."""
     if sum(found.values()) < width / 2:
         return None
     return max(found, key=lambda what: (found[what], what))

@@ -95,7 +95,7 @@ def _css(colours: Colours) -> str:
 
 
 def _fills(i: int, compute: str, add: str) -> str:
-    """Of bars and of the text in them."""
+    """The fills of bars and of the text in them."""
     return f".c{i} {{ fill: {compute}; }} .a{i} {{ fill: {add}; }} .t{i} {{ fill: {style.ink_on(compute)}; }}\n"
 
 

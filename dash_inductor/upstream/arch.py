@@ -1,4 +1,4 @@
-"""What the planner needs to know about the machine, and nothing else of it."""
+"""The facts about the machine that the planner needs, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _asked: ContextVar[str | None] = ContextVar("dash_inductor_arch", default=None)
 
 @contextmanager
 def asked_about(arch: str) -> Iterator[None]:
-    """In the block CUDA devices have this architecture, and no kernels are compiled: they are not there to run them."""
+    """Let CUDA devices have this architecture in the block, and compile no kernels, which no device could run."""
     token = _asked.set(arch)
     try:
         yield

@@ -71,7 +71,7 @@ def joint_passes() -> list[Any]:
 
 
 def settings_that_stop_passes() -> list[str]:
-    """Inductor's settings, of those without which it does not run the list of joint-graph passes, that are off."""
+    """The settings of Inductor that are off and without which it does not run the list of joint-graph passes."""
     from torch._inductor import config
 
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
@@ -108,7 +108,7 @@ def resolve(module: str, spellings: str) -> Any:
         spellings: names separated by ``|``; a dotted one is an attribute of an object in the module.
 
     Raises:
-        AttributeError: there is none of them.
+        AttributeError: none of them exists.
     """
     root = importlib.import_module(module)
     for name in spellings.split("|"):
@@ -122,7 +122,7 @@ def resolve(module: str, spellings: str) -> Any:
 def reads_only() -> dict[str, bool]:
     """The arguments with which Gluon's `tma.store_wait` waits until shared memory has been read, and no longer."""
     store_wait = resolve(f"{_GLUON}.nvidia.hopper.tma", "store_wait")
-    # Since 3.9 it can wait for the writes as well; before, reads are all that it waits for.
+    # Since 3.9 it can wait for the writes as well; before, it waits for reads alone.
     return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 

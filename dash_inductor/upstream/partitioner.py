@@ -1,12 +1,12 @@
-"""What PyTorch's partitioner takes a forward of ours for: the operator that it stands in the place of.
+"""PyTorch's partitioner takes a forward of ours for the operator that it stands in the place of.
 
 The partitioner decides which values the forward saves for the backward, and which are computed again.  It knows a few
 operators by name as too expensive for a second run, unless `activation_memory_budget` asks for one; then it weighs
 their FLOPs (`operators.flops` has formulas) against the bytes of their results.  An operator that it does not know is
-run again wherever a byte can be saved.  So a node of ours carries the name of what it replaces, and whatever list the
-partitioner looks it up in, that name is looked up: PyTorch's attention is in some of its lists and not in others, and
-which those are is its matter.  The node weighs what the other one did: a log-sum-exp of two parts, or one of rows, is
-no reason to run a forward again.
+run again wherever a byte can be saved.  So a node of ours carries the name of the operator that it replaces, and the
+partitioner looks that name up in all of its lists: PyTorch's attention is in some of them and not in others, and this
+choice is PyTorch's own.  The node weighs what the other one did: a log-sum-exp of two parts, or one of rows, is no
+reason to run a forward again.
 """
 
 from __future__ import annotations

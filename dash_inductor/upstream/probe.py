@@ -1,7 +1,7 @@
 """The probe: does this torch and triton have everything that the package relies on?
 
-Plans must not depend on luck, so what a kernel needs is asked for at installation, on whatever device: an unknown
-version is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
+Plans must not depend on luck, so what a kernel needs is asked for at installation, on any device: an unknown version is
+either as good as a tested one, or dash_inductor stays inactive and says what is missing.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ _OPERATORS = (
 
 
 def probe() -> list[str]:
-    """What this torch and triton lack of the things we rely on; empty in a version that can be used."""
+    """The things we rely on that this torch and triton lack; empty in a version that can be used."""
     torch_names = TORCH if torch.version.cuda is None else (*TORCH, *CUDA)
     return [*_missing(torch_names), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
 

@@ -1,8 +1,8 @@
 """Settings of the compiler that could change the bits of a kernel, whoever made them: set by us, or named in the key.
 
 Triton reads environment variables, and settings in `triton.knobs`, which are the same variables, while it compiles.
-What every compile can be told is told explicitly (`OPTIONS`); the others cannot be overruled for one kernel, so
-`settings` names those that are in use, for numerics keys and cache keys.  Standard library only.
+Every compile is told explicitly what it can be told (`OPTIONS`); the other settings cannot be overruled for one kernel,
+so `settings` names those that are in use, for numerics keys and cache keys.  Standard library only.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ VARIABLES = (
     "TRITON_PLUGIN_PATHS",
     "TRITON_PREFER_TMEM_16x256_LAYOUT",
 )
-"""What else reaches the machine code.  Not listed are paths of the assembler and of libdevice, which stand for their
-versions (`docs/determinism.md` says that versions change bits), the default precision of fp32 matmuls, which every
-matmul of the kernels is given, and what only prints, dumps or times."""
+"""Other variables that reach the machine code.  The list does not have the paths of the assembler and of libdevice,
+which stand for their versions (`docs/determinism.md` says that versions change bits), the default precision of fp32
+matmuls, which every matmul of the kernels is given, and variables that only print, dump or time something."""
 
 _OFF = ("", "0", "false", "off", "no", "n")
 

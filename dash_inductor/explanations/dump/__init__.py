@@ -1,4 +1,4 @@
-"""What ``config.dump`` writes: for every compiled graph a folder with its page, and a page that lists them all.
+"""Writes the pages of ``config.dump``: for every compiled graph a folder with its page, and a page that lists them all.
 
     <folder>/index.html                         the runs
     <folder>/<run>/index.html                   the graphs of one process

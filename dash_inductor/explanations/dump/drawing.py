@@ -15,7 +15,7 @@ from .snapshot import Item, Snapshot
 
 HEIGHT, GAP_Y, GAP_X, MARGIN = 40, 34, 18, 12
 CHARACTER, PADDING, WIDEST = 6.7, 22, 42
-"""Width of a character of a label, what a box is wider than its label, and how many characters a label has at most."""
+"""Width of a character of a label, extra width of a box beside its label, and the most characters that a label has."""
 
 STYLE = """
 svg.drawing { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; background: transparent }
@@ -107,7 +107,7 @@ class _Layout:
 
 
 def _layers(items: dict[str, Item]) -> dict[str, int]:
-    """Below everything that it reads; what reads nothing that is shown stands right above what reads it first."""
+    """The row of each node: below all that it reads; if it reads nothing shown, right above its first reader."""
     layers: dict[str, int] = {}
     for name, item in items.items():  # a graph's order is topological
         layers[name] = 1 + max((layers[source] for source in item.inputs if source in layers), default=-1)
@@ -141,7 +141,7 @@ def _spread(rows: list[list[_Place]]) -> None:
 
 
 def _put(row: list[_Place], wanted: Sequence[float]) -> None:
-    """Places as near to what is wanted as the order and the widths allow: the mean of packing from either side."""
+    """Places as near to the wanted ones as the order and the widths allow: the mean of packing from either side."""
     left = _packed(row, wanted)
     right = [-x for x in reversed(_packed(row[::-1], [-x for x in reversed(wanted)]))]
     for place, a, b in zip(row, left, right, strict=True):

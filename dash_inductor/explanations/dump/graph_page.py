@@ -23,12 +23,12 @@ DIFF_LINES = 400
 
 @dataclass
 class GraphPage:
-    """What is known of one graph.
+    """Everything known of one graph.
 
     Args:
         folder: its own.
         record: its sites.
-        arch: the architecture that sites are explained for; None for that of the tensors' device.
+        arch: the architecture that sites are explained for; None for the one of the tensors' device.
         texts: files by name, the graph before and after the pass and the difference.
         before, after: the graph around the pass.
         code: Inductor's generated code by "forward", "backward" or "inference".
@@ -91,7 +91,7 @@ class GraphPage:
         files.write(self.folder / "index.html", html.page(title, body, trail))
 
     def _drawings(self, number: int, site: SiteExplanation, others: explanation_text.Group) -> str:
-        """Draw the neighbourhoods of equal sites, and show that of the first."""
+        """Draw the neighbourhoods of equal sites, and show the first one."""
         figures = "".join(_figure(f"{when} the pass", file, text) for when, file, text in self._draw(number, site))
         links = [f'<a href="{file}">{file}</a>' for other in others for _, file, _ in self._draw(*other)]
         more = f'<p class="links legend">{"".join(links)}</p>' if links else ""

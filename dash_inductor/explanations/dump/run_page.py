@@ -1,4 +1,4 @@
-"""The pages above those of graphs: the graphs of a run, and the runs."""
+"""The pages above the pages of graphs: the graphs of a run, and the runs."""
 
 from __future__ import annotations
 

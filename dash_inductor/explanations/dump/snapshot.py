@@ -1,4 +1,4 @@
-"""What is drawn of a graph: a `Snapshot` of its nodes, and the neighbourhood of some of them."""
+"""The parts of a graph that are drawn: a `Snapshot` of its nodes, and the neighbourhood of some of them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
 
     Args:
         folder: as `config.dump`.
-        arch: explain sites, and compile their kernels, for this architecture instead of that of the tensors' device.
+        arch: explain sites, and compile their kernels, for this architecture instead of the one of the tensors' device.
     """
     token = _arch.set(arch)
     try:
@@ -132,7 +132,7 @@ def _readable(graph: torch.fx.Graph) -> str:
 
 
 _runs: dict[tuple[str, int], _Run] = {}
-"""By folder and process: a fork has a run of its own."""
+"""The runs by folder and process: a fork has a run of its own."""
 
 
 def _run() -> _Run:

@@ -23,7 +23,7 @@ from . import Untraceable, sdpa, stand_in
 
 @dataclass(frozen=True)
 class Properties:
-    """Of ``torch.cuda.get_device_properties`` what follows from an architecture; whoever asks for more has an error."""
+    """The part of ``torch.cuda.get_device_properties`` that follows from an architecture; the rest is an error."""
 
     name: str
     major: int
@@ -33,7 +33,7 @@ class Properties:
 
 @contextmanager
 def pretended(arch: str) -> Iterator[FakeTensorMode]:
-    """In the block there is a GPU of an architecture, whose tensors are fake and belong to the mode that is returned.
+    """Have a GPU of an architecture in the block: its tensors are fake and belong to the mode that is returned.
 
     Raises:
         Untraceable: this build of PyTorch cannot record the gradients of such tensors.
@@ -55,7 +55,7 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
 
 
 def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """What is asked of the device, by the module or class that is asked, and the answers."""
+    """The questions that the device is asked, by the module or class that is asked, and the answers."""
     number = int(arch.removeprefix("sm_"))
     properties = Properties(f"a GPU of {arch}", number // 10, number % 10)
     capability = (properties.major, properties.minor)
@@ -91,11 +91,11 @@ _CUDA, _LAZY = 1, 17
 
 @functools.cache
 def _let_autograd_know_cuda() -> None:
-    """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU ends the process else.
+    """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU would end the process.
 
     PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
-    of which there are none.  In a build for the CPU nothing is in its place, so we put such a kind there: that of lazy
-    tensors.
+    that the machine lacks.  In a build for the CPU nothing is in its place, so we put such a kind there: the devices of
+    lazy tensors.
     """
     if torch.backends.cuda.is_built():
         return

@@ -22,9 +22,9 @@ from . import Untraceable
 def moved(
     mode: FakeTensorMode, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of a call with every tensor on ``cuda``, and those of the function itself there too, in the block.
+    """A call's arguments with every tensor on ``cuda``, and the function's own tensors there too, in the block.
 
-    Moved are tensors on the CPU or on ``meta``, in nested containers too: arguments, the variables of outer functions
+    Tensors on the CPU or on ``meta`` are moved, in nested containers too: arguments, the variables of outer functions
     and of the module that `fn` and the functions beside it name, the attributes of the object whose method `fn` is, and
     the parameters and buffers of every module among all of these.  Other attributes of modules stay where they are, as
     with ``module.to("cuda")``.

@@ -141,7 +141,7 @@ def _nested(call: Call) -> bool:
 
 
 def _heads_fit(call: Call, *, grouped: bool) -> bool:
-    """Whether batches are equal, and heads, or where `grouped` and asked for those of query a multiple."""
+    """Whether batches are equal, and heads, or, where `grouped` and asked for, query's heads are a multiple."""
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return False
@@ -151,7 +151,7 @@ def _heads_fit(call: Call, *, grouped: bool) -> bool:
 
 
 def _dense_fits(call: Call, *, any_stride_of_one: bool) -> bool:
-    """Whether lengths are not 0 and last dimensions are contiguous; of size 1 they have `any_stride_of_one`."""
+    """Whether lengths are not 0 and last dimensions contiguous; `any_stride_of_one` allows any stride of size 1."""
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     contiguous = query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     contiguous = contiguous or (any_stride_of_one and query.shape[-1] == 1)
@@ -199,7 +199,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
 
 
 def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores."""
+    """The bias that is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
@@ -219,7 +219,7 @@ def _first_columns(tensor: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def chosen_for(arch: str) -> Iterator[None]:
-    """What is traced in the block chooses as on `arch`, where tensors are on a GPU or on what stands for one."""
+    """Let calls traced in the block choose as on `arch`, where tensors are on a GPU or on what stands for one."""
     operator: Any = torch.ops.aten.scaled_dot_product_attention.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd
 

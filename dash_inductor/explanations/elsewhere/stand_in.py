@@ -35,7 +35,7 @@ def _is_stand_in(device: torch.device) -> bool:
 
 
 def _there(device: torch.device) -> torch.device:
-    """What stands for a GPU; any other device itself."""
+    """The device that stands for a GPU; any other device itself."""
     return torch.device("cpu", (device.index or 0) + 1) if device.type == "cuda" else device
 
 
@@ -94,7 +94,7 @@ def _tensors_there(values: Any) -> Iterator[None]:
 
 
 def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """What traces a pattern of Inductor with its backward, for the sizes that it was found with, on the stand-in."""
+    """A tracer of Inductor's patterns with their backwards, for the sizes they were found with, on the stand-in."""
 
     def there(
         fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any
@@ -148,7 +148,7 @@ def _move(node: Node) -> None:
 
 
 def _first(passes: Any) -> Any:
-    """What Inductor runs first over a joint graph: `_bring_back`, and what the program runs there."""
+    """The passes that Inductor runs first over a joint graph: `_bring_back`, and those that the program runs there."""
     if isinstance(passes, (list, tuple)):
         return [_bring_back, *passes]
     if passes is None:

@@ -20,9 +20,9 @@ _STEP, _FIRST, _SECOND = (tl.constexpr(n) for n in (hashing.STEP, hashing.FIRST,
 def hash_many(pointers, sizes, rows, tensors, chunks, results, UNIT: tl.constexpr):
     """Add the lanes of many tensors to rows of `results`, one chunk of one tensor for each program.
 
-    pointers, sizes (in units), rows: int64, one of each tensor; tensors, chunks: int32, of which tensor and which chunk
-    of it a program is; results: int64 [rows, 2]; UNIT: bytes that are loaded at once, 1, 2, 4 or 8, which divides
-    every pointer and every size in bytes.
+    pointers, sizes (in units), rows: int64, one of each tensor; tensors, chunks: int32, the tensor and the chunk of it
+    of each program; results: int64 [rows, 2]; UNIT: bytes that are loaded at once, 1, 2, 4 or 8, which divides every
+    pointer and every size in bytes.
     """
     program = tl.program_id(0)
     tensor = tl.load(tensors + program)
@@ -37,7 +37,7 @@ def hash_many(pointers, sizes, rows, tensors, chunks, results, UNIT: tl.constexp
 
 @triton.jit(do_not_specialize=["address", "size"])
 def hash_one(address, size, result, UNIT: tl.constexpr):
-    """Add the lanes of one tensor to `result`, int64 [2]; the other arguments are those of `hash_many`."""
+    """Add the lanes of one tensor to `result`, int64 [2]; the other arguments are as in `hash_many`."""
     _hash_chunk(address.to(tl.int64), size.to(tl.int64), tl.program_id(0), result, UNIT)
 
 

@@ -37,10 +37,10 @@ from .sizes import LANES
 SEEDS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # the first digits of pi
 STEP = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Constants of splitmix64: what is added for every number, and the two factors that mix."""
+"""Constants of splitmix64: the addend of every number, and the two factors that mix."""
 
 WORD = 8
-"""Bytes."""
+"""Bytes of a word."""
 
 _CHUNK = 1 << 16  # words that are hashed at a time: the intermediate results stay in a cache
 _LOW = 0xFFFFFFFF

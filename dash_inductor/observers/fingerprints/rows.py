@@ -1,4 +1,4 @@
-"""Where the lanes of one device are added up, and how they come to the host without anybody waiting."""
+"""Adds up the lanes of one device, and brings them to the host without anybody waiting."""
 
 from __future__ import annotations
 

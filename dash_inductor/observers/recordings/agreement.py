@@ -1,4 +1,4 @@
-"""Which ranks agree on tensors that all of them must have."""
+"""Finds which ranks agree on tensors that all of them must have."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class _Walk:
         self._look_at_runs()
 
     def _differences(self, step: _Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
-        """What differs in a step of a rank, with its place in the order of all ranks."""
+        """The differences in a step of a rank, with their places in the order of all ranks."""
         if step.a is None or step.b is None:
             self.missing.setdefault((step.rank, "a" if step.a is None else "b"), step.number)
             return
@@ -223,7 +223,7 @@ class _Walk:
         self._judge(by_run)
 
     def _take_findings(self, label: str, runs: Sequence[Recording]) -> None:
-        """What a run has found itself: every rank has written it, so that each finding is taken once."""
+        """Take the findings that a run has made itself: every rank has written them, so each finding is taken once."""
         found = {json.dumps(finding, sort_keys=True): finding for run in runs for finding in run.findings}
         self.result.findings += [(label, finding) for finding in found.values()][:FINDINGS]
         if len(found) > FINDINGS or any(run.findings_count > FINDINGS for run in runs):

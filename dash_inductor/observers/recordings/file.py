@@ -7,7 +7,7 @@
 
 Every frame is handed to the operating system by one write, so that whatever ends the process leaves whole frames and
 at most one torn one, at which the reader stops.  Names are numbered from 0 in the order in which "names" lists them.
-A step may be spread over several frames that follow one another.  What a file may have at most is in `limits`.
+A step may be spread over several frames that follow one another.  The limits of a file are in `limits`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEAD, STEP, ENTRY = struct.Struct("<II"), struct.Struct("<II"), struct.Struct(f"
 
 
 class Name(NamedTuple):
-    """What a fingerprint is of.
+    """The name of a fingerprint.
 
     phase: one of `phases.PHASES`; tensor: for example ``layers.0.mlp.weight``; description: its dtype and shape.
     """

@@ -1,4 +1,4 @@
-"""What a file of a recording may have at most.  A recorder keeps to it, and a reader builds nothing beyond it.
+"""The limits of a file of a recording.  A recorder keeps to them, and a reader builds nothing beyond them.
 
 A recorded step of a model with 300 parameters takes some 20 KiB, and so a million of them 20 GiB.  A file is read in
 blocks, one step at a time: of these limits only those on names and on a step decide how much memory that takes.
@@ -37,7 +37,7 @@ FACTS = 10_000
 """Facts of one kind, for example environment variables; also numerics keys."""
 
 FACT = 1 << 17
-"""Characters of a fact: what Linux lets an environment variable have."""
+"""Characters of a fact: as many as Linux lets an environment variable have."""
 
 FINDINGS = 100
 """Findings of a run that are kept and listed.  There may be more of them, which are counted out by this limit."""

@@ -1,4 +1,4 @@
-"""What the ranks of a run have recorded.
+"""The recordings of the ranks of a run.
 
 A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
 hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.
@@ -67,8 +67,8 @@ class Recording:
         """The steps that were recorded, in order, with their entries in the order of observation.
 
         Raises:
-            RecordingError: the file cannot be read, or is none that a recorder of this version has written; see
-                `limits` for what it may have.
+            RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
+                what it may have.
         """
         if not self.facts:
             self.begin()

@@ -1,4 +1,4 @@
-"""What a frame of JSON may say, checked completely: fields, types, ranges and counts.
+"""Checks completely what a frame of JSON may say: fields, types, ranges and counts.
 
 environment  rank, world_size, every; versions, gpu, cpu, settings, environment   the first frame, and only that
 facts        numerics_keys
@@ -107,7 +107,7 @@ def _scalars(name: str, value: Any) -> None:
 
 
 def _agree(groups: list[list[int]], minority: list[int]) -> None:
-    """Groups of ranks are disjoint, and a minority is outside of the first of them."""
+    """Check that groups of ranks are disjoint, and that a minority is outside of the first of them."""
     ranks = [rank for group in groups for rank in group]
     if len(set(ranks)) != len(ranks):
         raise Refused(f"groups={shortened(groups)}, where each rank is allowed once")
@@ -141,4 +141,4 @@ _KINDS: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     ),
     "end": ({}, {}),
 }
-"""By type, the fields that a frame must have and those that it can have."""
+"""The fields that a frame must have and those that it can have, by its type."""

@@ -1,4 +1,4 @@
-"""What kernels that walk by tables need of a mask that is data, as nodes of a graph: its tables.
+"""The tables of a mask that is data, as nodes of a graph, for kernels that walk by tables.
 
 The tables are a node of their own (`dash_inductor::mask_tables`), which all layers with the same mask share.
 """
@@ -45,13 +45,13 @@ class DataMask:
         """The tables of the mask of `match`, in front of `before`, or those that another layer has built already.
 
         Args:
-            extras: what the call reads.  That of the mask comes first, and the tables are of it alone: layers with the
-                same mask share them, whatever else differs.
+            extras: the tensors that the call reads.  The mask's come first, and the tables are made of them alone:
+                layers with the same mask share them, whatever else differs.
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
         def size(tensor: Node, dim: int) -> int | Node:
-            """One for all layers, so that their tables are the same."""
+            """The size, the same one for all layers, so that their tables are the same."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
         if site.mask.placed is None:
@@ -69,13 +69,13 @@ class DataMask:
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
 
     def of_forward(self, before: Node) -> list[Node]:
-        """What the forward reads behind the call's own tensors."""
+        """The operands that the forward reads behind the call's own tensors."""
         if self.has_dense:  # the bits say what codes say, too
             return [self.result(index, before) for index in (KEYS_SEEN, COUNTS, ROW_STEPS, SEEN_BITS)]
         return self._all((KEYS_SEEN, COUNTS, ROW_STEPS), before)
 
     def of_backward(self, before: Node) -> list[Node]:
-        """What the backward reads behind the call's own tensors."""
+        """The operands that the backward reads behind the call's own tensors."""
         return self._all((KEYS_SEEN, VISITS, STEPS, CONTRIBUTIONS), before)
 
     def _all(self, indices: tuple[int, ...], before: Node) -> list[Node]:

@@ -23,7 +23,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """What the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; the bias; the seed.
+    """The tensors that the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; bias; seed.
 
     Layers with the same mask share what they can, but never a seed.  A site with a bias has no mask that is data.
     """
@@ -85,7 +85,7 @@ class _Graph:
         raise AssertionError(f"{symbol} is no size of the scores")
 
     def of_four_dimensions(self, tensor: Node) -> Node:
-        """With dimensions of size 1 in front."""
+        """The tensor with dimensions of size 1 in front."""
         while tensor.meta["val"].dim() < 4:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
@@ -104,7 +104,7 @@ class _Graph:
         return self.emitter.call(aten.expand.default, (vector, sizes), before=self.before, like=vector)
 
     def of_graph(self, data: Node) -> Node:
-        """What a mask reads, where the program cannot write to it before the backward has read it (see `saved`)."""
+        """A tensor that a mask reads, safe from writes of the program until the backward has read it (see `saved`)."""
         if not is_joint(self.emitter.graph) or not shows_input(data):
             return data
         return self.call(aten.clone.default, data)

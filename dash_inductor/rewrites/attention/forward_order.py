@@ -1,4 +1,4 @@
-"""Where in the forward an attention stands, whose backward is found in a joint graph in the opposite order."""
+"""The place of an attention in the forward; a joint graph has the backwards in the opposite order."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _draws(forward: Node, match: Match) -> bool:
 
 
 def _documents(args: dict[str, Any]) -> tuple[object, ...]:
-    """What decides of a packed call who sees whom."""
+    """The facts that decide, for a packed call, who sees whom."""
     return origin(args["cu_seq_q"]), origin(args["cu_seq_k"]), band(args)
 
 

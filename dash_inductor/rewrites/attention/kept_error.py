@@ -9,9 +9,9 @@ from ...errors import SiteKeptError
 
 
 class _Shortened(SiteKeptError, ShortenTraceback):
-    """Dynamo wraps other errors of a backend in its own; those of this class it raises as they are.
+    """Dynamo wraps other errors of a backend in its own; it raises errors of this class as they are.
 
-    Before it does, it has the error drop the frames of which users learn nothing.
+    Before it does, it has the error drop the frames from which users learn nothing.
     """
 
     def remove_dynamo_frames(self) -> _Shortened:

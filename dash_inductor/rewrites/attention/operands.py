@@ -1,4 +1,4 @@
-"""Which tensors the new operators read, and in which layouts they return what the rest of the graph expects."""
+"""The tensors that the new operators read, and the layouts in which they return what the rest of the graph expects."""
 
 from __future__ import annotations
 

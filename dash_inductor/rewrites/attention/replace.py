@@ -93,7 +93,7 @@ def _new_backward(
     results: tuple[Node | None, Node | None] | None,
     swaps: list[tuple[Node, Node]],
 ) -> None:
-    """The new backward; `results` are those of the new forward, None if the old forward stays."""
+    """The new backward; `results` are the new forward's, None if the old forward stays."""
     old, args = match.node, match.args
     if results is not None:
         logsumexp = results[1]
@@ -138,7 +138,7 @@ def _new_backward(
 
 
 def _node_name(kind: str, old: Node) -> str:
-    """A name that tells of which module of the model a node is: generated code and Inductor's provenance show it."""
+    """A name that tells the module of the model that a node is of: generated code and Inductor's provenance show it."""
     return "_".join([kind, *re.findall(r"\w+", model_line([old, *old.users])[1])])
 
 
@@ -165,7 +165,7 @@ def _bias_gradient(emitter: Emitter, match: Match, bias: Bias, backward: Node) -
 def _consumer(
     emitter: Emitter, used: Node, result: Node, gradient: Gradient, repeat: Repeat | None, before: Node
 ) -> tuple[Node, Node]:
-    """What the rest of the graph reads: the old node and the one that takes its place."""
+    """The nodes that the rest of the graph reads: the old node and the one that takes its place."""
     if gradient.reduction is None or repeat is None:
         return used, result
     total = gradient.reduction.total
@@ -182,7 +182,7 @@ def _consumer(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What forward and backward read.
+    """The tensors that forward and backward read.
 
     operands: query, key and value; extras: the tensors that the call names by their place; data: the tables of the
     mask, where the kernels walk by tables.

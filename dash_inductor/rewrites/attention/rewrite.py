@@ -37,7 +37,7 @@ from .sites import Facts, Match, NotReadable, analyse
 log = logging.getLogger("dash_inductor")
 
 CompileKernels = Callable[[Site, Plan, torch.device, bool], None]
-"""Of a site, its plan, its device, and whether it has a backward."""
+"""Compiles the kernels of a site, by its plan, its device, and whether it has a backward."""
 
 _ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
 """Reasons that are settings of the program."""
@@ -59,9 +59,9 @@ def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -
         Whether the graph was changed.
 
     Raises:
-        SiteKeptError: `config.strict` is set and a site was kept.  What the program asked for does not count: a site on
-            the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without a
-            backward with ``config.forward="keep"``.
+        SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
+            site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
+            a backward with ``config.forward="keep"``.
     """
     readings, calls = _read(graph)
     if readings or calls:
@@ -173,7 +173,7 @@ def _math_record(call: MathCall) -> SiteRecord:
 
 @dataclass
 class _Reading:
-    """One site on its way to a record; `place` is that of its forward in the graph."""
+    """One site on its way to a record; `place` is its forward's place in the graph."""
 
     node: Node
     place: int
@@ -270,7 +270,7 @@ class _Reading:
 
 
 def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
-    """The sites to replace, those of one forward together, in the order in which the forward runs them."""
+    """The sites to replace, the sites of one forward together, in the order in which the forward runs them."""
     groups: dict[Node, list[_Reading]] = {}
     for reading in sorted(readings, key=lambda reading: reading.place):
         if reading.match is not None:

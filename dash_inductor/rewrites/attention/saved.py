@@ -1,4 +1,4 @@
-"""What a backward of ours reads of its forward: memory that PyTorch watches, or values that are the graph's alone.
+"""A backward of ours reads memory of its forward that PyTorch watches, or values that are the graph's alone.
 
 A program may write to a tensor between a forward and its backward.  In eager mode autograd notices it by the version
 of each tensor that it saved, and raises an error.  A compiled forward returns what its backward needs.  Inputs of the
@@ -7,9 +7,9 @@ that has the memory of the input.  So the backward would silently read what the 
 
 Note [What the backward reads]
 Three rules keep that from happening.  Views of inputs and outputs of the graph that a backward of ours reads are
-computed again in the backward: PyTorch then saves what they are views of, under its version.  What a mask reads of an
-input is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may use its
-own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
+computed again in the backward: PyTorch then saves what they are views of, under its version.  The part of an input that
+a mask reads is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may
+use its own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
 attention is saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph
 returns a view of it, which would be another tensor, the program gets a view of a copy.
 """
@@ -87,7 +87,7 @@ def _return_copies(graph: Graph, outputs: set[Any]) -> None:
 
 
 def _copy(emitter: Emitter, node: Node, before: Node) -> Node:
-    """A copy with the same strides: Inductor keeps the order of dimensions of what is contiguous alone."""
+    """A copy with the same strides: Inductor keeps the order of dimensions of contiguous tensors alone."""
     value = node.meta["val"]
     order = sizes.dense_order(value.shape, value.stride())
     assert order is not None  # only such forwards are replaced

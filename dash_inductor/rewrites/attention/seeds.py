@@ -1,11 +1,11 @@
-"""The seeds of dropout: drawn as Inductor draws those of every other random operator, all of a graph at once.
+"""The seeds of dropout: drawn as Inductor draws the seeds of other random operators, all of a graph at once.
 
 Note [One draw for a graph]
 A program may run the same function with and without gradients, or run it again in the backward (activation
 checkpointing), and expects the same random numbers each time.  So what a graph draws must depend neither on how its
 kernels are ordered, nor on whether it has a backward.  Inductor draws the seeds of all random operators of a graph by
-one node, in their order, and those of dropout are among them.  What the forward has drawn is saved for the backward,
-because a second draw would be another one.
+one node, in their order, with the seeds of dropout among them.  The numbers that the forward has drawn are saved for
+the backward, because a second draw would be another one.
 """
 
 from __future__ import annotations

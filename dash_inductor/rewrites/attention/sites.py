@@ -56,12 +56,12 @@ class Match:
 
     Attributes:
         node: the backward; the forward where that is alone.
-        backend: which operator it is.
+        backend: the operator.
         args: the node's arguments, as `Backend.arguments` names them.
-        site, plan: what the planner was given and what it answered.
+        site, plan: the facts that the planner was given, and its answer.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
-        bias: what is added to the scores, beside the mask; None for nothing.
+        bias: the bias that is added to the scores, beside the mask; None for none.
         note: why it is a bias and no mask.
     """
 
@@ -77,7 +77,7 @@ class Match:
 
     @property
     def device(self) -> torch.device:
-        """Where the site runs."""
+        """The device on which the site runs."""
         return _device(self.node)
 
     @property
@@ -87,7 +87,7 @@ class Match:
 
     @property
     def detail(self) -> str:
-        """What the record says of how the site was matched."""
+        """The detail of the record: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
         return "; ".join(filter(None, (dropout, self.operands.detail, self.note, self.plan.schedule_note)))
 
@@ -102,7 +102,7 @@ class Match:
 
 @dataclass
 class Facts:
-    """What is known so far of a site; the record of a kept site shows it too.  The fields are those of `SiteRecord`."""
+    """The facts known of a site so far; a kept site's record shows them too.  The fields are those of `SiteRecord`."""
 
     site: Site | None = None
     mask: str = ""
@@ -181,7 +181,7 @@ def analyse(node: Node, facts: Facts) -> Match:
 
 
 def _look(node: Node, facts: Facts) -> None:
-    """What can be seen without reading anything back."""
+    """Find the facts that can be seen without reading anything back."""
     backend = backend_of(node)
     if backend is None:
         facts.tensors = _tensors(node.args[:3])  # of FlexAttention, and of other operators of PyTorch
@@ -205,7 +205,7 @@ def _mask_text(mask: Node) -> str:
 
 
 def _tensors(nodes: Sequence[object]) -> Tensors | None:
-    """What records say of query, key and value; None where they are something else than tensors."""
+    """The record of query, key and value; None where they are something else than tensors."""
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     found = [value for value in values if isinstance(value, Tensor)]
     if len(found) != 3:
@@ -374,12 +374,12 @@ def _terms(node: Node, backend: Backend, args: dict[str, Any], facts: Facts) -> 
 
 
 def _bias_gradient(node: Node, args: dict[str, Any]) -> Node | None:
-    """The gradient of what is added to the scores, if something uses it."""
+    """The gradient of the bias, if something uses it."""
     return output(node, 3) if args.get("grad_input_mask", (False,) * 4)[3] else None
 
 
 def _bias(node: Node, backend: Backend, args: dict[str, Any]) -> Bias | None:
-    """What is added to the scores, as it is."""
+    """The bias that is added to the scores, as it is."""
     assert backend.mask is not None
     query, key = (args[name].meta["val"].shape for name in ("query", "key"))
     return find_bias(args[backend.mask], _bias_gradient(node, args), [*query[:3], key[2]])
