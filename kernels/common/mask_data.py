@@ -117,7 +117,7 @@ class MaskData:
 
 
 class MaskTables(NamedTuple):
-    """What the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
+    """The tensors that the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
 
     A table belongs to a batch element and, where the mask differs from head to head, to a query head.
 

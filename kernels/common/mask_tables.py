@@ -222,7 +222,7 @@ class _Builder:
         return kinds, seen_bits
 
     def _united(self, fine: Tensor, high: int, wide: int) -> Tensor:
-        """The kinds of the backward's tile pairs from those of the forward, of which each has `high` times `wide`."""
+        """The kinds of the backward's tile pairs, each from `high` times `wide` tile pairs of the forward."""
         problem = self.shape.backward
         kinds = self._new(len(fine), problem.n_kv, problem.n_q, dtype=torch.int8)
         self._launch(

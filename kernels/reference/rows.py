@@ -14,7 +14,7 @@ from ...model.mask import ROW_BLOCK
 
 @dataclass(frozen=True)
 class Rows:
-    """Which tokens the rows of a call have, as `model.Placed` says.
+    """The tokens of the rows of a call, as `model.Placed` says.
 
     Attributes:
         tokens: int64 [rows]; any number where a row has none.

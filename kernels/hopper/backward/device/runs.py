@@ -21,10 +21,10 @@ from ...shared.device.told import MASKED, NEXT
 
 @gluon.jit
 def first_of_walk(shared, mask, done, steps):
-    """What the first step of a walk is, step `done` of the CTA: 1 if the mask cuts it, 0 if not, 2 if there is none.
+    """The kind of a walk's first step, step `done` of the CTA: 1 if the mask cuts it, 0 if not, 2 if there is none.
 
-    All warps must meet between this and the steps: Triton would have them do so in every step otherwise, for they wait
-    at the same mbarrier again.
+    All warps must meet between this and the steps: otherwise Triton would make them meet in every step, because they
+    wait at the same mbarrier again.
     """
     first = 2
     if steps > 0:

@@ -20,7 +20,7 @@ from .....schedule.table_walk import FORWARD_UNSEEN
 from ...shared.device.operations import given, role_barrier
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
-"""What a consumer does with a kv tile: give it back unread; test every score; nothing is hidden."""
+"""The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
 UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 
@@ -32,7 +32,7 @@ def kv_of(word):
 
 @gluon.jit
 def use_of(word, CONSUMER: gl.constexpr):
-    """What a consumer does with the kv tile of a word: SKIP, PARTIAL or FULL."""
+    """The use that a consumer makes of the kv tile of a word: SKIP, PARTIAL or FULL."""
     return (word >> (16 + 2 * CONSUMER)) & 3
 
 

@@ -185,7 +185,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
 def first_words(work, data, place):
     """(pointer to the words of a tile of the list, how many there are, the first, and the second if there is one).
 
-    Of a place past the end they are those of the last tile; without data all are any numbers.
+    Past the end of the list they are of the last tile; without data all are any numbers.
     """
     if data.GIVEN:
         b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))

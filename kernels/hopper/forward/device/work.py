@@ -1,4 +1,4 @@
-"""What every role of a CTA knows: the list of tiles and their walks (`Work`), and the shared memory (`Shared`)."""
+"""The knowledge of every role of a CTA: the list of tiles and their walks (`Work`), the shared memory (`Shared`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -255,7 +255,7 @@ def facts(consumers):
 
 @gluon.constexpr_function
 def fact_slots(q_stages):
-    """Tiles whose facts are kept: one more than there are Q tiles, so that those of the next are there before its Q.
+    """Tiles whose facts are kept: one more than there are Q tiles, so that the next tile's are there before its Q.
 
     When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
     facts at the latest then: it may write the facts of the tile after this one in their place.

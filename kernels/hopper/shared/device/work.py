@@ -1,4 +1,4 @@
-"""What the roles of a CTA know: whose walk they are at (`Work`) and their shared memory (`Shared`)."""
+"""The knowledge of the roles of a CTA: whose walk they are at (`Work`) and their shared memory (`Shared`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
