@@ -1,4 +1,4 @@
-"""What `dash_inductor.record` costs a training step, and that it changes no bit of it.
+"""The cost of `dash_inductor.record` in a training step, of which it changes no bit.
 
     python -m benchmarks.recording [--hidden 4096 --layers 4 --batch 4 --length 4096] [--steps 6 --rounds 3]
                                    [--device cuda] [--name recording]
