@@ -165,7 +165,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Bias]] = {
 
 
 def records_of_h100() -> dict[str, Any]:
-    """What became of each layout, and of what is in its joint graph then; in a process whose CUDA device is a fake."""
+    """The fate of each layout, and the contents of its joint graph then; in a process whose CUDA device is a fake."""
     from unittest import mock
 
     from torch._subclasses.fake_tensor import FakeTensorMode

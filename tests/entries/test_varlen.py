@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 TOKENS, HEADS, DIM = 128, 8, 64
 MASK = "segments(0,1):placed(2,3)"
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": (3, 2), "to the right": (-1, 4)}
-"""What `varlen_attn` takes: how many tokens a query sees to the left and to the right; -1 is all."""
+"""Arguments of `varlen_attn`: how many tokens a query sees to the left and to the right; -1 is all."""
 
 
 # ---- numbers, on the CPU: the operators have no kernels there, so that only a replaced graph can run ----
@@ -54,7 +54,7 @@ WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("window", list(WINDOWS))
 def test_values(window: str, dynamic: bool) -> None:
-    """Output and gradients are those of every document alone; a token behind the last one has its value."""
+    """Output and gradients are the same as of every document alone; a token behind the last one has its value."""
     starts = documents(0, 7, 7, 8, 30, 44)
     inputs = tensors((50, 4, 16), (50, 2, 16), (50, 2, 16))
     with capture(strict=True) as graphs:

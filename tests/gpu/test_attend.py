@@ -89,7 +89,7 @@ def check_all(problems: Sequence[KeyedAttention], results: Sequence[Results]) ->
 
 
 def flat(results: Sequence[Results]) -> list[Tensor]:
-    """What `repeats.differing_runs` compares."""
+    """The tensors that `repeats.differing_runs` compares."""
     return [tensor for result in results for tensor in result]
 
 

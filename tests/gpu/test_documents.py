@@ -117,7 +117,7 @@ def test_huge_neighbours() -> None:
 
 
 def test_chunks() -> None:
-    """Segments that are places divided by a multiple of TILE, as in Llama 4: those of a call on each chunk alone."""
+    """Segments that are places divided by a multiple of TILE, as in Llama 4: the bits of a call on each chunk alone."""
     p = document(4 * 256, Band(0), 128, 2, torch.bfloat16)
     whole, alone = (
         model(chunk=256)(p),

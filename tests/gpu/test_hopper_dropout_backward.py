@@ -126,7 +126,7 @@ class Dropped:
 
 
 def kept_pairs(dropout: Dropout, seed: Tensor, batch: int, heads: int, q_len: int, kv_len: int) -> Tensor:
-    """Which probabilities of a call are kept: booleans [batch, heads, q_len, kv_len]."""
+    """Whether the probabilities of a call are kept: booleans [batch, heads, q_len, kv_len]."""
     rows, keys = (torch.arange(length, device=seed.device) for length in (q_len, kv_len))
     planes = [kept(dropout, seed, b, head, rows, keys) for b, head in itertools.product(range(batch), range(heads))]
     return torch.stack(planes).unflatten(0, (batch, heads))

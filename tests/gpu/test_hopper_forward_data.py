@@ -115,7 +115,7 @@ class Problem:
         name: str, band: Band, q_len: int, kv_len: int, dims: tuple[int, int], *, batch: int = 3, kv_heads: int = 2,
         group: int = 1, dtype: torch.dtype | None = None,
     ) -> Problem:  # fmt: skip
-        """What nobody sees holds zeros here, and NaN in `given`."""
+        """Make a problem: rows and keys that nobody sees hold zeros here, and NaN in `given`."""
         p = Attention.random(
             q_len, kv_len, dims[0], band, batch=batch, kv_heads=kv_heads, group=group,
             dtype=dtype or DTYPES[build.dims_of(*dims)], value_dim=dims[1],

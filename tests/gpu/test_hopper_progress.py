@@ -28,7 +28,7 @@ SECONDS = 120
 
 
 def results(programs: Mapping[str, Sequence[str]]) -> list[dict[str, object]]:
-    """What programs of `hopper_progress` that run at the same time find, each given by its arguments."""
+    """The findings of programs of `hopper_progress` that run at the same time, each given by its arguments."""
     module = sys.executable, "-m", "tests.support.hopper_progress"
     commands = {name: (*module, *arguments) for name, arguments in programs.items()}
     printed = run_together(commands, seconds=SECONDS, folder=ROOT)

@@ -342,7 +342,7 @@ def test_a_mask_that_is_an_input(deterministic: None) -> None:
 
 
 def test_peak_memory_of_a_learned_bias(deterministic: None) -> None:
-    """Never above that of PyTorch's deterministic kernels."""
+    """The peak is never above the peak of PyTorch's deterministic kernels."""
 
     def peak() -> int:
         torch.manual_seed(0)

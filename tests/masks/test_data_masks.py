@@ -301,7 +301,7 @@ def test_segments_of_different_lengths(make) -> None:
 )
 @pytest.mark.parametrize("spread", [False, True], ids=["by key", "by pair"])
 def test_types_and_predicates(spread, predicate, dtype) -> None:
-    """Where the predicate is computed key by key, and where it is computed for all pairs."""
+    """The predicate is computed key by key, or for all pairs."""
 
     def make(q, k, m):
         wide = per_key(m).expand(-1, 1, q.shape[2], -1) if spread else per_key(m)

@@ -133,7 +133,7 @@ def test_what_is_drawn_is_data(make: Make, mask: str, dynamic: bool) -> None:
 
 @parametrize
 def test_reading_draws_nothing(make: Make, mask: str) -> None:
-    """What is compared are random values of the reader's own: the program's generator stays where it is."""
+    """The reader compares random values of its own: the program's generator stays where it is."""
     module = trace_mask(make)
     before = torch.get_rng_state()
     read_graph(module)

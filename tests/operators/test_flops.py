@@ -1,4 +1,4 @@
-"""FLOPs of our operators are those of what they replace, for PyTorch's counter and for its partitioner."""
+"""Our operators count as many FLOPs as the operators they replace, for PyTorch's counter and for its partitioner."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_documents_are_added_up(name: str, group: int) -> None:
 
 
 def estimates(case: Case, mode: str, *, active: bool, dynamic: bool = False, device: str = "cpu") -> list[float]:
-    """What the partitioner takes attention forwards of a joint graph to cost."""
+    """The costs that the partitioner assumes for attention forwards of a joint graph."""
     found: list[float] = []
 
     def look(joint: GraphModule, *_: Any) -> None:

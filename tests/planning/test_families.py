@@ -1,4 +1,4 @@
-"""Which kernel family a site gets: on sm_90 the portable one only for reasons that are listed here, or measured."""
+"""The kernel family of a site: on sm_90 the portable one only for reasons that are listed here, or measured."""
 
 from __future__ import annotations
 

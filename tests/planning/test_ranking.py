@@ -278,5 +278,5 @@ def test_sites_that_no_kernel_covers_have_reasons() -> None:
     ("mask", "length", "heads"), [("band(0,1023)", 32768, 4), ("full", 16384, 4), ("causal", 16384, 1)]
 )
 def test_heads_that_are_launched_together_at_least(mask: str, length: int, heads: int) -> None:
-    """Where CTAs of a head keep less than the head in the L2 cache; where they keep all of it, as many as fit."""
+    """A minimum, if CTAs of a head keep less than the head in the L2 cache; if they keep all of it, as many as fit."""
     assert plan(site(mask, batch=1, q_len=length, kv_len=length), "sm_90").section == heads

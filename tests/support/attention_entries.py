@@ -128,7 +128,7 @@ ENTRIES = {
 
 
 def tensors_of(entry: Entry, device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Reproducible tensors; those of floats that are no masks want gradients."""
+    """Reproducible tensors; tensors of floats that are no masks want gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def make(*shape: int) -> Tensor:

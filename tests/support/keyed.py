@@ -66,7 +66,7 @@ class KeyedAttention:
         return self.q.shape[1] // self.k.shape[1]
 
     def keep(self) -> Tensor:
-        """Who sees whom: booleans [batch, q_len, kv_len]."""
+        """Whether queries see keys: booleans [batch, q_len, kv_len]."""
         keep = Dense(self.q, self.k, self.v, self.do, self.mask, self.scale).keep().expand(len(self.q), -1, -1)
         if self.segments is not None:
             keep = keep & (self.segments[0][:, :, None] == self.segments[1][:, None])

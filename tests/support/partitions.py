@@ -144,7 +144,7 @@ def _layer(attention: Attention, x: Tensor, weights: Sequence[Tensor], data: Seq
 
 
 def _selected(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
-    """What is expensive is saved."""
+    """Expensive results are saved."""
     expensive = op in (aten.mm.default, aten.addmm.default) or "attention" in str(op)
     return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -238,7 +238,7 @@ class Parts:
 
 
 def _tensors(results: Iterable[Any]) -> Iterator[tuple[Node, int, Tensor]]:
-    """What graphs return: a node, of which of its results a tensor is, and that tensor."""
+    """The tensors that graphs return: a node, which of its results the tensor is, and the tensor."""
     for node in results:
         if not isinstance(node, Node):
             continue
@@ -307,8 +307,8 @@ def look_at_joint(
 
 
 def partitions(case: Case, settings: Sequence[dict[str, Any]], *, device: str, active: bool) -> tuple[list[Parts], int]:
-    """What the partitioner makes of a model with each of some settings of ``torch._functorch``, with or without
-    dash_inductor; and how many sites were replaced.
+    """The partitions of a model with each of some settings of ``torch._functorch``, with or without dash_inductor;
+    and how many sites were replaced.
     """
     found: list[Parts] = []
 

@@ -49,7 +49,7 @@ class Rows:
 
     @property
     def begins(self) -> list[int]:
-        """The row of each document's first token; and that of the first token behind the last one."""
+        """The row of each document's first token; and the row of the first token behind the last one."""
         found = [0]
         for length in self.lengths:
             found.append(found[-1] + -(-length // self.alignment) * self.alignment)
@@ -90,7 +90,7 @@ class Rows:
         return [queries, keys, *(torch.tensor(n, dtype=torch.int32, device=device) for n in (places, count))]
 
     def keep(self, band: Band) -> Tensor:
-        """Who sees whom: bool [rows, rows]."""
+        """Whether rows see each other: bool [rows, rows]."""
         queries, keys = map(torch.tensor, self.numbers())
         distance = torch.arange(self.rows)[:, None] - torch.arange(self.rows)
         seen = queries[:, None] == keys

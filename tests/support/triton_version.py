@@ -1,4 +1,4 @@
-"""What tests of compiled kernels take from the version of Triton."""
+"""Facts that tests of compiled kernels take from the version of Triton."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ MODES = {
     "test_a_document_has_the_same_bits_wherever_it_lies": "documents",
     "test_the_backward_reads_what_takes_part": "backward",
 }
-"""What the program is asked for each test."""
+"""The mode in which the program runs for each test."""
 # against fp64: fp32 keeps 24 bits; p is rounded to 11 before it meets v, and out once more
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
 

@@ -62,7 +62,7 @@ MODES = {
     "test_a_batch_element_alone_has_the_same_bits": "one",
     "test_both_ways_to_a_bias_gradient_have_the_same_bits": "ways",
 }
-"""What the program is asked for each test."""
+"""The mode in which the program runs for each test."""
 
 
 # against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11

@@ -81,7 +81,7 @@ def test_chunks_have_the_bits_of_their_own_tokens() -> None:
     chosen = planned(p, "sm_90")
 
     def of_chunk(place: int, size: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Its results among the other chunks, and those of its tokens alone."""
+        """Its results among the other chunks, and the results of its tokens alone."""
         ids, part = (torch.arange(4 * TILE) // size)[None], slice(place * size, (place + 1) * size)
         q, k, v, do = (t[:, :, part] for t in (p.q, p.k, p.v, p.do))
         alone = replace(p, q=q, k=k, v=v, do=do, segments=segment_ids("same", 1, size, size))

@@ -433,7 +433,7 @@ def test_of_one_forward_those_backwards_are_kept_that_need_ours(second: str) -> 
 
 
 TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8], [2, 5, 6, 7])}
-"""What forward and backward read of `MaskTables`: of a dense mask the forward reads bits, the backward the mask."""
+"""The parts of `MaskTables` for forward and backward: of a dense mask the forward reads bits, the backward the mask."""
 
 
 @pytest.mark.parametrize("mask", TABLES)

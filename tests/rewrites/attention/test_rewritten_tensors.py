@@ -81,7 +81,7 @@ def test_nothing_is_saved_that_shows_an_input(name: str, budget: float) -> None:
 
 
 def test_forward_and_backward_in_one_graph() -> None:
-    """Where the graph itself writes in between, its order is that of the program."""
+    """If the graph itself writes in between, its order is the program's."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
         attend = ENTRIES["keys"].function

@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, compiled without a GPU, and the order of instructions that its determinism rests on."""
+"""The budget of the Hopper kernel, compiled without a GPU, and the order of instructions that its determinism needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOON = [
     Case((256, 256), CAUSAL, "spt", group=4),
     Case((256, 256), WINDOW, "descending", even_kv=False),
 ]
-# Where all tests are run: every pair of head dims with every schedule that it runs.
+# If all tests are run: every pair of head dims with every schedule that it runs.
 LATER = [
     Case((64, 64), CAUSAL, "spt"),
     Case((128, 128), FULL, "shift"),
@@ -283,7 +283,7 @@ def test_one_thread_releases(case: Case) -> None:
 
 
 def first_threads(ptx: str) -> list[str]:
-    """What releases compare with zero, sorted."""
+    """The registers that releases compare with zero, sorted."""
     blocks = [block for block in re.findall(r"\{[^{}]*\}", ptx) if "st.release.gpu" in block]
     return sorted(name for block in blocks for name in re.findall(r"mov\.u32\s+%\w+, (%laneid|%tid\.x);", block))
 

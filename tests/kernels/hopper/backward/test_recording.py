@@ -33,7 +33,7 @@ CONSTANTS = [name for name in inspect.signature(entry.hopper_backward.fn).parame
 
 @dataclass
 class Launches:
-    """What would have been launched: (kernel, arguments after the addresses of descriptors)."""
+    """The launches that would have been made: (kernel, arguments after the addresses of descriptors)."""
 
     calls: list[tuple[str, list[Any]]] = field(default_factory=list)
     compiled_for: list[build.Specialisation] = field(default_factory=list)

@@ -95,7 +95,7 @@ class Launch:
     Args:
         codes: a key of `CODES`, or None.
         columns: a key of `build.SETTINGS`.
-        dense: sizes of the dense mask are those of the scores where its letter of "bhqk" is here; None without one.
+        dense: the dense mask has a size of the scores where its letter of "bhqk" is here; None without one.
     """
 
     codes: str | None
@@ -176,7 +176,7 @@ class Launch:
         return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What takes no part in a head's attention because of data may hold anything: it holds NaN."""
+        """Rows and keys that take no part in a head's attention because of data may hold anything: they hold NaN."""
         generator = torch.Generator().manual_seed(0)
         shapes = ((self.heads, self.q_len, 0), (self.kv_heads, self.kv_len, 0), (self.kv_heads, self.kv_len, 1))
         q, k, v = (
@@ -227,7 +227,7 @@ class Ran:
     tensors: tuple[Tensor, Tensor, Tensor]
 
     def check(self) -> None:
-        """Everything is written once, walks visit what is seen and no more, numbers are those of attention."""
+        """Everything is written once, walks visit what is seen and no more, numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
         self.check_walks()

@@ -32,7 +32,7 @@ class Launch:
     Args:
         columns: a key of `build.SETTINGS`.
         fill: what rows that see no key and keys that no row sees hold.
-        halves: that of the settings, or False.
+        halves: as in the settings, or False.
         short: with the settings of `build.SHORT`.
     """
 
@@ -126,7 +126,7 @@ class Ran:
     tensors: tuple[Tensor, Tensor, Tensor]
 
     def check(self) -> None:
-        """Everything is written once, walks are those of the tables, numbers those of attention."""
+        """Everything is written once, walks are as in the tables, numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
         self.check_walks()
