@@ -122,7 +122,7 @@ def cell(row: dict[str, Any], key: str) -> Any:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """That dash did not run, gradients that are not dash's, and bits that differ against a contender's promise."""
+    """Runs without dash, gradients that are not dash's, and bits that differ against a contender's promise."""
     found = []
     for row in rows:
         if "dash" in row["not run"]:

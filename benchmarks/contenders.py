@@ -145,7 +145,7 @@ CONTENDERS: dict[str, Callable[[Shape, Tensors], Backward]] = {
     "dash": dash,
 }
 UNDER_ALGORITHMS = ("FA2 det", "dash")
-"""Those that run under PyTorch's deterministic algorithms."""
+"""The contenders that run under PyTorch's deterministic algorithms."""
 DETERMINISTIC = (*UNDER_ALGORITHMS, "FA3 det", "DASH fork det", "FA4 det")
 """The contenders that promise the same bits."""
 

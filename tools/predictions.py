@@ -76,7 +76,7 @@ class Point:
 
     @property
     def fitted(self) -> bool:
-        """The constants were fitted to it.  What ran beside data masks is held out."""
+        """The constants were fitted to it.  Forwards that ran beside data masks are held out."""
         return self.length in FITTED and not self.shape.startswith("beside")
 
     @property
@@ -169,7 +169,7 @@ def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Ca
 def fit_all() -> None:
     """Prints all constants anew, beginning with those that there are.
 
-    Those of backwards that are 0 stay so, and where one shape alone was fitted, all but the step stay as they are.
+    Constants of backwards that are 0 stay so, and where one shape alone was fitted, all but the step stay as they are.
     """
 
     calibration = CALIBRATIONS[prediction.GPU]

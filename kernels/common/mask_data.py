@@ -102,7 +102,7 @@ class MaskData:
         return self.dense is not None and self.dense.shape[1] != 1
 
     def _tensors(self) -> list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]]:
-        """Those that there are: name, tensor, allowed dtypes, shape."""
+        """The tensors that there are: name, tensor, allowed dtypes, shape."""
         keys = self.batch, self.kv_len
         found: list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]] = []
         if self.valid is not None:

@@ -130,12 +130,12 @@ SETTINGS: dict[Dims, Settings] = {
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),
 }  # fmt: skip
-"""Of the forward.  docs/what-we-know.md has the rates of these and of other settings."""
+"""Settings of the forward.  docs/what-we-know.md has the rates of these and of other settings."""
 
 SHORT: dict[Dims, Settings] = {
     (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
 }
-"""Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
+"""Settings for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 
 They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
 the tiles of `SETTINGS`."""

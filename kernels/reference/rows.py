@@ -26,7 +26,7 @@ class Rows:
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> Rows | None:
-        """Those of a call, None where its tokens are rows.
+        """The rows of a call, None where its tokens are rows.
 
         Args:
             extras: the tensors that the call reads.

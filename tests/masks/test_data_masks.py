@@ -60,7 +60,7 @@ def per_key(mask: Tensor) -> Tensor:
     return mask[:, None, None, :]
 
 
-# What is read, however it is written: (mask, band)
+# Masks that are read, however they are written: (mask, band)
 
 
 def transformers_chain(q, k, m):
@@ -423,7 +423,7 @@ def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
     assert (str(found.terms), found.reason) == ("dense", None)
 
 
-# What data decide otherwise
+# Masks that data decide otherwise
 
 
 def differ_by_flag(q, k, m):
@@ -701,7 +701,7 @@ DYNAMIC_SOON = (
     chunks_and_keys,
     moved_chunks,
 )
-"""Those whose gradients are computed with dynamic lengths in every run, beside all of them with static ones."""
+"""Masks whose gradients are computed with dynamic lengths in every run, beside all of them with static ones."""
 
 
 @pytest.mark.usefixtures("deterministic")

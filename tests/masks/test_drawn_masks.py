@@ -209,7 +209,7 @@ def test_hopper_kernels_run_it(make: Make, mask: str) -> None:
 @parametrize
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_gradients(make: Make, mask: str, dynamic: bool) -> None:
-    """Those of the mask that the graph drew, which it returns beside its output."""
+    """Gradients are correct for the mask that the graph drew, which it returns beside its output."""
     used: list[Tensor] = []
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -324,7 +324,7 @@ def test_no_thread_is_woken_and_no_setting_touched() -> None:
     assert int(run_python(program, path=ROOT).stdout.split()[-1]) >= 1
 
 
-# What models write
+# Masks as models write them
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

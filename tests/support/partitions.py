@@ -202,10 +202,10 @@ class Parts:
 
     Attributes:
         again: how many attention forwards the backward has.
-        activations: bytes that the forward keeps for the backward.  What is an argument of the model, or a view of one,
-            is there anyway, and of two views of one storage one counts.
-        data: the same of what is no activation, but what attentions note for their backwards: log-sum-exps, random
-            state, masks and their tables.
+        activations: bytes that the forward keeps for the backward.  Arguments of the model and views of them are there
+            anyway, and of two views of one storage one counts.
+        data: bytes of other tensors, which attentions note for their backwards: log-sum-exps, random state, masks and
+            their tables.
         draws: how many operators of the backward, beside attention forwards, draw random numbers.
     """
 
@@ -216,7 +216,7 @@ class Parts:
 
     @staticmethod
     def of(forward: Graph, backward: Graph, own: int) -> Parts:
-        """Those of two graphs; the first results of the forward, so many, are the model's own."""
+        """The parts of two graphs; the first `own` results of the forward are the model's own."""
         arguments = (node.meta.get("val") for node in forward.nodes if node.op == "placeholder")
         seen = {_storage(value) for value in arguments if isinstance(value, Tensor)}
         sums = [0, 0]

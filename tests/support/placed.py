@@ -82,7 +82,7 @@ class Rows:
         return [part[0] for part in parts], [sum(token is not None for token in part) for part in parts]
 
     def operands(self, device: str = "cpu", elsewhere: int | None = None) -> list[Tensor]:
-        """Those of `mask_of`; `elsewhere`: the place of row blocks without tokens, by default behind all tokens."""
+        """The operands of `mask_of`; `elsewhere`: the place of row blocks without tokens, else behind all tokens."""
         queries, keys = (torch.tensor([n], dtype=torch.int32, device=device) for n in self.numbers())
         elsewhere = self.tokens if elsewhere is None else elsewhere
         place, count = self.blocks()

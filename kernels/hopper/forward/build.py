@@ -32,7 +32,7 @@ DATA_ARGUMENTS = {
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
 DROPOUT_ARGUMENTS = {"seed_ptr": "*i64", "threshold": "i32", "rescale": "fp32"}
-"""Those about dropout, and their types; kernels without dropout have none."""
+"""Arguments of the main kernel about dropout, and their types; kernels without dropout have none."""
 
 TARGET = "out"
 """The result that the main kernel writes to tokens, where the mask is one of rows."""
@@ -127,7 +127,7 @@ class Specialisation:
 
     @property
     def codes_ahead(self) -> int:
-        """That of the settings, as far as nothing else takes the registers."""
+        """The settings' value, as far as nothing else takes the registers."""
         if self.has_dense or self.has_dropout:
             return 0
         most = 2 if self.even_kv and not self.has_hi else 1  # a load with a condition and a second bound take some
@@ -140,7 +140,7 @@ class Specialisation:
 
     @property
     def halves(self) -> bool:
-        """That of the settings, for bands with a lower bound."""
+        """The settings' value, for bands with a lower bound."""
         return self.settings.halves and self.has_lo and self.plain
 
     @property

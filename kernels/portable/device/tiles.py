@@ -105,7 +105,7 @@ def id_range(ids, exists, PLACED: tl.constexpr):
 
 @triton.jit
 def in_range(chosen, ids, low, high, PLACED: tl.constexpr):
-    """Those that are `chosen` and, of a mask of rows, may have the id of a row of the other tile: low, high are its
+    """Whether rows are `chosen` and, of a mask of rows, may have the id of a row of the other tile: low, high are its
     `id_range`.
 
     A tile has rows of one document alone, so that nothing of another one is read, whatever the walk visits.
@@ -232,8 +232,8 @@ def prefetch_bias(
 ):  # fmt: skip
     """Ask for the bias of tile pair (q_tile, kv) to be in the L2 cache soon, if that is `wanted`.
 
-    A loop's own loads ahead are for what is there already.  What a bias needs comes from the GPU's memory, few bytes of
-    each of many rows, and takes longer than a step or two.
+    A loop's own loads ahead are for data in the cache.  A bias comes from the GPU's memory, few bytes of each of many
+    rows, and takes longer than a step or two.
     """
     _keys, _ids, _dense, bias, _placed = data
     if HAS_BIAS and wanted:

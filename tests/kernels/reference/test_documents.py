@@ -1,6 +1,6 @@
 """Packed documents in the reference executors: a document has the same bits wherever it lies, beside whatever.
 
-Sequences end with a complete tile here.  What a CPU makes of a sum depends on how long it is, which a GPU's tiles hide.
+Sequences end with a complete tile here.  A sum on a CPU depends on how long it is, which a GPU's tiles hide.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_another_beginning_gives_other_bits() -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_results_have_the_strides_of_pytorch(order: tuple[int, ...]) -> None:
-    """Those of the operator's results follow query, key and value where these are dense."""
+    """The strides of the operator's results follow query, key and value where these are dense."""
     inverse = [order.index(d) for d in range(3)]
 
     def model(q: Tensor, k: Tensor, v: Tensor, do: Tensor, starts: Tensor) -> tuple[Any, ...]:

@@ -141,7 +141,7 @@ class BandMask:
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
 
-        CUT: whether it does; None where only the word says so.
+        CUT: whether it does; None if only the word says so.
         """
         walk = self.walk
         if walk.CUTS:

@@ -210,7 +210,7 @@ class DataMask:
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
 
-        CUT: None, only the word says whether it does.
+        CUT: None, because only the word says whether it does.
         """
         gl.static_assert(CUT is None)
         if word >> MASKED != 0:

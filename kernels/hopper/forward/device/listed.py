@@ -44,7 +44,7 @@ def has_unseen(word):
 
 @aggregate
 class Data:
-    """The tensors of a mask that is data, see `data.ForwardData`; None, all of them, in kernels of bands.
+    """The tensors of a mask that is data, see `data.ForwardData`; all of them are None in kernels of bands.
 
     tables: tables of a batch element, 1 or one for each head.  With HAS_DENSE there are no codes: `seen` reads bits.
     CODES_AHEAD: in which steps codes are asked for before the scores are begun, which takes as long as they do: in none

@@ -118,7 +118,7 @@ def test_fits(case: Case) -> None:
 
 
 def test_barriers_of_a_loop_are_counted() -> None:
-    """Those where warps wait, and none that stand before the loop."""
+    """Only barriers at which warps wait count, and none that stand before the loop."""
     lines = "BAR.SYNC 0x0", "HGMMA R8, gdesc[UR4]", "BAR.SYNC 0x0, 0x100", "BAR.ARV R1, 0x120", "@P0 BRA 0x10", "EXIT"
     text = "".join(f"/*{16 * i:04x}*/ {line} ;\n" for i, line in enumerate(lines))
     assert sass.matmul_loops(text) == sass.MatmulLoops(count=1, spills=0, spills_of_branches=0, barriers=1)
@@ -127,7 +127,7 @@ def test_barriers_of_a_loop_are_counted() -> None:
 def spill_bounds(case: Case) -> tuple[int, int]:
     """Spilled bytes per thread, and spill instructions that every step runs: of scalars, never of tiles.
 
-    What lives from walk to walk, and is nothing to a step, is spilled once for every walk.
+    Values that live from walk to walk, and are nothing to a step, are spilled once for every walk.
 
     A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these bounds none is
     spilled.  With head dims of 192 and 128, dk and dv alone take 160 of 240 registers.
@@ -219,7 +219,7 @@ def barriers_of_triton(ptx: str) -> set[int]:
 @pytest.mark.parametrize("stamped", [False, True], ids=["plain", "stamped"])
 @cases
 def test_named_barriers_are_not_those_of_triton(case: Case, stamped: bool) -> None:
-    """Those of `ends` have their numbers in registers; consumers arrive at each kind in one place of a step."""
+    """The barriers of `ends` have their numbers in registers; consumers arrive at each kind in one place of a step."""
     ptx = built(replace(case, stamped=stamped)).ptx
     assert 0 in barriers_of_triton(ptx), "that of the consumers"
     assert max(barriers_of_triton(ptx)) < ends.DQ_COMPLETE.value

@@ -87,7 +87,7 @@ class Launch:
         return found[0]
 
     def data_arguments(self) -> dict[str, Any]:
-        """Those about a mask that is data."""
+        """The arguments about a mask that is data."""
         return {}
 
     def run(

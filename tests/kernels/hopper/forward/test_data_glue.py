@@ -126,7 +126,7 @@ class Launch:
 
     @property
     def tables(self) -> Problem:
-        """Those of row blocks."""
+        """The problem of row blocks."""
         return Problem(self.band, self.q_len, self.kv_len, self.rows, BLOCK_KV, self.batch, self.heads)
 
     @property
@@ -344,7 +344,7 @@ def test_bits_of_whole_tiles(block_kv: int) -> None:
 
 @pytest.mark.parametrize("shape", [(32, 64), (64, 192), (128, 128)])
 def test_rows_are_cleared(shape: tuple[int, int]) -> None:
-    """Those that are hidden, whole, and no others."""
+    """Hidden rows are cleared, whole, and no others."""
     simulation = ForwardSimulation(PACKED.constants(True), {}, 1, rows=64)
     simulation.current = Role(0, "produce", lambda: None)
     tile = Tile(simulation, "tile", list(shape), DType(torch.bfloat16))

@@ -63,7 +63,7 @@ class Launch:
 
     @property
     def tables(self) -> Problem:
-        """Those of row blocks."""
+        """The problem of row blocks."""
         return Problem(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.kv_heads * self.group)
 
     def hides_half(self, block: int, kv: int) -> bool:
@@ -213,7 +213,7 @@ def test_short_settings_change_no_bit(band: Band, q_len: int) -> None:
 
 
 def test_which_sequences_are_short() -> None:
-    """Those of which tiles of two row blocks of 64 queries are not more than tiles of three."""
+    """Sequences are short if their tiles of two row blocks of 64 queries are not more than tiles of three."""
     lengths = [*range(1, 129), *range(193, 257)]
     assert [n for n in range(1, 20_000) if build.is_short((64, 64), n)] == lengths
     assert not any(build.is_short(dims, 128) for dims in build.SETTINGS if dims != (64, 64))

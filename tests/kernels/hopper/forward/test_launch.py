@@ -357,7 +357,7 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
 
 
 def test_which_calls_have_short_settings(launches: Launches) -> None:
-    """Those of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
+    """Calls of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
     dropout = Dropout(0.3, Operand(0))
     seed = ForwardDropout.of(dropout, [torch.tensor([5])])
     short = []
