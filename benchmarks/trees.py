@@ -102,7 +102,7 @@ def work(kind: str) -> None:
 
 
 def digest(results: Sequence[Tensor]) -> str:
-    """Of their bits, where zeros have no sign."""
+    """The digest of their bits, where zeros have no sign."""
     found = hashlib.sha256()
     for result in results:
         unsigned = torch.where(result == 0, 0, result).contiguous()

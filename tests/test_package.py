@@ -168,7 +168,7 @@ def test_base_dependencies() -> None:
 
 
 def test_dependencies_allow_the_tested_versions_and_no_other() -> None:
-    """Of torch, and of triton what those ask for."""
+    """The tested versions of torch, and the versions of triton that these ask for."""
     base = {re.split(r"[<>= ]", r)[0]: SpecifierSet(re.sub(r"^[\w-]+", "", r)) for r in requires("dash-inductor") or []}
     files = sorted((ROOT / "requirements").glob("torch*.in"))
     pinned = [dict(re.findall(r"^(torch|triton)==(\S+)$", file.read_text(), re.MULTILINE)) for file in files]

@@ -75,7 +75,7 @@ class Shape:
 
     @property
     def seen_bits(self) -> tuple[int, ...]:
-        """Of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
+        """The sizes of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
         rows, keys = self.forward.block_q, self.forward.block_kv
         return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
 

@@ -73,7 +73,7 @@ VARIANTS: dict[Dims, Variant] = {
     (192, 128): Variant("halved", tail=64, one_dq=True),
     (256, 256): Variant("shared"),
 }
-"""Of the backward."""
+"""Variants of the backward."""
 
 
 @dataclass(frozen=True)

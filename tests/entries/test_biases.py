@@ -236,7 +236,7 @@ def test_dynamic_lengths() -> None:
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["constant", "learned"])
 def test_heads_that_are_not_known_are_the_reason(gradient: bool) -> None:
-    """Not that the bias has a gradient, or what it is made of."""
+    """The reason is not that the bias has a gradient, or what it is made of."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, do: Tensor, x: Tensor) -> tuple[Any, ...]:
         return efficient(q, k, v, do, bias=lambda: x, bias_grad=gradient)

@@ -161,7 +161,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Bias]] = {
     "of three dimensions": ((128, 128, 8), lambda b: b.permute(2, 0, 1)),
     "not aligned": ((100, 100, 8), lambda b: b.permute(2, 0, 1)[None]),
 }
-"""Of biases: what the program has, and what it passes."""
+"""Biases: what the program has, and what it passes."""
 
 
 def records_of_h100() -> dict[str, Any]:

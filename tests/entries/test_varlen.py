@@ -90,7 +90,7 @@ def test_another_number_of_documents_compiles_no_other_graph_than_pytorch_would(
 
 
 def test_bits_are_those_of_attention_with_a_mask_of_documents() -> None:
-    """Of all tokens as one batch element, whose documents are data too, where each begins with a tile."""
+    """All tokens are one batch element, whose documents are data too; each document begins with a tile."""
     tokens = 2 * ALIGNMENT
     inputs, starts = tensors(*[(tokens, 2, 16)] * 3), documents(0, ALIGNMENT, ALIGNMENT, tokens)
     ids = torch.bucketize(torch.arange(tokens), starts, right=True)

@@ -213,7 +213,7 @@ ORDERS: list[Order] = [(0, 1, 2, 3), (2, 0, 1, 3)]
 
 @pytest.mark.parametrize(("dims", "dtype"), [((64, 64), BF16), ((40, 40), FP32)], ids=str)
 def test_layouts_give_the_same_bits(dims: Dims, dtype: torch.dtype) -> None:
-    """Of the inputs, and of the output; with them a view into one fused tensor, and a batch of one element repeated."""
+    """Layouts of inputs and output; with them a view into one fused tensor, and a batch of one element repeated."""
     p = problem(dims, Band(0), 300, 333, group=2, dtype=dtype)
     others = [replace(p, q=change(p.q), k=change(p.k), v=change(p.v)) for change in LAYOUTS]
     qkv = torch.randn(2, 300, 3, 4, dims[0], device=DEVICE).to(dtype)
@@ -308,7 +308,7 @@ def heads_of(p: KeyedAttention, first: int, end: int) -> KeyedAttention:
 
 
 def test_any_number_of_heads() -> None:
-    """Of other heads, of other batch elements, of a group that is spelt out, or alone."""
+    """A head's bits are the same beside other heads, other batch elements, in a group that is spelt out, or alone."""
     wholes, parts, expected = [], [], []
     for i in (0, 1, 4):
         dims, mask, group, dtype, q_len, kv_len = SHAPES[i]
@@ -389,7 +389,7 @@ def keyed(q_len: int, kv_len: int, valid: str, documents: str = "none") -> list[
 
 
 def keyed_plans(schedule: str, documents: str = "none") -> list[Plan]:
-    """Of the portable kernels, under "two_pass" or (any other word) the ordered schedule of each problem."""
+    """Plans of the portable kernels, under "two_pass" or (any other word) the ordered schedule of each problem."""
     return [
         portable_plan(p.site(), arch(), schedule if schedule == "two_pass" else ordered)
         for p, (_, _, _, _, ordered) in zip(keyed(*KEYED_LENGTHS[0], "holes", documents), KEYED, strict=True)

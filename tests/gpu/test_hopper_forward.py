@@ -119,7 +119,7 @@ def test_as_accurate_as_cudnn(dims: tuple[int, int], dtype: torch.dtype, mask: B
 @pytest.mark.parametrize("scale", [-0.3, -1e-3, 0.0, -0.0, 1e-42, 1e-3, 1.0])
 @pytest.mark.parametrize("mask", [Band(), Band(0), Band(10, 40)], ids=str)
 def test_scales(mask: Band, scale: float) -> None:
-    """Of any sign: the largest score is not the largest product with a negative scale."""
+    """Scales of any sign: the largest score is not the largest product with a negative scale."""
     for dims in ((64, 64), (128, 128)):
         p = problem(dims, mask, 300, 260, group=2, scale=scale)
         check(p, forward(p))

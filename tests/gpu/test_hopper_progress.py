@@ -65,7 +65,7 @@ def test_processes_at_once(case: str, names: tuple[str, ...], tmp_path: Path) ->
 
 @pytest.mark.parametrize(("schedule", "mask"), [("shift", Band()), ("symmetric_shift", Band(0))], ids=str)
 def test_co_residency_is_checked_before_the_launch(schedule: str, mask: Band, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These wait both ways: with more CTAs than SMs they would hang."""
+    """These schedules wait both ways: with more CTAs than SMs they would hang."""
 
     def launched(*_: object) -> None:
         raise AssertionError("it was launched")

@@ -142,7 +142,7 @@ def flattened(q, k, m):
 
 
 def part_of_a_longer_one(q, k, m):
-    """Of a cache: more keys than this call has."""
+    """The mask of a cache: more keys than this call has."""
     longer = torch.cat([m, m], 1) != 0
     return causal(q, k) & per_key(longer[:, : k.shape[2]])
 

@@ -7,7 +7,7 @@ import pytest
 from ..support.mask_programs import run
 
 PROGRAMS = 75
-"""Of a seed; two seeds are run always, the others where all tests are."""
+"""Programs of a seed; two seeds are run always, the others when all tests are run."""
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])

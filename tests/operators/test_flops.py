@@ -159,7 +159,7 @@ def test_documents_without_data_count_as_one() -> None:
 
 @pytest.mark.parametrize("attention", ["causal", "padded"])
 def test_the_other_ways_to_weigh_a_graph_run(attention: str) -> None:
-    """One takes all for equal, and one measures how long a node takes, here without a clock."""
+    """One way takes all nodes for equal, and one measures how long a node takes, here without a clock."""
     case = Case(attention)
     assert estimates(case, "testing", active=True) == estimates(case, "testing", active=False) == [1, 1]
     calls = []

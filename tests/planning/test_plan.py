@@ -220,7 +220,7 @@ def test_override(name: str, mask: Band) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
 def test_the_choice_is_the_shortest_critical_path_without_co_residency(arch: str) -> None:
-    """Of the candidates of one kernel family."""
+    """The shortest path among the candidates of one kernel family."""
     of_family = {"sm_90": (HOPPER[64, 64],), "sm_80": PORTABLE["sm_80", 16, 64]}
     for mask in (Band(), CAUSAL, Band(0, 255)):
         p = plan(site(8, 8, 512, 64, mask), arch)

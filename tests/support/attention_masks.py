@@ -19,7 +19,7 @@ class _Enough(Exception):
 
 
 def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Of every attention forward: its operator, and its mask in normal form, or the reason why it has none."""
+    """For every attention forward: its operator, and its mask in normal form, or the reason why it has none."""
     for node in graph.nodes:
         name = op_name(node)
         if not name.startswith("aten::_scaled_dot_product") or name.endswith("backward"):

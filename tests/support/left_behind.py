@@ -69,7 +69,7 @@ def _default_device(torch: Any) -> Any:
 
 
 def _torch() -> dict[str, Part]:
-    """Of torch, where it has been imported: tests of dash_inductor.schedule do not import it."""
+    """The state of torch, if it has been imported: tests of dash_inductor.schedule do not import it."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}

@@ -119,7 +119,7 @@ class PairedAttention:
         return out.detach(), torch.autograd.grad(out, leaves, self.do.double()), sees
 
     def looked_at(self) -> tuple[Tensor, Tensor]:
-        """Whether the mask lets rows see a key, [batch, q heads, q_len], and keys be seen, [batch, kv heads, kv_len]."""
+        """Whether the mask shows rows a key, [batch, q heads, q_len], and keys to a row, [batch, kv heads, kv_len]."""
         keep = self.keep()
         return keep.any(3), keep.any(2).unflatten(1, (-1, self.group)).any(2)
 

@@ -67,7 +67,7 @@ class Rows:
         return found
 
     def numbers(self) -> tuple[list[int], list[int]]:
-        """Of queries and of keys."""
+        """The numbers of queries and of keys."""
         queries, keys = [NOBODY] * self.rows, list(range(self.rows))
         for d, (begin, _, length) in enumerate(self.documents()):
             for row in range(begin, begin + length):
@@ -125,4 +125,4 @@ def random_lengths(count: int, longest: int, seed: int = 0) -> tuple[int, ...]:
 
 
 LENGTHS: Sequence[tuple[int, ...]] = ((40, 1, 17), (16, 15, 0, 33), (1, 1, 1), (31,), (5, 90, 16))
-"""Of documents in small, where 16 is the alignment: out of order, of one token, of whole tiles and not."""
+"""Lengths of documents in small, where 16 is the alignment: out of order, of one token, of whole tiles and not."""

@@ -92,7 +92,7 @@ class BackwardData(NamedTuple):
         return data._replace(row_place=extras[place.index], row_count=extras[count.index])
 
     def addresses(self) -> tuple[int, ...]:
-        """Of every tensor, 0 for one that there is not."""
+        """The address of every tensor, 0 for a missing one."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
     def facts(self) -> Facts:

@@ -46,7 +46,7 @@ class ForwardData(NamedTuple):
         return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     def addresses(self) -> tuple[int, ...]:
-        """Of every tensor, 0 for one that there is not."""
+        """The address of every tensor, 0 for a missing one."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
     @staticmethod

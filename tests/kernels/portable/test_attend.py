@@ -136,7 +136,7 @@ def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], 
 
 @pytest.mark.parametrize("case", [CHUNKS])
 def test_ids_that_the_graph_computes(results: dict[str, str], case: str) -> None:
-    """Of chunks: one vector for queries and keys, expanded over the batch."""
+    """Ids of chunks: one vector for queries and keys, expanded over the batch."""
     assert results[f"chunks,{case}"] == "equal"
 
 

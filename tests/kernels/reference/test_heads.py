@@ -29,7 +29,7 @@ Results = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """Of which kernels, a mask, lengths, which keys are valid, and what is planned for it."""
+    """The architecture of the kernels, a mask, lengths, which keys are valid, and what is planned for it."""
 
     arch: str
     mask: Band

@@ -205,8 +205,8 @@ def test_documents_of_whole_tiles_lie_as_they_did() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "cpu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_tile_divides_the_alignment(arch: str, dtype: DType) -> None:
-    """Of a forward's queries the row blocks of the Hopper kernel, which do not depend on one another; the tiles of the
-    Hopper kernels, which TMA loads from the token of their first row, are row blocks, too.
+    """For a forward's queries the row blocks of the Hopper kernel count, which do not depend on one another; the tiles
+    of the Hopper kernels, which TMA loads from the token of their first row, are row blocks, too.
     """
     planned = 0
     for dim, band in itertools.product(range(8, 264, 8), (Band(0), Band(), Band(0, 99))):

@@ -97,7 +97,7 @@ def pieces(step):
 
 
 ENTRIES = gl.constexpr(2)
-"""Of the ring of walks: the one that the consumers are at, and the one that the producer has begun."""
+"""Entries of the ring of walks: the walk that the consumers are at, and the walk that the producer has begun."""
 
 
 @gluon.jit

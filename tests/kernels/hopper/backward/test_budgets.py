@@ -274,7 +274,7 @@ def sample() -> Built:
 
 @cases
 def test_one_thread_releases(case: Case) -> None:
-    """Of each reducer, a warp, and of the consumers: a second one could be late, and set a semaphore back."""
+    """One thread of each reducer, a warp, and of the consumers: a second could be late, and set a semaphore back."""
     ptx = built(case).ptx
     releases = [line.split() for line in ptx.splitlines() if "st.release.gpu" in line]
     assert all(words[0] == "@%first" for words in releases)

@@ -40,7 +40,7 @@ class Launches:
 
     @property
     def about_stamps(self) -> list[Any]:
-        """Of the last launch of the main kernel, the last arguments."""
+        """The last arguments of the last launch of the main kernel."""
         name, arguments = self.calls[-2]
         assert name == "main"
         assert len(arguments) == len(entry.hopper_backward.arg_names) - len(CONSTANTS) - 9

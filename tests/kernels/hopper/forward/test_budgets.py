@@ -65,7 +65,7 @@ CASES = [*SOON, *LATER]
 
 
 def marks(*cases: Case) -> list[pytest.MarkDecorator]:
-    """Of a test that compiles these."""
+    """The marks of a test that compiles these cases."""
     return [UNTUNED] * any(case.data for case in cases) + [pytest.mark.full] * any(case in LATER for case in cases)
 
 

@@ -37,7 +37,7 @@ from ....support.hopper_forward_glue import (
 
 ROWS, BLOCK_KV = 8, 16
 DENSE_ROWS = 16
-"""Of a row block under a dense mask, whose bits lie by sixteen rows."""
+"""Rows of a row block under a dense mask, whose bits lie by sixteen rows."""
 
 Codes = tuple[Tensor, Tensor]
 
@@ -121,7 +121,7 @@ class Launch:
 
     @property
     def rows(self) -> int:
-        """Of a row block."""
+        """The rows of a row block."""
         return ROWS if self.dense is None else DENSE_ROWS
 
     @property

@@ -225,7 +225,7 @@ def test_which_sequences_are_short() -> None:
 @pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
 @pytest.mark.parametrize("band", [b for b in BANDS if b[0].lo is not None], ids=str)
 def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[int, int]) -> None:
-    """Of every walk that begins at a kv tile whose second half is hidden, and with the bits of the whole tile."""
+    """Every walk that begins at a kv tile with a hidden second half leaves it out, with the bits of the whole tile."""
     launch = Launch(*band, columns, group=2, batch=2)
     ran, whole = launch.run(), replace(launch, halves=False).run()
     ran.check()
