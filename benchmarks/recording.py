@@ -62,7 +62,7 @@ def trainer(model: LlamaForCausalLM, options: argparse.Namespace) -> Callable[[i
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One row."""
+    """A row of the table."""
     plain, recorded = llama(options), llama(options)
     train_plain, train_recorded = trainer(plain, options), trainer(recorded, options)
     off, on = [], []

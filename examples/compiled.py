@@ -60,7 +60,7 @@ def _portable(chosen: Plan, site: Site, arch: str) -> Iterator[Row]:
 
 
 def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
-    """Before, in and after the Hopper kernel; registers are those at the start, before roles share them."""
+    """Before, in and after the Hopper kernel; registers are counted at the start, before roles share them."""
     from dash_inductor.kernels.hopper.backward import build
 
     assert site.batch is not None

@@ -84,7 +84,7 @@ class Family:
         raise NotImplementedError
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        """The tiles of its forward at a site; None where it has none for it.
+        """The tiles of its forward at a site; None where it has no tiles for the site.
 
         Args:
             backward: the name of the family of the backward.

@@ -49,7 +49,7 @@ class Variant:
         step: the form of a step, see `steps`.
         ahead: a step ends with S of the next one; always where steps overlap.
         left_in_registers: K and V are left operands in registers.
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        tail: columns of q and k in tiles of their own: the other columns are a power of two.
         one_dq: one dq tile in shared memory, where there is no room for one per stage.
         registers: registers per thread of producer and reducers.
     """
@@ -85,7 +85,7 @@ class Settings:
         stages: tiles of the rings of K and of V.
         consumers: warpgroups with a row block of their own, 2 or 3.
         q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        tail: columns of q and k in tiles of their own: the other columns are a power of two.
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.

@@ -5,7 +5,7 @@ Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input'
 reads neither rows that see no key nor keys that no row sees.  Of tile pairs in which nobody sees anybody it adds
 nothing.
 
-Every matmul is one of two contiguous matrices, never a batched one: what a CPU makes of a matrix in a batch depends on
+Every matmul is one of two contiguous matrices, never a batched one: a CPU's result for a matrix in a batch depends on
 how many there are.
 """
 
@@ -303,7 +303,7 @@ class _Element:
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
     def by_kv_head(self, sums: Tensor) -> Tensor:
-        """[kv heads, ...] from one sum per head of the schedule: those of a group are added in their order."""
+        """[kv heads, ...] from one sum per head of the schedule: the sums of a group are added in their order."""
         members: tuple[Tensor, ...] = sums.split(self.k.shape[0])
         return functools.reduce(torch.add, members)
 

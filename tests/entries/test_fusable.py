@@ -113,7 +113,7 @@ def test_transposed_heads() -> None:
     ],
 )
 def test_what_is_no_view_keeps_its_reason(change: Bias, bias: tuple[int, ...] | None) -> None:
-    """Nothing is copied for it."""
+    """Nothing is copied for a bias that is no view."""
     given = None if bias is None else torch.randn(bias)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_values(window: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_any_documents(dtype: torch.dtype) -> None:
-    """One of all tokens, of one token, empty ones; tokens behind the last, and none with a document; by one graph."""
+    """Documents of all tokens, of one token, empty ones; tokens behind the last, and none in any; by one graph."""
     inputs = tensors(*[(50, 2, 16)] * 3, dtype=dtype)
     with capture(strict=True) as graphs:
         compiled = graphs.compile(attend((-1, 0)))
@@ -186,7 +186,7 @@ def test_numbers_of_tokens_that_depend_on_data() -> None:
 
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jagged ones reach the operator of ATen where PyTorch chooses flash attention, which it does not do on a CPU."""
+    """Jagged tensors reach the operator of ATen where PyTorch chooses flash attention, which it does not on a CPU."""
     monkeypatch.setattr(nested_sdpa, "_select_sdp_backend", lambda *args: SDPBackend.FLASH_ATTENTION)
     starts = documents(0, 30, 31, 51, 61)
     (x,), ws = tensors((61, 32)), tensors(*[(32, 32)] * 3)

@@ -379,7 +379,7 @@ VALID = ["ones", "padded", "left", "holes", "nobody"]
 
 
 def keyed(q_len: int, kv_len: int, valid: str, documents: str = "none") -> list[KeyedAttention]:
-    """In the layout of larger tensors, which may hold anything."""
+    """The problem in the layout of larger tensors, which may hold anything."""
     return [
         problem(
             (dim, dim), mask, q_len, kv_len, batch=3, group=group, dtype=dtype, valid=valid, documents=documents
@@ -452,7 +452,7 @@ def test_keys_bit_by_bit(schedule: str) -> None:
 
 
 def test_keys_of_ones_change_no_bit() -> None:
-    """Neither of the forward nor, under the same plan, of the gradients: full, causal and with lengths of all kinds."""
+    """No bit of the forward changes nor, under the same plan, of the gradients: full, causal, lengths of all kinds."""
     schedules = ["two_pass", "two_pass", "ordered", "ordered", "two_pass"]
     which = [0, 1, 1, 2, 3]
     lengths = [(512, 512), (300, 333), (300, 333), (257, 300), (256, 256)]
@@ -517,7 +517,7 @@ def test_segments_bit_by_bit(schedule: str) -> None:
 
 
 def test_one_document_changes_no_bit() -> None:
-    """Neither of the forward nor, under the same plan, of the gradients."""
+    """No bit of the forward changes nor, under the same plan, of the gradients."""
     one = [
         problem((dim, dim), mask, 300, 333, group=group, dtype=dtype, documents="same")
         for dim, mask, group, dtype, _ in KEYED

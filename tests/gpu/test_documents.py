@@ -53,7 +53,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> list[bool]:
 
 
 def check(run: Run, p: KeyedAttention) -> None:
-    """Alone, first, between others and last."""
+    """The document alone, first, between others and last."""
     length = p.q.shape[2]
     alone = run(p)
     for place, (seed, factor) in itertools.product(PLACES, ((1, 1.0), (2, 8.0))):

@@ -87,7 +87,7 @@ class Dropped:
         return launch.backward(*tensors, call, plan, self.data, (self.seed, threshold, rescale))
 
     def without(self) -> Gradients:
-        """By the kernel without dropout."""
+        """The run by the kernel without dropout."""
         p = self.problem
         plan = plan_of(p, self.schedule)
         return launch.backward(p.do, p.q, p.k, p.v, self.out, self.lse, self._call(), plan, self.data)

@@ -100,7 +100,7 @@ def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple
 
 @pytest.mark.parametrize("shape", SHAPES + CO_RESIDENT, ids=str)
 def test_bits_and_times(shape: Shape) -> None:
-    """With stamps as without, in the calls that are recorded and in later ones."""
+    """The bits with stamps are as without, in the calls that are recorded and in later ones."""
     run = direct(shape, batch=1 if shape in CO_RESIDENT else 2)
     expected, pairs = [bits(t).clone() for t in run()], expected_pairs(run)
     assert dash_inductor.profile_runs() == ()
@@ -213,7 +213,7 @@ print(site.name)
 
 
 def test_a_program(tmp_path: Path) -> None:
-    """With the variable alone, a file for each of the first calls."""
+    """The variable alone makes a file for each of the first calls."""
     environ = {**os.environ, "DASH_INDUCTOR_PROFILE": "1", "RANK": "0", "PYTHONPATH": str(ROOT)}
     environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

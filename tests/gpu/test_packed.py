@@ -285,7 +285,7 @@ def test_layers() -> None:
 
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool) -> None:
-    """Jagged ones, through SDPA, which reaches the packed operator of ATen."""
+    """Jagged tensors, through SDPA, which reaches the packed operator of ATen."""
     torch._dynamo.reset()
     clear_sites()
     lengths = (300, 1, 200, 499)

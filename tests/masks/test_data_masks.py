@@ -479,7 +479,7 @@ def ordered_documents(q, k, m):
 
 
 def positions_of_data(q, k, m):
-    """May overflow."""
+    """A mask whose numbers may overflow."""
     return rows(q) + m[:, None, :, None] * 2 == columns(k) + m[:, None, None, :] * 2
 
 
@@ -870,7 +870,7 @@ def test_compiled_code(checkpointed, dynamic) -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_a_kept_forward_keeps_the_site() -> None:
-    """Its log-sum-exp of a query without keys is not what the backward needs; without data all is known."""
+    """Its log-sum-exp for a query without keys is not what the backward needs; without data all is known."""
     inputs = tensors(*[(3, 2, 40, 16)] * 3)
     for make, reason in ((transformers_chain, Reason.FORWARD_KEPT), (lambda q, k, m: causal(q, k), None)):
         with capture() as graphs, config.patch(forward="keep"):

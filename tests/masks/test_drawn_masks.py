@@ -63,7 +63,7 @@ def bernoulli_keys(q: Tensor, k: Tensor) -> Tensor:
 
 
 def sorted_keys(q: Tensor, k: Tensor) -> Tensor:
-    """Half of the keys, those that a permutation says."""
+    """Half of the keys, chosen by a permutation."""
     return causal(q, k) & per_key(drawn(q, q.shape[0], k.shape[2]).argsort(-1) < k.shape[2] // 2)
 
 

@@ -138,8 +138,8 @@ def segment_ids(
     """Ids of queries and of keys; where both are as long and made in one way, they are one tensor.
 
     kind: "sorted" (documents one after the other), "repeated" (ids that differ in their upper half alone, in any order
-    and several times), "single" (documents of one token), "apart" (ids of some tokens are those of no other ones, and
-    in one batch element of none) or "same" (one document).  Types and strides differ from kind to kind.
+    and several times), "single" (documents of one token), "apart" (some queries and keys have no partner with their
+    id, in one batch element none has) or "same" (one document).  Types and strides differ from kind to kind.
     """
     g = torch.Generator().manual_seed(seed)
     length = max(q_len, kv_len)

@@ -178,7 +178,7 @@ def agree(found: str, expected: str) -> bool:
 
 
 def check_accuracy(model: Any, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
-    """The gradients are at most twice as far from those in double precision as the eager ones of the same dtype.
+    """The gradients are at most twice as far from double precision's as the eager ones of the same dtype.
 
     The floor is for luck, for gradients that are zero in exact arithmetic, as for the biases of keys, and for
     models that compute parts in float32 whatever their dtype is.

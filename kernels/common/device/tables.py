@@ -79,7 +79,7 @@ def _first_key(
 ):  # fmt: skip
     """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
 
-    Tiles are looked at in their order, those alone in which a run of an id begins that may be one of those not found.
+    Tiles are looked at in their order, and only tiles in which a run begins whose id may be one that is not found yet.
     """
     code = tl.full([BLOCK], FAR, tl.int32)
     smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
@@ -169,7 +169,7 @@ def _partners_in_tile(
     other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi, HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr,
 ):  # fmt: skip
-    """`found`, int32 of every token, with 1 where one of the tile `other` of the others is a partner."""
+    """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner."""
     for part in range(0, BLOCK, PARTNERS):
         j = other * BLOCK + part + tl.arange(0, PARTNERS)
         keep = (j < other_length)[:, None] & inside[None, :]
@@ -192,7 +192,7 @@ def _look_for_partners(
 ):  # fmt: skip
     """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
 
-    Tiles are looked at in their order, those alone whose codes may be one of those that have no partner yet.  Under a
+    Tiles are looked at in their order, and only tiles whose codes may include one without a partner yet.  Under a
     dense mask the tile at the same place comes first: there a causal mask, and many another, has a partner for all.
     """
     tokens = tile * BLOCK + tl.arange(0, BLOCK)

@@ -116,7 +116,7 @@ class Arguments(NamedTuple):
 
     @staticmethod
     def of(mask: Mask, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
-        """For tensors with these facts.
+        """The arguments for tensors with these facts.
 
         Args:
             walk: of the band of `mask`; its heads are query heads.
@@ -158,13 +158,13 @@ class Arguments(NamedTuple):
         return Arguments((table_b, table_h, *strides), (table_b, table_h))
 
     def of_call(self, addresses: tuple[int, ...]) -> tuple[_Numbers, _Numbers]:
-        """All the arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
+        """The arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
         q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
         return (visits, steps, q_codes, kv_codes, keys_seen, dense, *self.main), (contributions, *self.finish)
 
 
 NOTHING: tuple[_Numbers, _Numbers] = (None,) * len(MAIN), (None,) * len(FINISH)
-"""In the place of `Arguments.of_call` where the mask is a band: all of them are compile-time constants."""
+"""The arguments in the place of `Arguments.of_call` where the mask is a band: all are compile-time constants."""
 
 
 def _check(

@@ -143,7 +143,7 @@ def attend_tile(
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
     band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
     segments or a dense mask leave without rows, unless they hold finite numbers.  drop (with ROUNDS
-    of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that
+    of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is the same
     without it.
 
     SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).

@@ -95,7 +95,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
-    """By mode and case, of all tests that are run."""
+    """Results by mode and case, of all tests that are run."""
     cases = [case.removeprefix("backward,") for case in cases_of_this_run(request, MODES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
@@ -142,7 +142,7 @@ def test_ids_that_the_graph_computes(results: dict[str, str], case: str) -> None
 
 @pytest.mark.parametrize("case", [DOCUMENT])
 def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], case: str) -> None:
-    """Forward and backward; first and last."""
+    """The same in forward and backward, as the first document and as the last."""
     assert results[f"documents,{case}"] == "equal"
 
 

@@ -178,7 +178,7 @@ def of_segments(arch: str, dim: int, *, keys: bool = False) -> Site:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("keys", [False, True], ids=["", "keys"])
 def test_the_forward_with_segments_fits(arch: str, keys: bool) -> None:
-    """And loads tiles ahead, keys and values, although a vector says which of them are read."""
+    """It loads tiles ahead, keys and values, although a vector says which of them are read."""
     tiles = forward_tiles(arch, 16, 128, 128)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     kernel = standalone.render_forward(facts, of_segments(arch, 128, keys=keys))

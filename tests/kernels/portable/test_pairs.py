@@ -103,7 +103,7 @@ def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], 
 
 @some(COMPUTED, COMPUTED[:1])
 def test_operands_that_the_graph_computes(results: dict[str, str], case: str) -> None:
-    """Also with other strides than rows one after the other."""
+    """Some operands have other strides than rows one after the other."""
     assert results[f"computed,{case}"] == "equal"
 
 

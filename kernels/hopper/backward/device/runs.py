@@ -5,8 +5,8 @@ Note [Runs]
     spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
     last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
 
-    There must be two loops, not two ways through one: in those ptxas (of CUDA 12.8) shares the address of the second
-    half of dO between both, and computes it in one of them only.
+    There must be two loops, not two ways through one: ptxas (of CUDA 12.8) shares the address of the second half of dO
+    between two ways, and computes it in one of them only.
 
     A loop has to know what the next step is before the word of that step is there.  So the word of a step says so, see
     `told`.

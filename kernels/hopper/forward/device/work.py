@@ -106,7 +106,7 @@ class Work:
 
     @gluon.jit
     def kv_tiles(self, first_block):
-        """(first, end) of the kv tiles of a tile, those that one of its row blocks walks; at least one."""
+        """(first, end) of the kv tiles that one of a tile's row blocks walks; at least one kv tile."""
         lowest = gl.maximum(first_block, 0)
         highest = gl.minimum(first_block + self.CONSUMERS, self.row_blocks()) - 1
         first, _full_first, _full_end, _end = self._kv_range(lowest)

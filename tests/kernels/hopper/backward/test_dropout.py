@@ -69,7 +69,7 @@ def test_bits(shape: tuple[int, int, int]) -> None:
 
 
 def test_what_bits_depend_on() -> None:
-    """Each of them: or the test before would not see that one was left out."""
+    """Each of them matters: or the test before would not see that one was left out."""
     shape = SHAPES[0]
     others = [
         Place(seed=124),
@@ -96,7 +96,7 @@ def test_gradient_of_scores() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_no_block_is_computed_twice(shape: tuple[int, int, int]) -> None:
-    """And every block by some thread."""
+    """Every block is computed by some thread, too."""
     keys, queries, _ = shape
     registers, lanes, warps, (rows, columns) = block_layout((keys, queries), 8)
     bases = [*registers, *lanes, *warps]

@@ -81,7 +81,7 @@ def walks(launch: Launch) -> Walks:
 @pytest.mark.parametrize("how", [{"late": True}, {"seed": 1, "ctas": 2}, {"seed": 2}], ids=str)
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_times_of_every_step(launch: Launch, how: dict[str, Any]) -> None:
-    """And all that goes to global memory is what the tables want, as without stamps."""
+    """All that goes to global memory is what the tables want, too, as without stamps."""
     simulation = launch.run(**how)
     expected = DataExpected(launch) if isinstance(launch, DataLaunch) else None
     check(launch, simulation, walks(launch), expected)

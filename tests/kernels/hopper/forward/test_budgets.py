@@ -244,7 +244,7 @@ def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Cas
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=marks(c)) for c in CASES if c.dense])
 def test_a_dense_mask_costs_one_load(case: Case) -> None:
-    """And of every score a selection; a step with a mask has a few more to get the bits out, a step without it none."""
+    """Every score has a selection; a step with a mask has a few more to get the bits out, a step without it none."""
     number, steps = settings(case).block_kv // 2, built(case).steps
     for masked, full in zip(steps[::2], steps[1::2], strict=True):
         assert (masked.operations["LDG"], full.operations["LDG"]) == (1, 0)

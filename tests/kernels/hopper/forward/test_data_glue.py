@@ -323,7 +323,7 @@ def test_bits_are_those_of_the_row_block() -> None:
 
 
 def test_skipped_tiles_leave_a_row_as_it_is() -> None:
-    """Keys that a row block does not see have no influence, wherever they stand: the bits are those without them."""
+    """Keys that a row block does not see have no influence, wherever they stand: the bits are as without them."""
     launch = Launch("repeated", Band(), ROWS, 6 * BLOCK_KV, batch=1)
     q, k, v = launch.tensors()
     even = torch.arange(6 * BLOCK_KV) // BLOCK_KV % 2 == 0

@@ -234,7 +234,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
 def test_a_call_with_dropout_computes_attention(
     launches: Launches, band: Band, dims: tuple[int, int], p: float, has_data: bool
 ) -> None:
-    """As above, of what the definition of the random bits keeps; the log-sum-exp is that without dropout."""
+    """As above, of what the definition of the random bits keeps; the log-sum-exp is as without dropout."""
     q_len, kv_len = 200, 300
     q, k, v = tensors(q_len, kv_len, dims)
     data = some_data(q_len, kv_len, dims, band, None) if has_data else None
