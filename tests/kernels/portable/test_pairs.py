@@ -71,7 +71,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
-    """By mode and case, of all tests that are run."""
+    """Results by mode and case, of all tests that are run."""
     cases = cases_of_this_run(request, MODES)
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_pairs", *cases],
