@@ -8,8 +8,8 @@ One call from saved tensors to bf16 gradients, pre- and post-processing included
 authors of DASH (libraries that DASH_BENCHMARK_FA3 and DASH_BENCHMARK_DASH_FORK name, see docs/benchmarks.md) and
 FlashAttention-4 (the package flash-attn-4, through autograd).  Rates are in TFLOP/s over visible pairs, half of all
 pairs if causal (for one head dim 2.5 * 4 * B * H * S * S * D, half if causal), each with half the distance between the
-quartiles of its times; "vs" is dash's rate over another's.  "of regular" is dash's rate per visible tile over that of
-the nearest shape of the regular table.  "difference" is the largest relative difference of another contender's
+quartiles of its times; "vs" is dash's rate over another's.  "of regular" is dash's rate per visible tile over its rate
+at the nearest shape of the regular table.  "difference" is the largest relative difference of another contender's
 gradients to dash's.  All calls of a row take turns.  `--only` takes shapes whose name contains one of the words;
 results files of several runs can have several names.
 """
@@ -37,7 +37,7 @@ REGULAR = "regular"
 WRONG = 0.01
 """Relative difference of bf16 gradients that rounding does not explain."""
 ASIDE = ("plan", "ms", "quartiles", "differences", "same bits", "not run")
-"""What a row has beside the columns of the table."""
+"""The entries of a row beside the columns of the table."""
 
 
 def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
@@ -114,7 +114,7 @@ def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
 
 
 def cell(row: dict[str, Any], key: str) -> Any:
-    """What the table has of a row: of a rate also half the distance between the quartiles of its times, in per cent."""
+    """The cell of a row in the table; a rate's has half the distance between the quartiles of its times in per cent."""
     if row.get(key) is None or key not in row["quartiles"]:
         return row.get(key)
     low, high = row["quartiles"][key]
@@ -122,7 +122,7 @@ def cell(row: dict[str, Any], key: str) -> Any:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """That dash did not run, gradients that are not dash's, and bits that differ against a contender's promise."""
+    """Runs without dash, gradients that are not dash's, and bits that differ against a contender's promise."""
     found = []
     for row in rows:
         if "dash" in row["not run"]:

@@ -51,7 +51,7 @@ class Case:
         return replace(self.shape.site(), call=Call.parse(f"{mask}/scale={self.shape.scale!r}{slash}{rest}"))
 
     def plan(self, family: str) -> Plan:
-        """What the planner would answer if there were no other kernels."""
+        """The plan that the planner would choose if there were no other kernels."""
         planner._choose.cache_clear()
         with mock.patch.object(planner, "FAMILIES", [f for f in FAMILIES if f.name == family]):
             return planner.plan(self.site, "sm_90")
@@ -70,7 +70,7 @@ def deltas(out: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
 
 
 def backwards(case: Case) -> list[Callable[[], object]]:
-    """Both; the output and the log-sum-exp they are given are those of no forward, and all keys are valid."""
+    """Both backwards; their output and log-sum-exp come from no forward, and all keys are valid."""
     site, hopper = case.site, case.plan("hopper")
     q, k, v, do = (tensor.contiguous() for tensor in case.shape.tensors())
     lse, seed = torch.full(q.shape[:3], 6.0, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: conditions, timing, the watchdog, results files."""
+"""The common parts of the benchmarks: conditions, timing, the watchdog, results files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can pick for an attention backward: each a function from a shape and tensors to a call without arguments.
+"""A user's choices for an attention backward: each a function from a shape and tensors to a call without arguments.
 
 A contender that does not run a shape raises `NotRun` with the reason, or whatever PyTorch raises.
 """
@@ -145,13 +145,13 @@ CONTENDERS: dict[str, Callable[[Shape, Tensors], Backward]] = {
     "dash": dash,
 }
 UNDER_ALGORITHMS = ("FA2 det", "dash")
-"""Those that run under PyTorch's deterministic algorithms."""
+"""The contenders that run under PyTorch's deterministic algorithms."""
 DETERMINISTIC = (*UNDER_ALGORITHMS, "FA3 det", "DASH fork det", "FA4 det")
-"""Those that promise the same bits."""
+"""The contenders that promise the same bits."""
 
 
 def versions() -> dict[str, str]:
-    """What those contenders say they are that are neither in PyTorch nor here, and are there."""
+    """The versions of the installed contenders that are neither in PyTorch nor here."""
     found = {}
     for variable in LIBRARIES:
         with suppress(NotRun):

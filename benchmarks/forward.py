@@ -5,8 +5,8 @@
 
 One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash"), cuDNN, FlashAttention-2; in
 TFLOP/s over visible pairs, half of all pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).
-Medians; all calls of a row take turns.  "difference" is that of dash's out to the first other contender's, relative;
-"equal" says whether ten calls gave the same bits.  Results: benchmarks/results/<name>.json.
+Medians; all calls of a row take turns.  "difference" is the relative difference of dash's out to the first other
+contender's; "equal" says whether ten calls gave the same bits.  Results: benchmarks/results/<name>.json.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ INTERFACE = "docs/benchmarks.md has the interface"
 
 
 class Strided(ctypes.Structure):
-    """A bf16 tensor [batch, length, heads, head dim]; strides in elements, that of the head dim is 1."""
+    """A bf16 tensor [batch, length, heads, head dim]; strides in elements, the head dim's is 1."""
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("length", c_int64), ("head", c_int64))
 

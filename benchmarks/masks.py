@@ -96,7 +96,7 @@ class Row:
         ).int()
 
     def valid(self) -> Tensor:
-        """Which keys are valid, bool [batch, length]."""
+        """Whether keys are valid, bool [batch, length]."""
         return torch.arange(self.length, device=DEVICE) < torch.tensor(self.ends, device=DEVICE)
 
 
@@ -135,7 +135,7 @@ def _step(attend: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor,
 
 
 def _arguments(row: Row) -> tuple[dict[str, Any], list[Tensor]]:
-    """What makes the mask of a row in a compiled call, and leaves beside q, k and v."""
+    """The arguments that make the mask of a row in a compiled call, and leaves beside q, k and v."""
     if row.kind == "documents":
         return {"documents": row.documents()}, []
     if row.kind == "padded":
@@ -267,7 +267,7 @@ def varlen(row: Row) -> Step:
 
 
 def _packed(row: Row) -> tuple[Tensor, int, list[Tensor], Tensor]:
-    """Where documents begin and end, the longest, leaves and a gradient of the output [tokens, heads, head dim]."""
+    """The bounds of documents, the longest, leaves and a gradient of the output [tokens, heads, head dim]."""
     if row.kind != "documents" or row.batch != 1:
         raise NotRun("only for packed documents")
     ends = torch.tensor((0, *row.ends[0]), dtype=torch.int32, device=DEVICE)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 INPUTS = ("plain", "ones", "padded", "packed")
-"""What a data loader sends: tokens alone, with an attention mask of ones, padded on the right, or packed documents."""
+"""Inputs from a data loader: tokens alone, with an attention mask of ones, padded on the right, or packed documents."""
 
 ROWS = (6000 / 8192, 7800 / 8192)
 """Lengths of padded sequences, by turns, as parts of the longest."""

@@ -5,9 +5,9 @@
 One call from q, k, v to out and log-sum-exp.  Columns, in TFLOP/s over visible pairs as in `benchmarks.forward`: the
 portable forward with its tiles for this architecture ("portable"), with other ones under their names (only at 4096
 tokens), the Hopper forward, then PyTorch's: FlashAttention-2 ("flash"), cuDNN, and for fp32 the memory-efficient kernel
-("efficient").  Medians; all calls of a row take turns.  "difference" is that of the first column's out to the first one
-of PyTorch's, relative; "equal" says whether ten calls of each kernel of ours (three of a
-slow one) gave the same bits.  A second table has the times in microseconds.  Two minutes on an idle GPU; results:
+("efficient").  Medians; all calls of a row take turns.  "difference" is the relative difference of the first column's
+out to the first of PyTorch's; "equal" says whether ten calls of each kernel of ours (three of a slow one) gave the same
+bits.  A second table has the times in microseconds.  Two minutes on an idle GPU; results:
 benchmarks/results/portable.json.
 
 The groups: "fp32", where the portable forward is ours on sm_90; "16bit", which shows users of other architectures what
@@ -38,16 +38,16 @@ from .shapes import CAUSAL, FULL, TOKENS, Shape
 from .turns import Contenders, Results, Run
 
 WIDTH = 1024
-"""Heads times head dim: half of that of the other benchmarks, as fp32 without tensor cores takes its time."""
+"""Heads times head dim: half as much as in the other benchmarks, as fp32 without tensor cores takes its time."""
 BITS = {"fp32": 32, "16bit": 16}
 aten = torch.ops.aten
 TILES = {
     "fp32": ("64x32w8s1", "64x64w8s1", "32x64w4s1"),
     "16bit": ("64x64w4s3", "128x128w8s2", "64x128w4s2"),
 }
-"""Tiles that are tried beside those of `FORWARD_TILES`."""
+"""Tiles that are tried beside `FORWARD_TILES`."""
 TRIED_AT = 4096
-"""The length at which they are."""
+"""The length at which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ForwardShape(Shape):
 
     Args:
         dtype: of q, k, v and out.
-        queries: their number, where it is not that of the keys, all of which they see.
+        queries: their number, where it is not the number of keys, all of which they see.
     """
 
     dtype: str = "bfloat16"

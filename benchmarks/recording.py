@@ -1,4 +1,4 @@
-"""What `dash_inductor.record` costs a training step, and that it changes no bit of it.
+"""The cost of `dash_inductor.record` in a training step, of which it changes no bit.
 
     python -m benchmarks.recording [--hidden 4096 --layers 4 --batch 4 --length 4096] [--steps 6 --rounds 3]
                                    [--device cuda] [--name recording]
@@ -62,7 +62,7 @@ def trainer(model: LlamaForCausalLM, options: argparse.Namespace) -> Callable[[i
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One row."""
+    """A row of the table."""
     plain, recorded = llama(options), llama(options)
     train_plain, train_recorded = trainer(plain, options), trainer(recorded, options)
     off, on = [], []

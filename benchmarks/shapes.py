@@ -45,7 +45,7 @@ class Shape:
 
     @property
     def _per_pair(self) -> int:
-        """Operations per visible (query, key) pair: three matmuls over the head dim of q and k, two over that of v."""
+        """Operations per visible (query, key) pair: three matmuls over the head dim of q and k, two over v's."""
         return 2 * (3 * self.head_dim + 2 * self.value_dim)
 
     @property

@@ -6,7 +6,7 @@
 Every copy runs in a process of its own, which imports it from its folder.  They build the kernels of all shapes at the
 same time, and measure one after the other: direct calls without PyTorch's dispatcher, backwards with the planner's
 plan.  The table has rates in TFLOP/s, the median of the rounds, and in brackets the rate relative to the first copy's.
-"other bits" stands behind a rate if the results are not those of the first copy, where zeros of both signs count as
+"other bits" stands behind a rate if the results are not equal to the first copy's, where zeros of both signs count as
 equal.  A copy that does not answer within --patience seconds is ended and said to hang: a kernel may wait for what
 never comes.
 """
@@ -45,7 +45,7 @@ WORKER = (sys.executable, "-c", "import sys; from benchmarks import trees; trees
 
 
 class Kind(NamedTuple):
-    """What is measured: its shapes by name, the operations of one, and how to prepare a direct call."""
+    """A kind of measurement: its shapes by name, the operations of one, and how to prepare a direct call."""
 
     shapes: Mapping[str, Shape]
     flops: Callable[[Shape], float]
@@ -102,7 +102,7 @@ def work(kind: str) -> None:
 
 
 def digest(results: Sequence[Tensor]) -> str:
-    """Of their bits, where zeros have no sign."""
+    """The digest of their bits, where zeros have no sign."""
     found = hashlib.sha256()
     for result in results:
         unsigned = torch.where(result == 0, 0, result).contiguous()
@@ -119,7 +119,7 @@ class Copy:
         self.cache = tempfile.TemporaryDirectory(prefix=f"trees-{folder.name}-")
         environment["TRITON_CACHE_DIR"] = self.cache.name
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        # Elsewhere, because the folder in which Python starts would come before that of the copy.
+        # Elsewhere, because the folder in which Python starts would come before the copy's folder.
         self.process = subprocess.Popen([*command, kind], env=environment, cwd=self.cache.name, **pipes)
         self.answers: queue.Queue[str] = queue.Queue()
         self.over = ""
@@ -158,7 +158,7 @@ class Copy:
 
 
 def cell(answers: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], flops: float) -> str:
-    """What the table says of a copy at a shape, beside what the first copy answered."""
+    """The cell of a copy at a shape in the table, from its answers and the first copy's."""
     if error := next((answer["error"] for answer in answers if "error" in answer), ""):
         return str(error)
     ms = statistics.median(answer["ms"] for answer in answers)

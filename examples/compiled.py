@@ -1,4 +1,4 @@
-"""What an attention backward compiles to on a GPU that need not be there: plan, kernels and what they take."""
+"""The plan and the kernels of a compiled attention backward, and what they take, for a GPU that need not be there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CTAs           how many of them the backward launches; in the second kernel ther
 registers      of a thread when it starts, as the assembler allots them
 spilled bytes  what a thread stores to memory and loads back, because its registers do not suffice
 shared memory  of a CTA"""
-"""What the columns of the table mean."""
+"""The meanings of the columns of the table."""
 
 
 def kernel_table(site: Site, arch: str) -> tuple[Plan, str]:
@@ -60,7 +60,7 @@ def _portable(chosen: Plan, site: Site, arch: str) -> Iterator[Row]:
 
 
 def _hopper(chosen: Plan, site: Site) -> Iterator[Row]:
-    """Before, in and after the Hopper kernel; registers are those at the start, before roles share them."""
+    """Before, in and after the Hopper kernel; registers are counted at the start, before roles share them."""
     from dash_inductor.kernels.hopper.backward import build
 
     assert site.batch is not None

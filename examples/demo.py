@@ -159,7 +159,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def verify(runs: Mapping[str, Run]) -> list[str]:
-    """What is not as it should be: runs 1 and 2 are equal, and the control is not."""
+    """Everything that is not as it should be: runs 1 and 2 are equal, and the control is not."""
     problems = [f"run 1 and run 2 differ: {name}" for name in training.differences(runs["run 1"], runs["run 2"])]
     if not training.differences(runs["run 1"], runs["control"]):
         problems.append("the control run, which adds in another order, has the same bits: the comparison is blind")
@@ -167,7 +167,7 @@ def verify(runs: Mapping[str, Run]) -> list[str]:
 
 
 def unexpected(outcomes: Mapping[str, Outcome], layers: int) -> list[str]:
-    """What is wrong with the records: sites that were kept, or another number of sites than there are layers."""
+    """The faults of the records: sites that were kept, or another number of sites than there are layers."""
     problems = []
     for name, outcome in outcomes.items():
         problems += [f"{name}: {r['name']} is kept: {r['reason']}" for r in outcome.sites if r["status"] != "replaced"]

@@ -24,7 +24,7 @@ from .training import Run
 
 @dataclass
 class Outcome:
-    """What a run leaves for the demo.
+    """The results that a run leaves for the demo.
 
     Attributes:
         run: its losses and final parameters.
@@ -71,7 +71,7 @@ def train(name: str, size: str) -> Outcome:
 
 
 def facts_of(record: SiteRecord) -> dict[str, Any]:
-    """What the demo shows of a record, as plain data."""
+    """The facts that the demo shows of a record, as plain data."""
     return {
         "name": record.name,
         "status": record.status,

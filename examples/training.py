@@ -44,7 +44,7 @@ SIZES = {"tiny": TINY, "cpu": CPU, "gpu": GPU}
 
 @dataclass
 class Run:
-    """What a training run left: the loss of every step (fp32 scalars on the CPU) and the final parameters by name."""
+    """The results of a training run: every step's loss (fp32 scalars on the CPU) and the final parameters by name."""
 
     losses: list[Tensor] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def train(settings: Settings, tokens: Tensor, report: Report = lambda done, loss
 
 
 def differences(first: Run, second: Run) -> list[str]:
-    """What is not bitwise equal: losses by step, parameters by name; empty if the runs agree.
+    """Everything that is not bitwise equal: losses by step, parameters by name; empty if the runs agree.
 
     NaN counts as a difference, because a run that diverged proves nothing.
     """

@@ -29,13 +29,14 @@ def _usual_q_lens(site: Site, usual: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a family's kernels need to run.
+    """The functions that run a family's kernels.
 
     Args:
         backward, forward: run them outside of Inductor; the backward is given the site's name, the forward its tiles.
         compiled, compiled_forward: the kernels of the backward, and of the forward.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
-        q_lens: (site, a usual number of queries) -> those for which the site needs different forward kernels.
+        q_lens: (site, a usual number of queries) -> numbers of queries for which the site needs different forward
+            kernels.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]

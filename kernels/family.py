@@ -54,8 +54,8 @@ class Family:
     Attributes:
         name: the value of `Plan.kernel`, and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
-        reads: the kinds of data that it reads, of those of `Call.data`.
-        cta_per_query_head: every query head has CTAs of its own; else those of a kv head walk for its whole group.
+        reads: the kinds of `Call.data` that it reads.
+        cta_per_query_head: every query head has CTAs of its own; else the CTAs of a kv head walk for its whole group.
         walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         stamps: the backward can write down when it does what, see `records.profiles`.
         device: "cpu" for kernels of the CPU, else "cuda".
@@ -84,7 +84,7 @@ class Family:
         raise NotImplementedError
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        """The tiles of its forward at a site; None where it has none for it.
+        """The tiles of its forward at a site; None where it has no tiles for the site.
 
         Args:
             backward: the name of the family of the backward.
@@ -134,7 +134,7 @@ class Family:
         return None
 
     def beside_steps(self, site: Site, arch: str, gpu: str) -> float:
-        """What a walk takes beside its steps, relative to one; 0 where it has not been timed."""
+        """The time of a walk beside its steps, relative to one step; 0 where it has not been timed."""
         return 0.0
 
     @property

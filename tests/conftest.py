@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fresh_state() -> Iterator[None]:
     """Settings, records, compiled functions, random numbers and the determinism flag of one test do not reach the next.
 
-    What a test has to change back itself is an error where it does not.
+    If a test leaves a change that it has to undo itself, that is an error.
     """
     seed()
     with nothing_left_behind():

@@ -23,7 +23,7 @@ CUDA = re.compile(r"cuda-|nvidia-")
 
 
 def asked(path: Path) -> list[Requirement]:
-    """What an input asks for, with the inputs that it includes."""
+    """The requirements of an input, with the inputs that it includes."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         text = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -52,7 +52,7 @@ def entries(name: str) -> dict[Requirement, list[str]]:
 
 
 def versions(name: str, python: str) -> dict[str, str]:
-    """What a lock installs with a Python on Linux; one version of each package."""
+    """The versions that a lock installs with a Python on Linux; one version of each package."""
     environment = default_environment() | {"python_version": python, "python_full_version": f"{python}.5"}
     environment |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
     found = defaultdict(list)

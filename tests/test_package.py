@@ -88,7 +88,7 @@ def test_sdist_is_the_source_tree(unpacked: Path, tmp_path: Path) -> None:
 def test_commands_of_the_readme_work_from_the_sdist(unpacked: Path) -> None:
     """Make knows both targets and finds all files; the demo and the tests are what they run, found and importable."""
 
-    # What an outer `make test TORCH=...` hands to its children would change what the inner one prints.
+    # Variables that an outer `make test TORCH=...` hands to its children would change what the inner one prints.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     environment = {name: value for name, value in environment.items() if name not in ("MFLAGS", "TORCH", "PYTHON")}
 
@@ -168,7 +168,7 @@ def test_base_dependencies() -> None:
 
 
 def test_dependencies_allow_the_tested_versions_and_no_other() -> None:
-    """Of torch, and of triton what those ask for."""
+    """The tested versions of torch, and the versions of triton that these ask for."""
     base = {re.split(r"[<>= ]", r)[0]: SpecifierSet(re.sub(r"^[\w-]+", "", r)) for r in requires("dash-inductor") or []}
     files = sorted((ROOT / "requirements").glob("torch*.in"))
     pinned = [dict(re.findall(r"^(torch|triton)==(\S+)$", file.read_text(), re.MULTILINE)) for file in files]
@@ -181,7 +181,7 @@ def test_dependencies_allow_the_tested_versions_and_no_other() -> None:
 
 
 def test_metadata(wheel: Path, sdist: Path) -> None:
-    """What a package index shows: an SPDX licence, where the project lives, no extra, links that work on its page."""
+    """A package index shows an SPDX licence, where the project lives, no extra, and links that work on its page."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(name))

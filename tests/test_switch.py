@@ -1,4 +1,4 @@
-"""When dash_inductor is active: switched on, and deterministic algorithms on while the graph is compiled."""
+"""dash_inductor is active if it is switched on, and deterministic algorithms are on while the graph is compiled."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_pointwise_kernels_are_not_chosen_by_timing(flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Inductor sees while it generates code; the setting does not stay."""
+    """Inductor sees the setting while it generates code; the setting does not stay."""
     asked = []
     compile_to_module = GraphLowering.compile_to_module
 

@@ -1,7 +1,7 @@
 """Draw the pictures of the documentation that explain and that show results: ``python tools/docs_figures.py``.
 
-They are SVG files in docs/figures that follow the colours of the reader's system.  What they show comes from the
-expressions of the schedules, run by the simulator, and from benchmarks/results.
+They are SVG files in docs/figures that follow the colours of the reader's system.  Their data come from the expressions
+of the schedules, run by the simulator, and from benchmarks/results.
 """
 
 from __future__ import annotations

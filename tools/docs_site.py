@@ -21,7 +21,7 @@ REQUESTS = re.compile(
     r"""|@import\s+(?:url\()?["']?(?:https?:)?//[^"')\s]*|url\(["']?(?:https?:)?//[^"')\s]*""",
     re.IGNORECASE,
 )
-"""What makes a browser ask another host while it shows a page; a link that a reader may follow is none."""
+"""Text that makes a browser ask another host while it shows a page; a link that a reader may follow does not match."""
 
 
 def slug(heading: str) -> str:

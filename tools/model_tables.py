@@ -25,7 +25,7 @@ def table(lines: dict[str, Any]) -> str:
 
 
 def differences(lines: dict[str, Any]) -> str:
-    """What differs with other versions of transformers: a sentence, and a table of the rows in which something does."""
+    """The differences with other versions of transformers: a sentence, and a table of the rows that have any."""
     text = ["transformers", "model", *COLUMNS]
     rows = []
     same = []

@@ -5,8 +5,8 @@
 `--fit` prints constants for `kernels.hopper.calibration` that are fitted anew: least squares of the relative
 errors over the shapes whose length is in `FITTED`.  The other shapes are held out.
 
-Backwards are those of the results in `BACKWARDS`, all under the planned schedule.  Forwards are those of forward.json,
-and the ones under plain masks of masks.json.  Everything ran on H200s.
+The backwards are from the results in `BACKWARDS`, all under the planned schedule.  The forwards are from forward.json,
+and from masks.json under plain masks.  Everything ran on H200s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BACKWARDS = {
     "backward_rivals_also": "by turns",
     "backward_alone": "alone",
 }
-"""Results of backwards, and how they ran: by turns with those of other libraries, or with the regular shape alone."""
+"""Results of backwards, and how they ran: by turns with other libraries' backwards, or with the regular shape alone."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Point:
 
     @property
     def fitted(self) -> bool:
-        """The constants were fitted to it.  What ran beside data masks is held out."""
+        """The constants were fitted to it.  Forwards that ran beside data masks are held out."""
         return self.length in FITTED and not self.shape.startswith("beside")
 
     @property
@@ -100,7 +100,7 @@ CLOSED_FORMS = {
     "dense:causal 4096": "beside:d128:causal:b2h16:s4096",
     "dropout:causal 8192": "beside:d128:causal:b2h16:s8192",
 }
-"""Shapes of masks.json, and that of the plain mask whose forward ran beside each."""
+"""Shapes of masks.json, and the shape with a plain mask whose forward ran beside each."""
 
 
 def site_of(shape: str) -> Site:
@@ -169,7 +169,7 @@ def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Ca
 def fit_all() -> None:
     """Prints all constants anew, beginning with those that there are.
 
-    Those of backwards that are 0 stay so, and where one shape alone was fitted, all but the step stay as they are.
+    Constants of backwards that are 0 stay so, and where one shape alone was fitted, all but the step stay as they are.
     """
 
     calibration = CALIBRATIONS[prediction.GPU]
@@ -238,7 +238,7 @@ def forwards(found: Sequence[Point]) -> str:
 
 
 def text(found: Sequence[Point]) -> str:
-    """What stands in the page between the marks."""
+    """The text between the marks in the page."""
     worst = max(found, key=lambda p: abs(p.ratio - 1))
     held = [p for p in found if not p.fitted]
     if abs(worst.ratio - 1) > BOUND:

@@ -188,7 +188,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _parameter_codes(ptx: str) -> list[str]:
-    """What `struct` calls the parameters of the kernel in a PTX, `_MAP` for a TMA descriptor."""
+    """The `struct` codes of the parameters of the kernel in a PTX, `_MAP` for a TMA descriptor."""
     header = ptx[ptx.index(".entry") :]
     codes = []
     for alignment, kind, length in _PARAMETER.findall(header[: header.index("\n)")]):

@@ -102,7 +102,7 @@ class MaskData:
         return self.dense is not None and self.dense.shape[1] != 1
 
     def _tensors(self) -> list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]]:
-        """Those that there are: name, tensor, allowed dtypes, shape."""
+        """The tensors that there are: name, tensor, allowed dtypes, shape."""
         keys = self.batch, self.kv_len
         found: list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]] = []
         if self.valid is not None:
@@ -117,7 +117,7 @@ class MaskData:
 
 
 class MaskTables(NamedTuple):
-    """What the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
+    """The tensors that the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
 
     A table belongs to a batch element and, where the mask differs from head to head, to a query head.
 

@@ -23,8 +23,8 @@ from .mask_data import MaskData, MaskTables
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
-"""Tokens of a program of `first_equal` and `seen`, others that are compared with them at once, and tiles of so many
-tokens whose ranges are."""
+"""Tokens of a program of `first_equal` and `seen`, other tokens that are compared with them at once, and tiles of so
+many tokens whose ranges are compared at once."""
 Q_TILES, KV_TILES = 16, 4
 """q tiles and kv tiles that a program of `classify` looks at together."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
@@ -68,14 +68,14 @@ class Shape:
 
     @property
     def finer(self) -> tuple[int, int] | None:
-        """How many row blocks a q tile of the backward has, and kv tiles of the forward its kv tile; None in parts."""
+        """The row blocks of a q tile of the backward, and the forward's kv tiles of its kv tile; None if not whole."""
         high, q_rest = divmod(self.backward.block_q, self.forward.block_q)
         wide, kv_rest = divmod(self.backward.block_kv, self.forward.block_kv)
         return None if q_rest or kv_rest else (high, wide)
 
     @property
     def seen_bits(self) -> tuple[int, ...]:
-        """Of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
+        """The sizes of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
         rows, keys = self.forward.block_q, self.forward.block_kv
         return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
 
@@ -222,7 +222,7 @@ class _Builder:
         return kinds, seen_bits
 
     def _united(self, fine: Tensor, high: int, wide: int) -> Tensor:
-        """The kinds of the backward's tile pairs from those of the forward, of which each has `high` times `wide`."""
+        """The kinds of the backward's tile pairs, each from `high` times `wide` tile pairs of the forward."""
         problem = self.shape.backward
         kinds = self._new(len(fine), problem.n_kv, problem.n_q, dtype=torch.int8)
         self._launch(
@@ -292,7 +292,7 @@ class _Builder:
 
 
 _LAUNCHERS: dict[Any, KernelLauncher] = {}
-"""By kernel, device, grid, kinds of arguments and constants."""
+"""Launchers by kernel, device, grid, kinds of arguments and constants."""
 
 
 def _kind(argument: Tensor | int) -> tuple[Any, ...]:

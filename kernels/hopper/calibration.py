@@ -1,6 +1,6 @@
-"""What steps and walks of the Hopper kernels take, in microseconds: measured, and fitted by ``tools/predictions.py``.
+"""The times of steps and walks of the Hopper kernels, in microseconds: measured, and fitted by `tools/predictions.py`.
 
-They serve `prediction` beside this file alone.  No choice depends on them, and none is taken at run time.
+Only `prediction` beside this file uses these times.  No choice depends on them, and none is taken at run time.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Forward:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured on one kind of GPU.
+    """The measured times of one kind of GPU.
 
     Args:
         before: time of the kernel before the main kernel of the backward, for 2**25 elements of q; memory decides it.
         after: the same for what follows the main kernel, which begins on SMs that have no walks left.
-        launch: what a backward takes beside that.
-        backward: by the head dims of a tile; what has not been measured is missing.
+        launch: the other time of a backward.
+        backward: by the head dims of a tile; head dims that have not been measured are missing.
         forward: by the head dims of a tile, and whether the mask is a window, whose tiles share their keys with
             neighbours.
     """

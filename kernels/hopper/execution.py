@@ -1,7 +1,7 @@
 """How the Hopper kernels are compiled and run: the operators launch them; on the CPU the reference executor runs.
 
-What they need is imported when it is first used: a process that only compiles needs no launcher.  Later calls find
-names in modules, which takes less than to find modules in packages.
+The modules that they need are imported at their first use: a process that only compiles needs no launcher.  Later
+calls find names in modules, which takes less than to find modules in packages.
 """
 
 from __future__ import annotations

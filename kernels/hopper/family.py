@@ -1,4 +1,4 @@
-"""What the Hopper kernels cover, with which tiles, what these cost, and how long they take: Gluon for sm_90."""
+"""The Hopper kernels in Gluon for sm_90: the calls that they cover, their tiles, and the costs and times of these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .prediction import ARCH, backward_us, forward_us, rates_of_forward, unpredi
 from .settings import CANDIDATES, SETTINGS, dims_of_tile
 
 NARROW = 64
-"""Where a band reaches at most so far to either side, about a third of the pairs of its Hopper tiles are visible."""
+"""A band that reaches at most so far to either side shows about a third of the pairs of its Hopper tiles."""
 
 
 def _narrow(site: Site) -> str | None:

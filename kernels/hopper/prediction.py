@@ -58,7 +58,7 @@ def unpredicted(
 
 
 def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | None:
-    """What was measured of forwards like that of a site; None where nothing was."""
+    """The times measured of forwards like a site's; None where nothing was measured."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
     return None if arch != ARCH or site.call.data or not _is_calibrated(site.band) else found
@@ -125,7 +125,7 @@ def _main(
 
 @lru_cache(maxsize=256)
 def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
-    """For all walks in launch order: tile pairs, those of them that the mask cuts, and whether it begins at its last q
+    """For all walks in launch order: tile pairs, how many of them the mask cuts, and whether it begins at its last q
     tile, where the mask lets the others of its head begin too.
     """
     from ...schedule.walk import ClosedForm  # expressions, which need sympy
@@ -148,7 +148,7 @@ def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tu
 
 
 def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
-    """For each kv tile: its tile pairs, and those of them that the mask cuts."""
+    """For each kv tile: its tile pairs, and how many of them the mask cuts."""
     from ...schedule.walk import functions
 
     ranges = [functions(name, problem).dash_q_range(kv, *problem.tail()) for kv in range(problem.n_kv)]
@@ -156,7 +156,7 @@ def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
 
 
 def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
-    """`_tiles` where tokens see those of their own document alone."""
+    """`_tiles` where tokens see only the tokens of their own document."""
     ends = list(itertools.accumulate(documents))
     starts = [0, *ends[:-1]]
     lo, hi = problem.band.lo, problem.band.hi
@@ -178,7 +178,7 @@ def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
 
 
 def _handed_out(times: Iterable[float]) -> float:
-    """When the last of these is done, each given to the worker that is free first."""
+    """The time when the last of these is done, each given to the worker that is free first."""
     free = [0.0] * WORKERS[ARCH]
     for time in times:
         heapq.heapreplace(free, free[0] + time)
@@ -198,7 +198,7 @@ def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
 
 @lru_cache(maxsize=256)
 def _forward_walks(plan: Plan, site: Site) -> tuple[tuple[int, int], ...]:
-    """For all tiles of a head, in launch order: kv tiles, and those of them that the mask cuts."""
+    """For all tiles of a head, in launch order: kv tiles, and how many of them the mask cuts."""
     from ...schedule.walk import functions  # expressions, which need sympy
 
     assert plan.forward_tiles is not None

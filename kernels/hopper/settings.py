@@ -49,7 +49,7 @@ class Variant:
         step: the form of a step, see `steps`.
         ahead: a step ends with S of the next one; always where steps overlap.
         left_in_registers: K and V are left operands in registers.
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        tail: columns of q and k in tiles of their own: the other columns are a power of two.
         one_dq: one dq tile in shared memory, where there is no room for one per stage.
         registers: registers per thread of producer and reducers.
     """
@@ -73,7 +73,7 @@ VARIANTS: dict[Dims, Variant] = {
     (192, 128): Variant("halved", tail=64, one_dq=True),
     (256, 256): Variant("shared"),
 }
-"""Of the backward."""
+"""Variants of the backward."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Settings:
         stages: tiles of the rings of K and of V.
         consumers: warpgroups with a row block of their own, 2 or 3.
         q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
-        tail: of the columns of q and k, those in tiles of their own: the others are a power of two.
+        tail: columns of q and k in tiles of their own: the other columns are a power of two.
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
@@ -130,12 +130,12 @@ SETTINGS: dict[Dims, Settings] = {
     (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
     (256, 256): Settings(64, 2, out_in_q=True),
 }  # fmt: skip
-"""Of the forward.  docs/what-we-know.md has the rates of these and of other settings."""
+"""Settings of the forward.  docs/what-we-know.md has the rates of these and of other settings."""
 
 SHORT: dict[Dims, Settings] = {
     (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
 }
-"""Those for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
+"""Settings for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 
 They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
 the tiles of `SETTINGS`."""

@@ -1,4 +1,4 @@
-"""What the portable kernels cover, with which tiles, and what these cost: Triton templates for all CUDA devices.
+"""The portable kernels, Triton templates for all CUDA devices: the calls that they cover, their tiles, and the costs.
 
 A matmul of the two-pass kernels runs at 650 TFLOP/s on an H100 (a cost of 0.2), and a step of the ordered kernel, its
 five matmuls and its add, costs 1.9 tile pairs.  The other architectures have shapes that compile without large spills,
@@ -68,7 +68,7 @@ FORWARD_TILES: dict[ForwardKey, Tiles] = {
     **_forward("sm_90", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s3"),
     **_forward("sm_100", 16, "128x64w8s3", "128x64w8s3", "128x64w8s2", "128x64w8s2"),
 }
-"""Tiles of the portable forward.  They compile without large spills; those of sm_90 have been measured."""
+"""Tiles of the portable forward.  They compile without large spills; the tiles of sm_90 have been measured."""
 for _arch in SHARED_BYTES:
     FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", "32x16w8s1", *["16x16w8s1"] * 2)
 FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2", *["16x16w8s1"] * 2)

@@ -55,7 +55,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes: registers per thread, spilled bytes per thread, shared memory per CTA in bytes."""
+    """A compiled kernel's registers per thread, spilled bytes per thread, and shared memory per CTA in bytes."""
 
     registers: int
     spill_stores: int
@@ -72,7 +72,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     Args:
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT that are not contiguous;
+        strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
             (batch, token) of Q_IDS, KV_IDS; (batch, head, key) of KEYS; (batch, head, row, key) of DENSE, BIAS.
     """
     if plan.kernel != FAMILY.name:
@@ -163,8 +163,7 @@ def render_forward(
     Args:
         plan: its forward's tiles, section and tf32 count, whatever its backward is.
         site: batch and lengths must be known.
-        strides: (batch, head, row, column) of those of Q, K, V, OUT that are not contiguous, and of data as for
-            `render`.
+        strides: (batch, head, row, column) of Q, K, V, OUT where they are not contiguous, and of data as for `render`.
         interpret: the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles
@@ -287,7 +286,7 @@ def build(kernel: Rendered, arch: str) -> Any:
 
 
 def resources(compiled: Any, arch: str) -> Resources:
-    """What Triton's compiled kernel takes on `arch`, by the report of the assembler."""
+    """The resources of Triton's compiled kernel on `arch`, by the report of the assembler."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs

@@ -326,9 +326,9 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
 
 
 class Reads(NamedTuple):
-    """Which tensors a kernel reads beside those of every attention.
+    """Whether a kernel reads the tensors that not every attention has.
 
-    seed: that of dropout; placed: those of a mask of rows; the others: see Note [Data operands] in tiles.py.
+    seed: for dropout; placed: for a mask of rows; the others: see Note [Data operands] in tiles.py.
     """
 
     keys: bool = False
@@ -416,12 +416,12 @@ def delta_template(placed: bool = False) -> str:
 
 
 def _device(reads: Reads, *modules: str) -> str:
-    """The functions of these modules, and those of dropout where they are called."""
+    """The functions of these modules, and the functions of dropout where they are called."""
     return "\n\n".join(map(_functions, ("rows", *modules) + (("dropout",) if reads.seed else ())))
 
 
 def reads(call: Call, *, sums_keys: bool = True) -> Reads:
-    """What a kernel for this call reads.
+    """Return whether a kernel for this call reads each of the tensors of `Reads`.
 
     Args:
         sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,

@@ -5,7 +5,7 @@ Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input'
 reads neither rows that see no key nor keys that no row sees.  Of tile pairs in which nobody sees anybody it adds
 nothing.
 
-Every matmul is one of two contiguous matrices, never a batched one: what a CPU makes of a matrix in a batch depends on
+Every matmul is one of two contiguous matrices, never a batched one: a CPU's result for a matrix in a batch depends on
 how many there are.
 """
 
@@ -102,7 +102,7 @@ def bias_gradient(
 
 @dataclass(frozen=True)
 class Data:
-    """What mask and scores of one batch element read of data.
+    """The data of the mask and the scores of one batch element.
 
     valid: booleans [kv_len], False for the keys that it hides from every query; None if it has no term for that.
     segments: integers [q_len] and [kv_len]; a query sees only keys with its number.  None if it has no term for that.
@@ -137,7 +137,7 @@ class Data:
         return found if self.bias is None else found + self.bias[head, rows, keys].float()
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
-        """Which pairs of a query head it lets see each other: something that broadcasts to booleans [rows, keys]."""
+        """Whether pairs of a query head may see each other: something that broadcasts to booleans [rows, keys]."""
         shown: Tensor | bool = True if self.dense is None else self.dense[head, rows, keys]
         if self.segments is not None:
             q, kv = self.segments
@@ -162,9 +162,9 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
 
 
 def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tensor, Tensor]:
-    """Which rows see a key, and which keys a row may see: booleans [q heads or 1, q_len], [kv heads or 1, kv_len].
+    """The rows that see a key and the keys that a row may see: booleans [q heads or 1, q_len], [kv heads or 1, kv_len].
 
-    query, key: those of one batch element.
+    query, key: of one batch element.
     """
     (q_heads, q_len, _), (kv_heads, kv_len, _), device = query.shape, key.shape, query.device
     everything = Problem(band, q_len, kv_len, q_len, kv_len)
@@ -270,7 +270,7 @@ class _Element:
         return p, ds
 
     def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
-        """Which pairs of a tile pair of a query head see each other: booleans [rows, keys]."""
+        """Whether the pairs of a tile pair of a query head see each other: booleans [rows, keys]."""
         q_rows, kv_rows = (torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys))
         return visible(self.band, q_rows, kv_rows) & self.data.shows(q_head, rows, keys)
 
@@ -303,7 +303,7 @@ class _Element:
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
     def by_kv_head(self, sums: Tensor) -> Tensor:
-        """[kv heads, ...] from one sum per head of the schedule: those of a group are added in their order."""
+        """[kv heads, ...] from one sum per head of the schedule: the sums of a group are added in their order."""
         members: tuple[Tensor, ...] = sums.split(self.k.shape[0])
         return functools.reduce(torch.add, members)
 

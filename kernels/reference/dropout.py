@@ -1,4 +1,4 @@
-"""Which probabilities dropout keeps, in plain ATen: the definition of what `dropout` computes on a GPU.
+"""The probabilities that dropout keeps, in plain ATen: the definition of what `dropout` computes on a GPU.
 
 Note [Random bits of dropout]
     Query i and key j of query head h of batch element b have 16 bits of one block of Philox4x32-7 (Salmon et al.,
@@ -79,7 +79,7 @@ def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> 
 
 
 def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Which probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
+    """Whether the probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
 
     Args:
         seed, rows, keys: as for `random_bits`.

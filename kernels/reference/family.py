@@ -1,4 +1,4 @@
-"""What the reference executor covers: plain ATen on the CPU."""
+"""The calls that the reference executor covers: plain ATen on the CPU."""
 
 from __future__ import annotations
 

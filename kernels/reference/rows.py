@@ -14,7 +14,7 @@ from ...model.mask import ROW_BLOCK
 
 @dataclass(frozen=True)
 class Rows:
-    """Which tokens the rows of a call have, as `model.Placed` says.
+    """The tokens of the rows of a call, as `model.Placed` says.
 
     Attributes:
         tokens: int64 [rows]; any number where a row has none.
@@ -26,7 +26,7 @@ class Rows:
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> Rows | None:
-        """Those of a call, None where its tokens are rows.
+        """The rows of a call, None where its tokens are rows.
 
         Args:
             extras: the tensors that the call reads.

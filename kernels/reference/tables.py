@@ -32,7 +32,7 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 
 
 def _shown(data: MaskData) -> Tensor:
-    """Who sees whom: bool [batch, 1 or q_heads, q_len, kv_len]."""
+    """Whether queries see keys: bool [batch, 1 or q_heads, q_len, kv_len]."""
     band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
     rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
     shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)

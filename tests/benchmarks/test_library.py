@@ -166,7 +166,7 @@ def test_deterministic(
 
 
 def test_calls_share_no_memory(named: Callable[[], Any]) -> None:
-    """What one call has returned stays as it is while others run."""
+    """The results of one call stay as they are while others run."""
     call = contenders.CONTENDERS["FA3 det"](PLAIN, inputs(PLAIN))
     first, second = call(), call()
     assert not {t.data_ptr() for t in first} & {t.data_ptr() for t in second}
@@ -292,7 +292,7 @@ def test_dash_that_does_not_run_is_seen(on_cpu: dict[str, Any]) -> None:
 def test_table_and_results(
     on_cpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is the same for all shapes is said once; a contender that ran nowhere has no column; wrong ones end it."""
+    """Facts common to all shapes are said once; a contender that ran nowhere has no column; wrong ones end it."""
 
     def absent(shape: Shape, inputs: Any) -> Any:
         raise NotRun("it is not there")

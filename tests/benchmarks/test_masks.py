@@ -1,4 +1,4 @@
-"""The benchmark of masks: its visible pairs are those of the attention that it runs."""
+"""The benchmark of masks: its visible pairs are the visible pairs of the attention that it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small(row: Row) -> Row:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_pairs(row: Row) -> None:
-    """Where scores are equal and values are those of a unit matrix, what is positive was seen."""
+    """If scores are equal and values are a unit matrix, keys with positive outputs were seen."""
     row = small(row)
     with mock.patch.object(masks, "DEVICE", "cpu"), mock.patch.object(masks, "HEAD_DIM", LENGTH):
         options, more = masks._arguments(row)

@@ -57,7 +57,7 @@ def test_a_comment_in_code_is_no_heading() -> None:
 
 @pytest.mark.parametrize("name", FIGURES["PICTURES"])
 def test_pictures_are_up_to_date(name: str) -> None:
-    """Else run ``python tools/docs_figures.py``."""
+    """If this fails, run ``python tools/docs_figures.py``."""
     assert (DOCS / "figures" / f"{name}.svg").read_text(encoding="utf-8") == FIGURES["PICTURES"][name]()
 
 

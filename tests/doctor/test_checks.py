@@ -67,7 +67,7 @@ BREAKS: dict[str, tuple[findings.Check, Severity, str, Callable[[pytest.MonkeyPa
 def breaks(check: findings.Check, severity: Severity, words: str) -> Callable[[Any], Any]:
     """Register a way to break what `check` looks at: the worst finding then has this severity and these words.
 
-    Who breaks a setting of torch.compile returns the context in which it is broken.
+    A function that breaks a setting of torch.compile returns the context in which it is broken.
     """
 
     def register(function: Callable[[pytest.MonkeyPatch], object]) -> Callable[[pytest.MonkeyPatch], object]:

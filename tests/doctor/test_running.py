@@ -1,4 +1,4 @@
-"""What the doctor sees while a program runs, each in a program that does it and in one that does nothing wrong."""
+"""The faults that the doctor sees while a program runs, each in a program with it and in one without any."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHECKS = ("eager_attention", "flag_inside_a_forward", "seed", "drawn_again")
 def found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str, opening: str = OPENING
 ) -> dict[str, list[dict[str, str]]]:
-    """What the checks of this file say, by check; `HERE` stands for the line of the program with that comment."""
+    """The findings of the checks of this file, by check; `HERE` stands for the program's line with that comment."""
     script = tmp_path / "train.py"
     text = opening + program
     script.write_text(text)
@@ -55,7 +55,7 @@ def found(
 
 
 def the_only(problems: dict[str, list[dict[str, str]]], check: str, severity: Severity) -> str:
-    """What the only finding says."""
+    """The text of the only finding."""
     assert list(problems) == [check], problems
     (finding,) = problems[check]
     assert finding["severity"] == severity.name.lower()

@@ -188,7 +188,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["infinite", "lowest", "any"])
 @pytest.mark.parametrize("size", [(40, 56), (2, 1, 40, 56), (1, 4, 40, 56), (2, 1, 1, 56)], ids=str)
 def test_a_mask_that_is_an_input(kind: str, size: tuple[int, ...]) -> None:
-    """Where Dynamo cuts a model, as it does for DDP, the mask of all layers is an input of most graphs."""
+    """If Dynamo cuts a model, as it does for DDP, the mask of all layers is an input of most graphs."""
     hidden = torch.rand(size, generator=torch.Generator().manual_seed(2)) < 0.4
     hidden[..., 3 % size[-2], :] |= size[-2] > 1  # all keys of one query
     low = float("-inf") if kind == "infinite" else torch.finfo(torch.float32).min
@@ -236,7 +236,7 @@ def test_dynamic_lengths() -> None:
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["constant", "learned"])
 def test_heads_that_are_not_known_are_the_reason(gradient: bool) -> None:
-    """Not that the bias has a gradient, or what it is made of."""
+    """The reason is not that the bias has a gradient, or what it is made of."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, do: Tensor, x: Tensor) -> tuple[Any, ...]:
         return efficient(q, k, v, do, bias=lambda: x, bias_grad=gradient)

@@ -113,7 +113,7 @@ def test_transposed_heads() -> None:
     ],
 )
 def test_what_is_no_view_keeps_its_reason(change: Bias, bias: tuple[int, ...] | None) -> None:
-    """Nothing is copied for it."""
+    """Nothing is copied for a bias that is no view."""
     given = None if bias is None else torch.randn(bias)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -161,11 +161,11 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Bias]] = {
     "of three dimensions": ((128, 128, 8), lambda b: b.permute(2, 0, 1)),
     "not aligned": ((100, 100, 8), lambda b: b.permute(2, 0, 1)[None]),
 }
-"""Of biases: what the program has, and what it passes."""
+"""Biases: what the program has, and what it passes."""
 
 
 def records_of_h100() -> dict[str, Any]:
-    """What became of each layout, and of what is in its joint graph then; in a process whose CUDA device is a fake."""
+    """The fate of each layout, and the contents of its joint graph then; in a process whose CUDA device is a fake."""
     from unittest import mock
 
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 TOKENS, HEADS, DIM = 128, 8, 64
 MASK = "segments(0,1):placed(2,3)"
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": (3, 2), "to the right": (-1, 4)}
-"""What `varlen_attn` takes: how many tokens a query sees to the left and to the right; -1 is all."""
+"""Arguments of `varlen_attn`: how many tokens a query sees to the left and to the right; -1 is all."""
 
 
 # ---- numbers, on the CPU: the operators have no kernels there, so that only a replaced graph can run ----
@@ -54,7 +54,7 @@ WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("window", list(WINDOWS))
 def test_values(window: str, dynamic: bool) -> None:
-    """Output and gradients are those of every document alone; a token behind the last one has its value."""
+    """Output and gradients are the same as of every document alone; a token behind the last one has its value."""
     starts = documents(0, 7, 7, 8, 30, 44)
     inputs = tensors((50, 4, 16), (50, 2, 16), (50, 2, 16))
     with capture(strict=True) as graphs:
@@ -68,7 +68,7 @@ def test_values(window: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_any_documents(dtype: torch.dtype) -> None:
-    """One of all tokens, of one token, empty ones; tokens behind the last, and none with a document; by one graph."""
+    """Documents of all tokens, of one token, empty ones; tokens behind the last, and none in any; by one graph."""
     inputs = tensors(*[(50, 2, 16)] * 3, dtype=dtype)
     with capture(strict=True) as graphs:
         compiled = graphs.compile(attend((-1, 0)))
@@ -90,7 +90,7 @@ def test_another_number_of_documents_compiles_no_other_graph_than_pytorch_would(
 
 
 def test_bits_are_those_of_attention_with_a_mask_of_documents() -> None:
-    """Of all tokens as one batch element, whose documents are data too, where each begins with a tile."""
+    """All tokens are one batch element, whose documents are data too; each document begins with a tile."""
     tokens = 2 * ALIGNMENT
     inputs, starts = tensors(*[(tokens, 2, 16)] * 3), documents(0, ALIGNMENT, ALIGNMENT, tokens)
     ids = torch.bucketize(torch.arange(tokens), starts, right=True)
@@ -186,7 +186,7 @@ def test_numbers_of_tokens_that_depend_on_data() -> None:
 
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jagged ones reach the operator of ATen where PyTorch chooses flash attention, which it does not do on a CPU."""
+    """Jagged tensors reach the operator of ATen where PyTorch chooses flash attention, which it does not on a CPU."""
     monkeypatch.setattr(nested_sdpa, "_select_sdp_backend", lambda *args: SDPBackend.FLASH_ATTENTION)
     starts = documents(0, 30, 31, 51, 61)
     (x,), ws = tensors((61, 32)), tensors(*[(32, 32)] * 3)

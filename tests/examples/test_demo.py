@@ -41,7 +41,7 @@ def outcome(weight: float = 1.0, *sites: dict[str, object]) -> Outcome:
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Outcome]:
-    """What the three processes leave; nothing is trained and nothing compiled."""
+    """The outcomes of the three processes; nothing is trained and nothing compiled."""
     found = {"run 1": outcome(), "run 2": outcome(), "control": outcome(1 + 2**-20)}
     monkeypatch.setattr(demo, "run_process", lambda name, size, folder: found[name])
     monkeypatch.setattr(compiled, "kernel_table", lambda site, arch: (plan(site, arch), "kernels"))

@@ -56,7 +56,7 @@ def test_properties_are_the_limits_of_the_code() -> None:
 
 
 def test_the_table_of_models_is_that_of_the_golden_file() -> None:
-    """Else run ``python tools/model_tables.py``."""
+    """If this fails, run ``python tools/model_tables.py``."""
     tool = runpy.run_path(str(ROOT / "tools" / "model_tables.py"))
     page = text_of("docs/replaced.md")
     assert tool["filled"](page, json.loads(text_of("tests/golden/models.json"))) == page
@@ -78,7 +78,7 @@ def test_tables_of_models_name_versions_and_what_differs() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
 def test_tables_of_results_are_those_of_the_files(page: str) -> None:
-    """Else run ``python tools/result_tables.py``."""
+    """If this fails, run ``python tools/result_tables.py``."""
     text = text_of(page)
     assert "written by tools/result_tables.py" in text
     assert runpy.run_path(str(ROOT / "tools" / "result_tables.py"))["filled"](text) == text

@@ -47,7 +47,7 @@ def on_h100(fn: Callable[..., Any], *args: Any, arch: str = "sm_90", **kwargs: A
 
 
 def fates(explanation: Explanation) -> list[str]:
-    """What becomes of every site: its mask, or why it is kept."""
+    """The fate of every site: its mask, or why it is kept."""
     assert not explanation.unknown, explanation.unknown
     return [site.kept.reason.value if site.kept else site.record.mask for site in explanation.sites]
 
@@ -493,7 +493,7 @@ def test_operators_are_those_of_pytorch() -> None:
 
 
 def operators_of_all_calls(choose: Callable[[str], None]) -> dict[str, list[list[str]]]:
-    """What PyTorch and what `sdpa.attention` call, for every call of `CHOICES`, on fake CUDA tensors."""
+    """The operators that PyTorch and `sdpa.attention` call, for every call of `CHOICES`, on fake CUDA tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     found = {}

@@ -297,7 +297,7 @@ def test_a_site_that_differs_has_a_part_of_its_own(explanation: Explanation) -> 
 
 
 def test_inputs_of_a_module_that_counts_its_calls_have_plain_names() -> None:
-    """Where a module assigns to itself, Dynamo reaches its parts by its dictionary."""
+    """If a module assigns to itself, Dynamo reaches its parts by its dictionary."""
     assert in_source("L['self']._modules['0'].__dict__['_modules']['qkv']._parameters['bias']") == "self.0.qkv.bias"
 
 

@@ -89,7 +89,7 @@ def check_all(problems: Sequence[KeyedAttention], results: Sequence[Results]) ->
 
 
 def flat(results: Sequence[Results]) -> list[Tensor]:
-    """What `repeats.differing_runs` compares."""
+    """The tensors that `repeats.differing_runs` compares."""
     return [tensor for result in results for tensor in result]
 
 
@@ -213,7 +213,7 @@ ORDERS: list[Order] = [(0, 1, 2, 3), (2, 0, 1, 3)]
 
 @pytest.mark.parametrize(("dims", "dtype"), [((64, 64), BF16), ((40, 40), FP32)], ids=str)
 def test_layouts_give_the_same_bits(dims: Dims, dtype: torch.dtype) -> None:
-    """Of the inputs, and of the output; with them a view into one fused tensor, and a batch of one element repeated."""
+    """Layouts of inputs and output; with them a view into one fused tensor, and a batch of one element repeated."""
     p = problem(dims, Band(0), 300, 333, group=2, dtype=dtype)
     others = [replace(p, q=change(p.q), k=change(p.k), v=change(p.v)) for change in LAYOUTS]
     qkv = torch.randn(2, 300, 3, 4, dims[0], device=DEVICE).to(dtype)
@@ -308,7 +308,7 @@ def heads_of(p: KeyedAttention, first: int, end: int) -> KeyedAttention:
 
 
 def test_any_number_of_heads() -> None:
-    """Of other heads, of other batch elements, of a group that is spelt out, or alone."""
+    """A head's bits are the same beside other heads, other batch elements, in a group that is spelt out, or alone."""
     wholes, parts, expected = [], [], []
     for i in (0, 1, 4):
         dims, mask, group, dtype, q_len, kv_len = SHAPES[i]
@@ -379,7 +379,7 @@ VALID = ["ones", "padded", "left", "holes", "nobody"]
 
 
 def keyed(q_len: int, kv_len: int, valid: str, documents: str = "none") -> list[KeyedAttention]:
-    """In the layout of larger tensors, which may hold anything."""
+    """The problem in the layout of larger tensors, which may hold anything."""
     return [
         problem(
             (dim, dim), mask, q_len, kv_len, batch=3, group=group, dtype=dtype, valid=valid, documents=documents
@@ -389,7 +389,7 @@ def keyed(q_len: int, kv_len: int, valid: str, documents: str = "none") -> list[
 
 
 def keyed_plans(schedule: str, documents: str = "none") -> list[Plan]:
-    """Of the portable kernels, under "two_pass" or (any other word) the ordered schedule of each problem."""
+    """Plans of the portable kernels, under "two_pass" or (any other word) the ordered schedule of each problem."""
     return [
         portable_plan(p.site(), arch(), schedule if schedule == "two_pass" else ordered)
         for p, (_, _, _, _, ordered) in zip(keyed(*KEYED_LENGTHS[0], "holes", documents), KEYED, strict=True)
@@ -452,7 +452,7 @@ def test_keys_bit_by_bit(schedule: str) -> None:
 
 
 def test_keys_of_ones_change_no_bit() -> None:
-    """Neither of the forward nor, under the same plan, of the gradients: full, causal and with lengths of all kinds."""
+    """No bit of the forward changes nor, under the same plan, of the gradients: full, causal, lengths of all kinds."""
     schedules = ["two_pass", "two_pass", "ordered", "ordered", "two_pass"]
     which = [0, 1, 1, 2, 3]
     lengths = [(512, 512), (300, 333), (300, 333), (257, 300), (256, 256)]
@@ -517,7 +517,7 @@ def test_segments_bit_by_bit(schedule: str) -> None:
 
 
 def test_one_document_changes_no_bit() -> None:
-    """Neither of the forward nor, under the same plan, of the gradients."""
+    """No bit of the forward changes nor, under the same plan, of the gradients."""
     one = [
         problem((dim, dim), mask, 300, 333, group=group, dtype=dtype, documents="same")
         for dim, mask, group, dtype, _ in KEYED

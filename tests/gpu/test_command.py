@@ -1,4 +1,4 @@
-"""What `make test-gpu` collects where packages for development are missing: a GPU machine may have no registry."""
+"""The tests that `make test-gpu` collects without packages for development: a GPU machine may have no registry."""
 
 from __future__ import annotations
 

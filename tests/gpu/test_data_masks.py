@@ -280,7 +280,7 @@ def of_lengths(shape: tuple[int, int, int, int, torch.dtype], q_len: int, kv_len
 @pytest.mark.parametrize("how", DENSE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dense_masks(shape: tuple[int, int, int, int, torch.dtype], how: str) -> None:
-    """Of any batch elements and heads; lengths that fill tiles and such that do not.
+    """Masks of any batch elements and heads; lengths that fill tiles and lengths that do not.
 
     Other strides along rows and keys never come: under them PyTorch computes by its math implementation.  The kernels
     of tables read any, see `test_gpu_tables`.

@@ -53,7 +53,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> list[bool]:
 
 
 def check(run: Run, p: KeyedAttention) -> None:
-    """Alone, first, between others and last."""
+    """The document alone, first, between others and last."""
     length = p.q.shape[2]
     alone = run(p)
     for place, (seed, factor) in itertools.product(PLACES, ((1, 1.0), (2, 8.0))):
@@ -117,7 +117,7 @@ def test_huge_neighbours() -> None:
 
 
 def test_chunks() -> None:
-    """Segments that are places divided by a multiple of TILE, as in Llama 4: those of a call on each chunk alone."""
+    """Segments that are places divided by a multiple of TILE, as in Llama 4: the bits of a call on each chunk alone."""
     p = document(4 * 256, Band(0), 128, 2, torch.bfloat16)
     whole, alone = (
         model(chunk=256)(p),

@@ -1,4 +1,4 @@
-"""What `explain` says of the GPU that is there, from tensors on the CPU: PyTorch's own choices, and the same sites."""
+"""`explain` on the GPU that is there, from tensors on the CPU: PyTorch's own choices, and the same sites."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_what_is_explained_is_what_is_compiled() -> None:
 
 
 def test_nothing_runs() -> None:
-    """What the graph returns is all that takes memory; a run takes several times as much."""
+    """Only the results of the graph take memory; a run takes several times as much."""
     tensor = query(length=1 << 15)
     size = tensor.nelement() * tensor.element_size()
     peaks = []

@@ -121,7 +121,7 @@ def test_single_queries(batch: int, heads: int, kv_heads: int, kv_len: int) -> N
 def test_a_batch_element_has_the_bits_that_it_has_alone(
     head_dim: int, heads: int, kv_heads: int, length: int, window: int | None
 ) -> None:
-    """In batches and places of all kinds."""
+    """The bits are the same in batches and places of all kinds."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = keep(length, length, 0, None if window is None else window - 1)

@@ -123,7 +123,7 @@ def test_calls_in_turn_do_not_meet(q_len: int, kv_len: int, group: int) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_reduce_overhead(shape: Shape) -> None:
-    """``mode="reduce-overhead"`` captures the op in a graph of its own; its bits are those of the direct call."""
+    """``mode="reduce-overhead"`` captures the op in a graph of its own; its bits are the direct call's."""
     run = direct(shape)
     p = run.problem
     lowering.register()

@@ -119,7 +119,7 @@ def test_as_accurate_as_cudnn(dims: tuple[int, int], dtype: torch.dtype, mask: B
 @pytest.mark.parametrize("scale", [-0.3, -1e-3, 0.0, -0.0, 1e-42, 1e-3, 1.0])
 @pytest.mark.parametrize("mask", [Band(), Band(0), Band(10, 40)], ids=str)
 def test_scales(mask: Band, scale: float) -> None:
-    """Of any sign: the largest score is not the largest product with a negative scale."""
+    """Scales of any sign: the largest score is not the largest product with a negative scale."""
     for dims in ((64, 64), (128, 128)):
         p = problem(dims, mask, 300, 260, group=2, scale=scale)
         check(p, forward(p))
@@ -352,7 +352,7 @@ def test_hidden_halves_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dims", [(64, 64), (40, 24)], ids=str)
 def test_short_settings_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) -> None:
-    """Few queries in tiles of two row blocks, and in those of three that longer sequences have."""
+    """Few queries in tiles of two row blocks, and in tiles of three, which longer sequences have."""
     masks = [Band(), Band(0), Band(-40, 300), Band(None, -5)]
     masks += [Band(0, None, "bottom_right"), Band(-70, 90, "bottom_right")]
     lengths = [(1, 1), (1, 1000), (63, 64), (64, 200), (65, 128), (128, 128), (128, 777)]
@@ -500,7 +500,7 @@ def test_sanitizer(tool: str) -> None:
 
 @sanitized
 def test_racecheck() -> None:
-    """What may be reported is Triton's own dispatch of the roles, as in the backward, and the facts of a tile.
+    """Only Triton's own dispatch of the roles, as in the backward, and the facts of a tile may be reported.
 
     The producer's words about a tile are ordered by the barrier that q fills, which the tool does not follow: see
     docs/what-we-know.md.

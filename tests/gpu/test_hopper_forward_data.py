@@ -32,7 +32,7 @@ pytestmark = MARKS
 FULL, CAUSAL, WINDOW = Band(), Band(0, None, "bottom_right"), Band(-70, 300)
 BANDS = [FULL, CAUSAL, WINDOW]
 DTYPES = {(64, 64): torch.float16, (128, 128): torch.bfloat16, (192, 128): torch.float16, (256, 256): torch.bfloat16}
-"""Of the tests, by head dims; for the two most used both are compared with fp64."""
+"""Dtypes of the tests, by head dims; for the two most used both are compared with fp64."""
 BOTH = [(64, 64), (128, 128)]
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 all_settings = pytest.mark.parametrize("dims", build.SETTINGS, ids=str)
@@ -115,7 +115,7 @@ class Problem:
         name: str, band: Band, q_len: int, kv_len: int, dims: tuple[int, int], *, batch: int = 3, kv_heads: int = 2,
         group: int = 1, dtype: torch.dtype | None = None,
     ) -> Problem:  # fmt: skip
-        """What nobody sees holds zeros here, and NaN in `given`."""
+        """Make a problem: rows and keys that nobody sees hold zeros here, and NaN in `given`."""
         p = Attention.random(
             q_len, kv_len, dims[0], band, batch=batch, kv_heads=kv_heads, group=group,
             dtype=dtype or DTYPES[build.dims_of(*dims)], value_dim=dims[1],
@@ -164,7 +164,7 @@ class Problem:
         assert (off <= 1e-5 + 1e-5 * exact_lse[sees].abs() + 4e-6 * p.scale * p.q.shape[3]).all()
 
     def part(self, order: Sequence[int]) -> Problem:
-        """These batch elements."""
+        """The problem of the batch elements in `order`."""
         p, d = self.plain, self.data
         at = torch.tensor(order, device="cuda")
         data = ForwardData(*(None if t is None else t[at].contiguous() for t in d))  # type: ignore[arg-type]

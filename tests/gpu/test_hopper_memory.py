@@ -21,7 +21,7 @@ HEADS, HEAD_DIM = 16, 128
 def peak(run: Callable[[], object]) -> int:
     """Bytes that a call asks for at once, beyond what is there before it; the first call loads and compiles.
 
-    What the allocator gives may be more, if a block that it has kept is a little larger.
+    The allocator may give more, if a block that it has kept is a little larger.
     """
     run()
     torch.cuda.synchronize()

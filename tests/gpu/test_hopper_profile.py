@@ -66,7 +66,7 @@ def direct(shape: Shape, *, batch: int = 2, kv_heads: int = 4) -> Direct:
 
 
 def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Ticket and rank of every tile pair, by query head among those of all batch elements, kv tile and q tile."""
+    """Ticket and rank of every tile pair, by query head among all of the batch, kv tile and q tile."""
     p, tiles = run.problem, run.plan.dkdv
     (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = p.q.shape, p.k.shape
     work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, heads, section=run.plan.section)
@@ -80,7 +80,7 @@ def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
 
 
 def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple[int, int]]) -> None:
-    """Every pair once, by its ticket, its times in their order, and a q tile's contributions in that of their ranks."""
+    """Every pair once, by its ticket, its times in their order, a q tile's contributions in order of their ranks."""
     spans = {(span["head"], span["kv"], span["q"]): span for span in found["spans"]}
     assert len(spans) == len(found["spans"])
     assert {place: span["ticket"] for place, span in spans.items()} == {place: t for place, (t, _) in pairs.items()}
@@ -100,7 +100,7 @@ def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple
 
 @pytest.mark.parametrize("shape", SHAPES + CO_RESIDENT, ids=str)
 def test_bits_and_times(shape: Shape) -> None:
-    """With stamps as without, in the calls that are recorded and in later ones."""
+    """The bits with stamps are as without, in the calls that are recorded and in later ones."""
     run = direct(shape, batch=1 if shape in CO_RESIDENT else 2)
     expected, pairs = [bits(t).clone() for t in run()], expected_pairs(run)
     assert dash_inductor.profile_runs() == ()
@@ -183,7 +183,7 @@ def test_reduce_overhead() -> None:
 
 
 def test_some_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room for all, the first ones; the others' results are as ever."""
+    """The first heads, if there is no room for all; the others' results are as ever."""
     run = direct(SHAPES[3])
     expected, pairs = [bits(t).clone() for t in run()], expected_pairs(run)
     monkeypatch.setattr("dash_inductor.records.profiles.BYTES_OF_A_CALL", 3 * 16 * 33 * 32 + 5)
@@ -213,7 +213,7 @@ print(site.name)
 
 
 def test_a_program(tmp_path: Path) -> None:
-    """With the variable alone, a file for each of the first calls."""
+    """The variable alone makes a file for each of the first calls."""
     environ = {**os.environ, "DASH_INDUCTOR_PROFILE": "1", "RANK": "0", "PYTHONPATH": str(ROOT)}
     environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

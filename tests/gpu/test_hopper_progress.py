@@ -28,7 +28,7 @@ SECONDS = 120
 
 
 def results(programs: Mapping[str, Sequence[str]]) -> list[dict[str, object]]:
-    """What programs of `hopper_progress` that run at the same time find, each given by its arguments."""
+    """The findings of programs of `hopper_progress` that run at the same time, each given by its arguments."""
     module = sys.executable, "-m", "tests.support.hopper_progress"
     commands = {name: (*module, *arguments) for name, arguments in programs.items()}
     printed = run_together(commands, seconds=SECONDS, folder=ROOT)
@@ -65,7 +65,7 @@ def test_processes_at_once(case: str, names: tuple[str, ...], tmp_path: Path) ->
 
 @pytest.mark.parametrize(("schedule", "mask"), [("shift", Band()), ("symmetric_shift", Band(0))], ids=str)
 def test_co_residency_is_checked_before_the_launch(schedule: str, mask: Band, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These wait both ways: with more CTAs than SMs they would hang."""
+    """These schedules wait both ways: with more CTAs than SMs they would hang."""
 
     def launched(*_: object) -> None:
         raise AssertionError("it was launched")

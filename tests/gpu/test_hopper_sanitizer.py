@@ -53,8 +53,8 @@ def test_initcheck_sees_other_memory() -> None:
 
 
 def test_racecheck() -> None:
-    """All that is reported is Triton's own dispatch of the roles, and words that consumers read when TMA has completed
-    a barrier, which racecheck does not follow: see docs/what-we-know.md."""
+    """Only Triton's own dispatch of the roles is reported, and words that consumers read when TMA has completed a
+    barrier, which racecheck does not follow: see docs/what-we-know.md."""
     assert races(report("racecheck")) <= {
         frozenset({"entry.py hopper_backward"}),
         frozenset({"told.py tell", "told.py told"}),

@@ -69,7 +69,7 @@ def test_language_models(family: str, deterministic: None) -> None:
 @pytest.mark.parametrize("kind", ["ones", "right", "left", "holes"])
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])
 def test_padded_batches(family: str, kind: str, deterministic: None) -> None:
-    """What a collator sends: an attention mask, and no label where there is no token."""
+    """Inputs as a collator sends them: an attention mask, and no label where there is no token."""
     model = causal_lm(family, head_dim=64).to("cuda", torch.bfloat16)
     tokens, valid = token_ids(2, 300).cuda(), padding(kind, 2, 300).cuda()
     inputs = {"tokens": tokens, "attention_mask": valid.long(), "labels": tokens.masked_fill(valid == 0, -100)}

@@ -178,7 +178,7 @@ def test_a_document_within_tiles_of_others_has_other_bits(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_bits_are_those_of_attention_with_a_mask_of_documents(shape: Shape) -> None:
-    """Where every document begins with a tile."""
+    """Every document begins with a tile."""
     tokens = 1024
     tensors, starts = problem(shape, tokens), documents(0, 256, 384, 384, tokens, device="cuda")
     found = step((-1, 0))(*tensors, starts)
@@ -235,7 +235,7 @@ def test_the_host_does_not_wait() -> None:
 
 
 def test_memory() -> None:
-    """No tensor of all pairs: those of 32768 tokens would take a GiB in bool."""
+    """No tensor of all pairs: the pairs of 32768 tokens would take a GiB in bool."""
     tokens = 32768
     run, tensors = step((-1, 0)), problem((4, 2, 64, torch.bfloat16), tokens)
     starts = documents(0, 5000, 20000, tokens, device="cuda")
@@ -285,7 +285,7 @@ def test_layers() -> None:
 
 @pytest.mark.parametrize("made_inside", [False, True])
 def test_nested_tensors(made_inside: bool) -> None:
-    """Jagged ones, through SDPA, which reaches the packed operator of ATen."""
+    """Jagged tensors, through SDPA, which reaches the packed operator of ATen."""
     torch._dynamo.reset()
     clear_sites()
     lengths = (300, 1, 200, 499)

@@ -195,7 +195,7 @@ LONG: list[tuple[int, torch.dtype, Band, int, dict[str, Any]]] = [
 
 
 def test_both_ways_to_a_bias_gradient_have_the_same_bits() -> None:
-    """And the right values: sums that pass through memory tile by tile, and sums in registers."""
+    """The values are right, too: sums that pass through memory tile by tile, and sums in registers."""
     given = [
         PairedAttention.random(
             length, length, band, dim=dim, dtype=dtype, batch=3, scale=dim**-0.5, device=DEVICE, **data
@@ -217,7 +217,7 @@ def test_both_ways_to_a_bias_gradient_have_the_same_bits() -> None:
 
 
 def test_a_batch_element_alone_has_the_same_bits() -> None:
-    """Its output and the gradients of q, k and v, however many the dq kernel adds up one after the other."""
+    """The output and the gradients of q, k and v, however many addends the dq kernel adds up one after the other."""
     p = PairedAttention.random(512, 512, Band(), dim=128, dtype=BF16, batch=3, device=DEVICE, bias="hqk:random")
     plan = planned(p, "two_pass")
     with enough_programs(IN_DQ):
@@ -342,7 +342,7 @@ def test_a_mask_that_is_an_input(deterministic: None) -> None:
 
 
 def test_peak_memory_of_a_learned_bias(deterministic: None) -> None:
-    """Never above that of PyTorch's deterministic kernels."""
+    """The peak is never above the peak of PyTorch's deterministic kernels."""
 
     def peak() -> int:
         torch.manual_seed(0)

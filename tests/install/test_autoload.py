@@ -165,7 +165,7 @@ joint_graph.pass_patterns = tuple(joint_graph.pass_patterns)
 """
 
 
-# What keeps dash_inductor from its work, and what the error says then.
+# Causes that keep dash_inductor from its work, and what the error says then.
 INACTIVE: list[tuple[str, dict[str, str], str]] = [
     ("", {"DASH_INDUCTOR_STRICT": "maybe"}, "ArgumentError: DASH_INDUCTOR_STRICT='maybe' is not allowed: expected one"),
     ("", {"DASH_INDUCTOR_STRICT": "yes", "DASH_INDUCTOR_CPU": "fast"}, "DASH_INDUCTOR_CPU='fast' is not allowed"),

@@ -1,4 +1,4 @@
-"""Inductor's caches are never stale, and without dash_inductor's help they stay those of plain PyTorch.
+"""Inductor's caches are never stale, and without dash_inductor's help they stay the caches of plain PyTorch.
 
 Every run is a fresh process over one cache folder.
 """

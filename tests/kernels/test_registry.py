@@ -1,4 +1,4 @@
-"""What families say of themselves agrees with what their kernels are."""
+"""Families describe themselves as their kernels are."""
 
 from __future__ import annotations
 

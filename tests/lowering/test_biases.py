@@ -1,4 +1,4 @@
-"""Which kernel makes a bias's gradient."""
+"""The kernel that makes a bias's gradient."""
 
 from __future__ import annotations
 

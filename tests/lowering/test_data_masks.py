@@ -1,4 +1,4 @@
-"""What compiled graphs on sm_90 make of masks that are data: tables once for all layers, and no mask of all pairs."""
+"""Masks that are data in compiled graphs on sm_90: tables once for all layers, and no mask of all pairs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])
 def test_operands_are_not_copied(name: str, compiled: dict[str, Any]) -> None:
-    """What takes no part may hold anything: kernels see to it."""
+    """Rows and keys that take no part may hold anything: kernels see to it."""
     assert not [target for target, _ in compiled[name]["nodes"] if target == "aten.where.self"]
 
 

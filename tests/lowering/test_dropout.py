@@ -1,4 +1,4 @@
-"""What a compiled graph makes of dropout on CUDA: one draw per site, and a kernel that reads the seed."""
+"""Dropout in a compiled graph on CUDA: one draw per site, and a kernel that reads the seed."""
 
 from __future__ import annotations
 

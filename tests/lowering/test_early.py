@@ -40,7 +40,7 @@ PORTABLE = dataclasses.replace(HOPPER, dtype="float32")
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What is compiled, each with 1000 bytes of shared memory; the GPU has as much as it takes."""
+    """The things that are compiled, each with 1000 bytes of shared memory; the GPU has as much as that."""
     seen: list[Any] = []
 
     def compiled(thing: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a compiled graph makes of a plan with the portable forward: one Triton template."""
+"""A plan with the portable forward in a compiled graph: one Triton template."""
 
 from __future__ import annotations
 

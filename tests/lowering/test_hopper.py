@@ -1,4 +1,4 @@
-"""What a compiled graph on sm_90 makes of a Hopper plan: one call of the operator, on the tensors as they lie."""
+"""A Hopper plan in a compiled graph on sm_90: one call of the operator, on the tensors as they lie."""
 
 from __future__ import annotations
 

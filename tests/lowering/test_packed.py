@@ -1,4 +1,4 @@
-"""What compiled graphs on sm_90 make of packed operators: tables once for all layers, and no copy of a head."""
+"""Packed operators in compiled graphs on sm_90: tables once for all layers, and no copy of a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled graph makes of a portable plan: Triton templates with options of their own."""
+"""A portable plan in a compiled graph: Triton templates with options of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled graph makes of a mask with segments: the portable templates, and which keys a row sees."""
+"""A mask with segments in a compiled graph: the portable templates, and which keys a row sees."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def per_key(mask: Tensor) -> Tensor:
     return mask[:, None, None, :]
 
 
-# What is read, however it is written: (mask, band)
+# Masks that are read, however they are written: (mask, band)
 
 
 def transformers_chain(q, k, m):
@@ -142,7 +142,7 @@ def flattened(q, k, m):
 
 
 def part_of_a_longer_one(q, k, m):
-    """Of a cache: more keys than this call has."""
+    """The mask of a cache: more keys than this call has."""
     longer = torch.cat([m, m], 1) != 0
     return causal(q, k) & per_key(longer[:, : k.shape[2]])
 
@@ -301,7 +301,7 @@ def test_segments_of_different_lengths(make) -> None:
 )
 @pytest.mark.parametrize("spread", [False, True], ids=["by key", "by pair"])
 def test_types_and_predicates(spread, predicate, dtype) -> None:
-    """Where the predicate is computed key by key, and where it is computed for all pairs."""
+    """The predicate is computed key by key, or for all pairs."""
 
     def make(q, k, m):
         wide = per_key(m).expand(-1, 1, q.shape[2], -1) if spread else per_key(m)
@@ -423,7 +423,7 @@ def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
     assert (str(found.terms), found.reason) == ("dense", None)
 
 
-# What data decide otherwise
+# Masks that data decide otherwise
 
 
 def differ_by_flag(q, k, m):
@@ -479,7 +479,7 @@ def ordered_documents(q, k, m):
 
 
 def positions_of_data(q, k, m):
-    """May overflow."""
+    """A mask whose numbers may overflow."""
     return rows(q) + m[:, None, :, None] * 2 == columns(k) + m[:, None, None, :] * 2
 
 
@@ -701,7 +701,7 @@ DYNAMIC_SOON = (
     chunks_and_keys,
     moved_chunks,
 )
-"""Those whose gradients are computed with dynamic lengths in every run, beside all of them with static ones."""
+"""Masks whose gradients are computed with dynamic lengths in every run, beside all of them with static ones."""
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -870,7 +870,7 @@ def test_compiled_code(checkpointed, dynamic) -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_a_kept_forward_keeps_the_site() -> None:
-    """Its log-sum-exp of a query without keys is not what the backward needs; without data all is known."""
+    """Its log-sum-exp for a query without keys is not what the backward needs; without data all is known."""
     inputs = tensors(*[(3, 2, 40, 16)] * 3)
     for make, reason in ((transformers_chain, Reason.FORWARD_KEPT), (lambda q, k, m: causal(q, k), None)):
         with capture() as graphs, config.patch(forward="keep"):

@@ -63,7 +63,7 @@ def bernoulli_keys(q: Tensor, k: Tensor) -> Tensor:
 
 
 def sorted_keys(q: Tensor, k: Tensor) -> Tensor:
-    """Half of the keys, those that a permutation says."""
+    """Half of the keys, chosen by a permutation."""
     return causal(q, k) & per_key(drawn(q, q.shape[0], k.shape[2]).argsort(-1) < k.shape[2] // 2)
 
 
@@ -133,7 +133,7 @@ def test_what_is_drawn_is_data(make: Make, mask: str, dynamic: bool) -> None:
 
 @parametrize
 def test_reading_draws_nothing(make: Make, mask: str) -> None:
-    """What is compared are random values of the reader's own: the program's generator stays where it is."""
+    """The reader compares random values of its own: the program's generator stays where it is."""
     module = trace_mask(make)
     before = torch.get_rng_state()
     read_graph(module)
@@ -209,7 +209,7 @@ def test_hopper_kernels_run_it(make: Make, mask: str) -> None:
 @parametrize
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_gradients(make: Make, mask: str, dynamic: bool) -> None:
-    """Those of the mask that the graph drew, which it returns beside its output."""
+    """Gradients are correct for the mask that the graph drew, which it returns beside its output."""
     used: list[Tensor] = []
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

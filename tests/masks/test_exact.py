@@ -1,4 +1,4 @@
-"""What the mask reader must not assume: ranges, signs, types and lengths are proved, or the tensor is read as it is."""
+"""The mask reader assumes nothing: ranges, signs, types and lengths are proved, or the tensor is read as it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assert_no_band(found: MaskResult) -> None:
 
 
 def compiled_mask(make, q_len=40, kv_len=96, dynamic=(), bounds=None, **inputs) -> str:
-    """What is read of ``make(q, k, **inputs)`` in the joint graph of its SDPA; the lengths in `dynamic` are symbols."""
+    """The mask read of ``make(q, k, **inputs)`` in the joint graph of its SDPA; lengths in `dynamic` are symbols."""
 
     class Model(torch.nn.Module):
         def forward(self, q, k, **inputs):
@@ -324,7 +324,7 @@ def test_no_thread_is_woken_and_no_setting_touched() -> None:
     assert int(run_python(program, path=ROOT).stdout.split()[-1]) >= 1
 
 
-# What models write
+# Masks as models write them
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -7,12 +7,12 @@ import pytest
 from ..support.mask_programs import run
 
 PROGRAMS = 75
-"""Of a seed; two seeds are run always, the others where all tests are."""
+"""Programs of a seed; two seeds are run always, the others when all tests are run."""
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])
 def test_programs_are_read_rightly_or_kept(seed: int) -> None:
-    """Thousands: ``python -m tests.support.mask_programs --programs 5000 --seed 7``."""
+    """Run thousands by ``python -m tests.support.mask_programs --programs 5000 --seed 7``."""
     outcomes, wrong = run(seed, PROGRAMS)
     assert not wrong, "\n".join(f"{program}# {error}" for program, error in wrong)
     assert outcomes["recognised"] >= 0.08 * PROGRAMS, outcomes  # a reader that keeps everything proves nothing

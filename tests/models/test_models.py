@@ -32,11 +32,11 @@ def gradients(model: Any, run: Any, ids: torch.Tensor, **inputs: torch.Tensor) -
 
 
 def assert_accurate(model: Any, ours: list[torch.Tensor], ids: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """The gradients are at most twice as far from those in double precision as the eager ones are.
+    """The gradients are at most twice as far from double precision's as the eager ones are.
 
-    The floor is what rounding the summands of a gradient comes to.  They are of the size of the gradient, but for the
-    bias of keys: over all keys its summands cancel to zero in exact arithmetic.  Those of the weight beside it are the
-    same, each times an input that is normalised, and do not cancel.
+    The floor is the error from rounding the summands of a gradient.  They are of the size of the gradient, but for the
+    bias of keys: over all keys its summands cancel to zero in exact arithmetic.  The summands of the weight beside it
+    are the same, each times an input that is normalised, and do not cancel.
     """
     eager = gradients(model, model, ids, **inputs)
     model = copy.deepcopy(model).double()  # the one that was compiled stays as it is

@@ -16,7 +16,7 @@ PROGRAM = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main
 
 
 def facts_of(module: str, *arguments: str) -> list[dict[str, Any]]:
-    """What a program of `tests.support` prints, one object for each process."""
+    """The output of a program of `tests.support`, one object for each process."""
     no_cache = {
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",

@@ -1,4 +1,4 @@
-"""What a recording of a training program holds, eager and compiled, and that it changes nothing."""
+"""The contents of a recording of a training program, eager and compiled, and that recording changes nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_compiled_code_shows_its_border_and_gradients_of_attention(tmp_path: Pat
     border = ["input Model", "activation Model", "gradient of activation Model"]
     ends = [f"{phase} {name}" for phase in ("gradient", "parameter") for name in PARAMETERS]
     assert names(tmp_path / "a", 2) == border + attention + ends
-    # What was compiled while recording runs as before without a recording, and shows itself to the next one.
+    # Code compiled while recording runs as before without a recording, and shows itself to the next one.
     again = Recording(path_of(tmp_path / "a", 0))
     list(again.steps())
     assert again.facts["numerics_keys"] == sorted({r.plan.numerics_key for r in dash_inductor.sites() if r.plan})

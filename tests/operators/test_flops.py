@@ -1,4 +1,4 @@
-"""FLOPs of our operators are those of what they replace, for PyTorch's counter and for its partitioner."""
+"""Our operators count as many FLOPs as the operators they replace, for PyTorch's counter and for its partitioner."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_documents_are_added_up(name: str, group: int) -> None:
 
 
 def estimates(case: Case, mode: str, *, active: bool, dynamic: bool = False, device: str = "cpu") -> list[float]:
-    """What the partitioner takes attention forwards of a joint graph to cost."""
+    """The costs that the partitioner assumes for attention forwards of a joint graph."""
     found: list[float] = []
 
     def look(joint: GraphModule, *_: Any) -> None:
@@ -159,7 +159,7 @@ def test_documents_without_data_count_as_one() -> None:
 
 @pytest.mark.parametrize("attention", ["causal", "padded"])
 def test_the_other_ways_to_weigh_a_graph_run(attention: str) -> None:
-    """One takes all for equal, and one measures how long a node takes, here without a clock."""
+    """One way takes all nodes for equal, and one measures how long a node takes, here without a clock."""
     case = Case(attention)
     assert estimates(case, "testing", active=True) == estimates(case, "testing", active=False) == [1, 1]
     calls = []

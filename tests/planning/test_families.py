@@ -1,4 +1,4 @@
-"""Which kernel family a site gets: on sm_90 the portable one only for reasons that are listed here, or measured."""
+"""The kernel family of a site: on sm_90 the portable one only for reasons that are listed here, or measured."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_portable_kernels_run_on_hopper_for_these_reasons_alone() -> None:
 
 @pytest.mark.parametrize("row", json.loads((RESULTS / "bands.json").read_text())["rows"], ids=lambda row: row["shape"])
 def test_what_is_left_to_portable_kernels_was_measured_to_be_faster_there(row: dict[str, float]) -> None:
-    """And what is not left was not, but for what small problems gain by shorter launches."""
+    """Other sites were not measured to be faster there, but for the gain of small problems by shorter launches."""
     dim, text, size, length = str(row["shape"]).rsplit(":", 3)[-4:]
     facts = site(text, int(dim.removeprefix("d")))
     left = HOPPER.leaves(facts) is not None

@@ -1,4 +1,4 @@
-"""Which forward is planned where: one of our own at every site, whatever its lengths, mask and scale."""
+"""The planned forwards: one of our own at every site, whatever its lengths, mask and scale."""
 
 from __future__ import annotations
 

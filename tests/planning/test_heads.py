@@ -44,12 +44,12 @@ OWN: dict[str, set[Expr]] = {
     "launch": {TICKET, HEADS, SECTION},
     "resident": {HEADS, SECTION},  # how many CTAs a launch needs, which the host asks before
 }
-"""What every expression of a schedule may read beside the facts of a walk."""
+"""The symbols that each expression of a schedule may read beside the facts of a walk."""
 BANDS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 9), Band(-3, 7), Band(None, 5), Band(-9), Band(40, 60)]
 
 
 def symbols(value: object) -> set[Expr]:
-    """Those of an expression, or of all that a tuple or a dataclass holds."""
+    """The symbols of an expression, or of all that a tuple or a dataclass holds."""
     if isinstance(value, sympy.Basic):
         return set(value.free_symbols)
     if isinstance(value, tuple):
@@ -58,7 +58,7 @@ def symbols(value: object) -> set[Expr]:
 
 
 def forbidden(s: Schedule) -> dict[str, set[Expr]]:
-    """What the expressions of a schedule read and may not, by name."""
+    """The symbols that the expressions of a schedule read and may not, by name."""
     found = {name: symbols(getattr(s, name)) - FACTS - own for name, own in OWN.items() if getattr(s, name) is not None}
     return {name: others for name, others in found.items() if others}
 

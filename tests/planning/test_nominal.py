@@ -93,7 +93,7 @@ def compare(name: str, candidate: Candidate, reach: Reach) -> None:
 
 
 def test_what_is_made_in_advance_is_simulated() -> None:
-    """Else run ``python tools/critical_paths.py``."""
+    """If this fails, run ``python tools/critical_paths.py``."""
     wide, narrow = HOPPER[64, 64], HOPPER[256, 256]
     for name in SCHEDULES:
         compare(name, wide, Reach(0, 3))
@@ -152,7 +152,7 @@ BOUNDS = st.one_of(st.none(), st.integers(0, 5000))
 def test_bands_of_equal_reach_have_the_same_tile_pairs(
     candidate: Candidate, ahead: int | None, back: int | None
 ) -> None:
-    """And so the same walks and ranks, which are made of these ranges."""
+    """Hence they have the same walks and ranks, which are made of these ranges."""
     band, tiles = Band(None if ahead is None else -ahead, back), candidate.dkdv
     reach = Reach.of(band, tiles)
     assert reach is not None

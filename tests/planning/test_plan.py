@@ -220,7 +220,7 @@ def test_override(name: str, mask: Band) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
 def test_the_choice_is_the_shortest_critical_path_without_co_residency(arch: str) -> None:
-    """Of the candidates of one kernel family."""
+    """The shortest path among the candidates of one kernel family."""
     of_family = {"sm_90": (HOPPER[64, 64],), "sm_80": PORTABLE["sm_80", 16, 64]}
     for mask in (Band(), CAUSAL, Band(0, 255)):
         p = plan(site(8, 8, 512, 64, mask), arch)
@@ -272,7 +272,7 @@ def test_bad_input_is_named(facts: Site, arch: str, schedule: str | None, messag
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("kind", ["dense", "bias"])
 def test_what_pairs_decide(arch: str, kind: str) -> None:
-    """Portable kernels read dense masks and biases; those of sm_90 dense masks alone, at larger head dims too."""
+    """Portable kernels read dense masks and biases; sm_90's kernels dense masks alone, at larger head dims too."""
     plain = site(8, 8, 4096, 64, CAUSAL)
     dense = Dense(Operand(0)) if kind == "dense" else None
     bias = Bias(Operand(0), gradient=True) if kind == "bias" else None

@@ -34,7 +34,7 @@ def tool() -> dict[str, Any]:
 
 
 def test_the_page_has_the_predictions(tool: dict[str, Any]) -> None:
-    """Else run ``python -m tools.predictions``, which says so where a prediction is off by more than the bound."""
+    """If this fails, run ``python -m tools.predictions``, which says where a prediction is too far off."""
     page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
     assert tool["filled"](page) == page
     assert tool["BOUND"] == 0.05
@@ -73,7 +73,7 @@ def test_wrong_constants_are_noticed(tool: dict[str, Any], name: str, monkeypatc
 
 @pytest.mark.full
 def test_the_constants_are_those_that_are_fitted(tool: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """To a per cent of what a step takes; those that hardly matter are not told apart by the measurements."""
+    """To a per cent of a step's time; the measurements do not tell constants apart that hardly matter."""
     tool["fit_all"]()
     lines = capsys.readouterr().out.splitlines()
     rates = [r for c in CALIBRATIONS.values() for r in (*c.backward.values(), *c.forward.values())]
@@ -278,5 +278,5 @@ def test_sites_that_no_kernel_covers_have_reasons() -> None:
     ("mask", "length", "heads"), [("band(0,1023)", 32768, 4), ("full", 16384, 4), ("causal", 16384, 1)]
 )
 def test_heads_that_are_launched_together_at_least(mask: str, length: int, heads: int) -> None:
-    """Where CTAs of a head keep less than the head in the L2 cache; where they keep all of it, as many as fit."""
+    """A minimum, if CTAs of a head keep less than the head in the L2 cache; if they keep all of it, as many as fit."""
     assert plan(site(mask, batch=1, q_len=length, kv_len=length), "sm_90").section == heads

@@ -105,7 +105,7 @@ def test_room_for_some_heads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
 
 def test_room_for_some_calls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What was recorded stays; what has no room is named once."""
+    """Recorded calls stay; a call without room is named once."""
     monkeypatch.setattr(profiles, "BYTES_OF_ALL", 2 * 2 * 2 * (1 + 3) * PAIR)
     assert begin("a") is not None
     assert begin("b") is not None
@@ -168,7 +168,7 @@ if "write" in sys.argv:
 
 @pytest.mark.parametrize(("write", "files"), [("", ["a-1", "b-1"]), ("write", ["c-1"])])
 def test_the_end_of_a_process(write: str, files: list[str], tmp_path: Path) -> None:
-    """What was not written is, and the last line says where."""
+    """Profiles that were not written yet are written, and the last line says where."""
     environ = {**os.environ, "RANK": "0", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, write]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)

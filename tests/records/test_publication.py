@@ -69,7 +69,7 @@ def joint_graph(dtype: torch.dtype = torch.float32) -> list[Node]:
 
 @pytest.fixture
 def artifacts() -> Iterator[dict[str, list[tuple[str, str]]]]:
-    """What reaches PyTorch's structured trace: the compile and the payload of every artifact, by name."""
+    """The artifacts that reach PyTorch's structured trace: the compile and the payload of each, by name."""
     seen: dict[str, list[tuple[str, str]]] = {}
 
     class Handler(logging.Handler):
@@ -147,7 +147,7 @@ def test_a_profile_names_the_site(profiled: bool) -> None:
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_a_kept_sites_error_is_itself_and_short(verbose: bool) -> None:
-    """What a user sees, and what an `except` clause may name; TORCHDYNAMO_VERBOSE=1 shows all frames."""
+    """The error that a user sees and an `except` clause may name; TORCHDYNAMO_VERBOSE=1 shows all frames."""
     model = torch.compile(Model())
     x = torch.ones(1, 2, 16, 8, dtype=torch.float64, requires_grad=True)
     with (

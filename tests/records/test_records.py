@@ -86,7 +86,7 @@ def test_shapes() -> None:
 
 @pytest.fixture
 def artifacts() -> Iterator[list[dict[str, Any]]]:
-    """What reaches PyTorch's structured trace."""
+    """The artifacts that reach PyTorch's structured trace."""
     seen: list[dict[str, Any]] = []
 
     class Handler(logging.Handler):
@@ -116,7 +116,7 @@ def test_published_everywhere(artifacts, caplog) -> None:
 
 
 def test_every_field_survives_a_cache() -> None:
-    """What a cache keeps of a record is its JSON."""
+    """A cache keeps the JSON of a record."""
     full = replace(
         REPLACED,
         detail="a note",

@@ -54,7 +54,7 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_absent_bounds_are_never_read(name: str) -> None:
-    """Neither by name nor by place; where the band has a bound, the same look finds it."""
+    """An absent bound is found neither by name nor by place; if the band has it, the same look finds it."""
     for band in (Band(), Band(0, None), Band(None, 3), Band(-4, 9)):
         if supports(name, band) is None:
             words = set(re.findall(r"walk\[\d\]|\w+", triton_source(name, band)))

@@ -67,7 +67,7 @@ def test_visible_and_full_tiles_are_exact(p: Problem) -> None:
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 9), (9, 1), (7, 7), (5, 9), (9, 5)])
 def test_rows_and_keys_that_take_part(q_len: int, kv_len: int) -> None:
-    """Every band there is at these lengths, those that let nothing through included."""
+    """Every band there is at these lengths, bands that let nothing through included."""
     bounds = [None, *range(-11, 12)]
     for lo, hi in itertools.product(bounds, bounds):
         if lo is None or hi is None or lo <= hi:

@@ -67,7 +67,7 @@ def test_walks_below_the_least_are_those_of_spt(band: Band) -> None:
 
 
 def test_bent_fold_launches_long_walks_first() -> None:
-    """Of all heads, the shortest of them first; then the others, longest first."""
+    """The long walks of all heads come first, the shortest of them first; then the others, longest first."""
     n = LEAST
     p = Problem(Band(0), n, n, 1, 1, batch=2, heads=3, section=2)
     jobs = tables("bent_fold", p)

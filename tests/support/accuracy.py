@@ -39,7 +39,7 @@ def pytorch_backward(p: Attention, out: torch.Tensor, lse: torch.Tensor) -> Grad
 
 
 def check(p: Attention, gradients: Gradients) -> None:
-    """The largest error against fp64 is at most twice that of PyTorch's own; rows without keys get zeros."""
+    """The largest error against fp64 is at most twice PyTorch's own; rows without keys get zeros."""
     out, lse = p.rounded_forward()
     exact = p.exact()[2]
     own, theirs = errors(gradients, exact), errors(pytorch_backward(p, out, lse), exact)

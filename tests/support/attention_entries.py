@@ -34,7 +34,7 @@ class Entry:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Of [batch, length, heads, dim], as models have it."""
+    """Attention of [batch, length, heads, dim], as models have it."""
     heads_first = (t.transpose(1, 2) for t in (q, k, v))
     return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=mask is None)
 
@@ -128,7 +128,7 @@ ENTRIES = {
 
 
 def tensors_of(entry: Entry, device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Reproducible tensors; those of floats that are no masks want gradients."""
+    """Reproducible tensors; tensors of floats that are no masks want gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def make(*shape: int) -> Tensor:

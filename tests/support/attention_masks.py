@@ -19,7 +19,7 @@ class _Enough(Exception):
 
 
 def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Of every attention forward: its operator, and its mask in normal form, or the reason why it has none."""
+    """For every attention forward: its operator, and its mask in normal form, or the reason why it has none."""
     for node in graph.nodes:
         name = op_name(node)
         if not name.startswith("aten::_scaled_dot_product") or name.endswith("backward"):
@@ -34,7 +34,7 @@ def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def masks_in_joint_graph(model: Callable[..., Any], *, breaks: bool = False, **inputs: Any) -> list[tuple[str, str]]:
-    """What `masks_of` says of the joint graph of a call; the compile ends there, no code is generated.
+    """The answer of `masks_of` for the joint graph of a call; the compile ends there, no code is generated.
 
     Args:
         model: a module or a method of one.

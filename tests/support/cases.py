@@ -1,4 +1,4 @@
-"""Cases of a test that are run always, and those that are run where all tests are."""
+"""Cases of a test that are run always, and cases that are run when all tests are."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ LOW = 0xFFFFFFFF
 
 
 def below(bits: Any, bound: Any) -> tuple[Any, Any]:
-    """Whether the lower and the upper half of `bits`, as bfloat16 numbers, are less than those of `bound`."""
+    """Whether the lower and the upper half of `bits`, as bfloat16 numbers, are less than the halves of `bound`."""
     halves = []
     for shift in (16, 0):
         numbers = [np.asarray(x << shift & 0xFFFF0000, np.uint32).view(np.float32) for x in (bits, bound)]

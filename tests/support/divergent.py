@@ -21,7 +21,7 @@ from dash_inductor.errors import DashError
 
 STEPS = 4
 STEP, RANK, TENSOR = 3, 1, "2.weight"
-"""Where the faults are."""
+"""The places of the faults."""
 
 FAULTS = ("none", "again", "before", "after", "raised")
 """Without a fault, twice; a bit flipped before gradients are reduced, and after; again after, with replicas="raise"."""

@@ -17,7 +17,7 @@ TILE = ALIGNMENT
 OTHERS = 5 * TILE
 """Tokens of the others, so that few shapes are compiled."""
 PLACES = (0, 3, 5)
-"""Where a document begins, in tiles: first, between others, and last; where it is not last, it ends within a tile."""
+"""The beginning of a document, in tiles: first, between others, and last; if it is not last, it ends within a tile."""
 
 
 def among(

@@ -1,4 +1,4 @@
-"""What dropout drops, and attention with that in double precision."""
+"""The pairs that dropout drops, and attention with dropout in double precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dash_inductor.model import Dropout
 
 
 def kept_pairs(dropout: Dropout, seed: Tensor, batch: int, heads: int, q_len: int, kv_len: int) -> Tensor:
-    """Which probabilities of a call are kept: booleans [batch, heads, q_len, kv_len]."""
+    """Whether the probabilities of a call are kept: booleans [batch, heads, q_len, kv_len]."""
     rows, keys = (torch.arange(length, device=seed.device) for length in (q_len, kv_len))
     planes = [[kept(dropout, seed, b, head, rows, keys) for head in range(heads)] for b in range(batch)]
     return torch.stack([torch.stack(of_element) for of_element in planes])

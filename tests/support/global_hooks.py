@@ -9,7 +9,7 @@ import pytest
 
 
 def global_hooks() -> list[dict[int, object]]:
-    """What PyTorch keeps hooks of all modules and optimizers in, of those kinds that recordings register."""
+    """The dicts in which PyTorch keeps hooks of all modules and optimizers, of the kinds that recordings register."""
     from torch.nn.modules import module
     from torch.optim import optimizer
 

@@ -239,7 +239,7 @@ def build(family: str, *, layers: int = 2, head_dim: int = 16, **settings: Any) 
         family: a name in `FAMILIES`.
         layers: of each part of the model.
         head_dim: of its attention.
-        settings: of its configuration, over those of the table.
+        settings: of its configuration, over the settings of the table.
     """
     import transformers
 
@@ -253,7 +253,7 @@ def build(family: str, *, layers: int = 2, head_dim: int = 16, **settings: Any) 
 
 
 def inputs_of(family: str, kind: str, *, batch: int = 2, length: int = 40) -> dict[str, Tensor]:
-    """What a data loader sends to a model of a family, with labels; no label where there is no token.
+    """The inputs that a data loader sends to a model of a family, with labels; no label where there is no token.
 
     Args:
         family: a name in `FAMILIES`.
@@ -299,7 +299,7 @@ def encoder(family: str, *, layers: int = 2) -> torch.nn.Module:
 
 
 def padding(kind: str, batch: int, length: int) -> torch.Tensor:
-    """Which tokens are valid, bool [batch, length]: "ones", or padded on the "left" or "right", or with "holes"."""
+    """Whether tokens are valid, bool [batch, length]: "ones", or padded on the "left" or "right", or with "holes"."""
     place = torch.arange(length)
     count = torch.arange(batch)[:, None] * (length // batch)
     if kind == "holes":

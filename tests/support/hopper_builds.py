@@ -49,7 +49,7 @@ class Case:
 
     @property
     def step_texts(self) -> int:
-        """How often a step stands in the code: two times if those that the mask cuts have code of their own."""
+        """How often a step stands in the code: two times if steps that the mask cuts have code of their own."""
         cuts = not self.mask.is_full or not self.even_kv
         return 1 + (cuts and self.dims == (64, 64) and not (self.codes or self.dense or self.dropout))
 

@@ -43,7 +43,7 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
 
 
 def _functions(warps: int) -> dict[str, Any]:
-    """What the module defines."""
+    """The names that the module defines."""
     gl = SimpleNamespace(
         tensor=None, constexpr=_same, uint16=np.uint16, int32=np.int32, uint32=np.uint32, uint64=np.uint64,
         float32=np.float32, num_warps=lambda: warps, static_range=range, load=_same, convert_layout=_same,
@@ -69,7 +69,7 @@ def _negative_where_dropped(p: Any, bits: Any, bound: Any, threshold: int) -> An
 
 
 def bound_of(threshold: int) -> Any:
-    """What random bits are compared with, a word."""
+    """The bound with which random bits are compared, a word."""
     return _functions(8)["bound_of"](threshold)
 
 
@@ -77,7 +77,7 @@ def marked(
     probabilities: Any, *, seed: int, threshold: int, batch: int, q_head: int, q_tile: int, kv_tile: int, piece: int,
     block_q: int, warps: int = 8,
 ) -> Any:  # fmt: skip
-    """What the consumers make of P [keys, queries], of a piece of a q tile."""
+    """P [keys, queries] of a piece of a q tile, as the consumers mark it."""
     work = SimpleNamespace(
         BLOCK_Q=block_q, BLOCK_KV=probabilities.shape[0], batch=number(batch), q_head=lambda: number(q_head)
     )  # fmt: skip
@@ -87,7 +87,7 @@ def marked(
 
 
 def gradient(p: Any, dp: Any, delta: Any, rescale: float) -> Any:
-    """What the consumers make of signed P, dP and delta, before it is rounded."""
+    """The gradient that the consumers compute from signed P, dP and delta, before it is rounded."""
     return _functions(8)["Dropout"](None, None, 0, np.float32(rescale)).gradient(p, dp, delta)
 
 

@@ -30,7 +30,7 @@ def forward(p: Attention, **how: Any) -> Forward:
 
 
 def repeated(p: Attention, **how: Any) -> Callable[[], Sequence[Tensor]]:
-    """What `repeats.differing_runs` wants."""
+    """The function that `repeats.differing_runs` wants."""
     return lambda: forward(p, **how)
 
 

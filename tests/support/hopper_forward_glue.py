@@ -164,7 +164,7 @@ class Tile:
         return self.tensor
 
     def by_async_proxy(self) -> Tensor:
-        """What matmuls and TMA read."""
+        """The contents that matmuls and TMA read."""
         if self.unfenced:
             raise Fault(f"{self.name} is read before a fence and a barrier made it visible")
         return self.contents()

@@ -42,7 +42,7 @@ from dash_inductor.schedule.table_walk import TILE_BITS
 
 
 class Fault(AssertionError):
-    """What would be a wrong result or a hang on a GPU."""
+    """A fault that would be a wrong result or a hang on a GPU."""
 
 
 class DType(NamedTuple):
@@ -106,7 +106,7 @@ class Matmul:
 
 @dataclass(eq=False)
 class Write:
-    """What threads have written to a tile: by which roles matmuls and TMA may read it, or by all."""
+    """A write of threads to a tile: the roles whose matmuls and TMA may read it, or all of them."""
 
     roles: list[Role] = field(default_factory=list)
     by_all: bool = False
@@ -116,9 +116,9 @@ class Tile:
     """A tile in shared memory, in blocks as descriptors see them.
 
     blocks: what each holds, None while a copy is under way; readers: matmuls and bulk stores that may still read it;
-    in_halves: the blocks are those of the two warpgroups, which hold the same if they belong together; writes: the last
-    one of threads to each block; first: as of a `Value`; ticket: of the role that wrote it, which is that of the roles
-    to whom it tells something; results: the tiles that lie in it.
+    in_halves: the blocks are the two warpgroups', which hold the same if they belong together; writes: the last one of
+    threads to each block; first: as of a `Value`; ticket: of the role that wrote it, which the roles to whom it tells
+    something have, too; results: the tiles that lie in it.
     """
 
     def __init__(self, simulation: Simulation, name: str, shape: Sequence[int], dtype: DType) -> None:
@@ -139,7 +139,7 @@ class Tile:
         return Ring([(self, i) for i in range(shape[0])], shape)
 
     def contents(self) -> tuple[Any, ...]:
-        """What it holds.  Who reads before anything was written must not use the result."""
+        """The values that it holds.  A role that reads before anything was written must not use the result."""
         found: tuple[Any, ...] = ()
         for block in self.blocks.values():
             if block is None:
@@ -152,7 +152,7 @@ class Tile:
         return found if self.blocks else (("uninitialised", self.name),)
 
     def by_async_proxy(self) -> tuple[Any, ...]:
-        """What matmuls and TMA read."""
+        """The contents that matmuls and TMA read."""
         reader = self.simulation.current
         if not all(write.by_all or reader in write.roles for write in self.writes.values()):
             raise Fault(f"{self.name} is read before a fence and a barrier made it visible")

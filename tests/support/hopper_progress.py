@@ -40,7 +40,7 @@ def big(schedule: str) -> Direct:
 
 @dataclass(frozen=True)
 class Documents:
-    """A backward as large as that of `Direct`, whose mask also hides what belongs to other documents."""
+    """A backward as large as the one of `Direct`, whose mask also hides what belongs to other documents."""
 
     direct: Direct
     data: BackwardData

@@ -99,7 +99,7 @@ def exact(p: KeyedAttention) -> str:
 
 
 def poison(p: KeyedAttention) -> str:
-    """What nobody sees may hold anything."""
+    """Rows and keys that nobody sees may hold anything."""
     expected = launched(p.surrounded(0.0))
     assert expected[0].isfinite().all()
     for fill in (float("nan"), float("inf"), float("-inf")):

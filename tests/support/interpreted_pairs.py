@@ -102,7 +102,7 @@ def same(a: tuple[Tensor, ...], b: tuple[Tensor, ...], what: object) -> None:
 
 
 def poison(p: PairedAttention, schedule: str) -> str:
-    """What nobody sees may hold anything."""
+    """Rows and keys that nobody sees may hold anything."""
     fills = float("nan"), float("inf")
     expected, *others = steps([p.surrounded(fill) for fill in (0.0, *fills)], schedule)
     assert all(t.isfinite().all() for t in expected)

@@ -23,7 +23,7 @@ CASES = 128
 
 
 def runtime_of(function: str) -> list[str]:
-    """The values that a call of `function` needs at run time, those of its walk included."""
+    """The values that a call of `function` needs at run time, its walk's included."""
     named = [p for p in SIGNATURES[function] if not p.isupper() and p != "walk"]
     return [*named, *WALK]
 

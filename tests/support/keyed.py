@@ -66,7 +66,7 @@ class KeyedAttention:
         return self.q.shape[1] // self.k.shape[1]
 
     def keep(self) -> Tensor:
-        """Who sees whom: booleans [batch, q_len, kv_len]."""
+        """Whether queries see keys: booleans [batch, q_len, kv_len]."""
         keep = Dense(self.q, self.k, self.v, self.do, self.mask, self.scale).keep().expand(len(self.q), -1, -1)
         if self.segments is not None:
             keep = keep & (self.segments[0][:, :, None] == self.segments[1][:, None])
@@ -138,8 +138,8 @@ def segment_ids(
     """Ids of queries and of keys; where both are as long and made in one way, they are one tensor.
 
     kind: "sorted" (documents one after the other), "repeated" (ids that differ in their upper half alone, in any order
-    and several times), "single" (documents of one token), "apart" (ids of some tokens are those of no other ones, and
-    in one batch element of none) or "same" (one document).  Types and strides differ from kind to kind.
+    and several times), "single" (documents of one token), "apart" (some queries and keys have no partner with their
+    id, in one batch element none has) or "same" (one document).  Types and strides differ from kind to kind.
     """
     g = torch.Generator().manual_seed(seed)
     length = max(q_len, kv_len)

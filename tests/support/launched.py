@@ -32,7 +32,7 @@ class Descriptor:
 
 
 def distinct_arguments(compiled: Any, descriptors: int) -> list[Any]:
-    """Of all kinds, negative ones too; None for constants."""
+    """Arguments of all kinds, negative ones too; None for constants."""
     kinds = list(compiled.src.signature.values())[descriptors:]
     numbers: dict[str, Callable[[int], Any]] = {
         "constexpr": lambda i: None,

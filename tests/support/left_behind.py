@@ -63,13 +63,13 @@ PROCESS = {
 
 
 def _default_device(torch: Any) -> Any:
-    """None where none was set; one that is set, be it the CPU, is a mode through which all calls of torch go."""
+    """The default device, if one was set, be it the CPU: it is a mode through which all calls of torch go."""
     mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if mode is None else mode.device
 
 
 def _torch() -> dict[str, Part]:
-    """Of torch, where it has been imported: tests of dash_inductor.schedule do not import it."""
+    """The state of torch, if it has been imported: tests of dash_inductor.schedule do not import it."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}

@@ -43,19 +43,19 @@ def trace_mask(
 
 
 def read_mask(make: MaskMaker, *inputs: Tensor, **options: Any) -> MaskResult:
-    """What `recognise` says of the mask that `trace_mask` traces."""
+    """The answer of `recognise` for the mask that `trace_mask` traces."""
     return read_graph(trace_mask(make, *inputs, **options))
 
 
 def read_graph(module: GraphModule) -> MaskResult:
-    """What `recognise` says of the output of a graph whose first two inputs are query and key."""
+    """The answer of `recognise` for the output of a graph whose first two inputs are query and key."""
     query, key, *_ = (node for node in module.graph.nodes if node.op == "placeholder" and "val" in node.meta)
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     return recognise(output.args[0], query=query, key=key)
 
 
 def read_as(band: Band) -> MaskResult:
-    """What `recognise` says of a mask that is this band."""
+    """The answer of `recognise` for a mask that is this band."""
     return MaskResult(Terms(band))
 
 
@@ -101,7 +101,7 @@ class _Tensors:
 
 
 def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: Callable[[Node], Tensor]) -> Tensor:
-    """Who sees whom by the terms, [B, H, q_len, kv_len], for these inputs and values of the graph."""
+    """Whether queries see keys by the terms, [B, H, q_len, kv_len], for these inputs and values of the graph."""
     (batch, heads, q_len, _), kv_len = inputs[0].shape, inputs[1].shape[2]
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     tensors = [(p.meta["val"], x) for p, x in zip(places, inputs, strict=True) if isinstance(x, Tensor)]

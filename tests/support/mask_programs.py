@@ -489,7 +489,7 @@ def _inputs(module: GraphModule) -> list[Node]:
 
 
 def _sizes(program: Program, module: GraphModule) -> Iterator[tuple[int, int, int]]:
-    """Lengths and numbers: those of the trace, and for a dynamic program others that its guards allow."""
+    """Lengths and numbers: as in the trace, and for a dynamic program others that its guards allow."""
     yield program.q_len, program.kv_len, program.w
     query, key, number, *_ = (node.meta.get("val", program.w) for node in _inputs(module))
     given = [query.shape[2], key.shape[2], number]

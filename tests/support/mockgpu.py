@@ -20,7 +20,7 @@ CAPABILITY = (9, 0)
 
 @dataclass(frozen=True)
 class H100Properties:
-    """What code generation reads of ``torch.cuda.get_device_properties``, for an H100 SXM; sizes in bytes."""
+    """The ``torch.cuda.get_device_properties`` of an H100 SXM that code generation reads; sizes in bytes."""
 
     name: str = "NVIDIA H100 80GB HBM3"
     major: int = CAPABILITY[0]
@@ -58,7 +58,7 @@ class _Utils:
 
 
 class MockDriver(DriverBase):  # type: ignore[misc]  # triton is untyped
-    """What Triton asks of a driver while it compiles."""
+    """The part of a driver that Triton needs while it compiles."""
 
     utils = _Utils
     get_benchmarker = get_device_interface = get_empty_cache_for_benchmark = _refuse

@@ -1,7 +1,7 @@
-"""What becomes of the attention of every family of models, for every kind of inputs: one line of text per cell.
+"""The fate of the attention of every family of models, for every kind of inputs: one line of text per cell.
 
 ``python -m tests.support.model_table`` writes tests/golden/models.json anew, on a machine without a GPU, and prints
-what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are those of an H100, found by compiling
+what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are for an H100, found by compiling
 with fake tensors up to the joint graph.  ``--other`` writes down the lines of another version of transformers, where
 they differ; ``make model-table`` does all of this for all versions (tests/support/model_versions.py), and lets
 tools/model_tables.py write the tables of docs/replaced.md.
@@ -34,7 +34,7 @@ from .processes import run_python
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "models.json"
 Lines = dict[str, dict[str, str]]
-"""What `line` says, by device and cell."""
+"""The texts of `line`, by device and cell."""
 OTHERS = "other versions of transformers"
 MATH = f"kept: {Reason.MATH_PATH.value}"
 
@@ -85,7 +85,7 @@ def calls_of(cell: Cell) -> int:
 
 
 def line(records: Iterable[SiteRecord], calls: int) -> str:
-    """What became of the calls: how often which mask was replaced, or why sites were kept."""
+    """The fate of the calls: how often which mask was replaced, or why sites were kept."""
     counts = Counter(
         f"kept: {record.reason.value}"
         if record.reason
@@ -132,7 +132,7 @@ def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable
 
 
 def check_scoring(run: Any, trained: Tensor, inputs: dict[str, Any]) -> None:
-    """The loss without gradients is that of training bit for bit, where all attention is replaced in both.
+    """The loss without gradients is the training loss bit for bit, where all attention is replaced in both.
 
     On a CPU, where graphs run as they are: how Inductor fuses the rest of a model may differ between the two.
     """
@@ -146,7 +146,7 @@ def check_scoring(run: Any, trained: Tensor, inputs: dict[str, Any]) -> None:
 
 
 def fates(text: str) -> Counter[str]:
-    """What `line` has counted, by what became of the calls."""
+    """The numbers that `line` has counted, by the fate of the calls."""
     parts = [part.split(" ", 1) for part in re.split(r", (?=-?\d)", text) if part != "no call"]
     return Counter({fate: int(count) for count, fate in parts})
 
@@ -178,9 +178,9 @@ def agree(found: str, expected: str) -> bool:
 
 
 def check_accuracy(model: Any, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
-    """The gradients are at most twice as far from those in double precision as the eager ones of the same dtype.
+    """The gradients are at most twice as far from double precision's as the eager ones of the same dtype.
 
-    The floor is for luck, for gradients that are zero in exact arithmetic, as those of the biases of keys, and for
+    The floor is for luck, for gradients that are zero in exact arithmetic, as for the biases of keys, and for
     models that compute parts in float32 whatever their dtype is.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)  # not everything in eager code has a deterministic kernel
@@ -207,7 +207,7 @@ def _moved(inputs: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str,
 
 
 def golden() -> dict[str, Any]:
-    """The versions that the table was made with, the expected lines by device and cell, and those of other versions."""
+    """The versions that the table was made with, the expected lines by device and cell, and other versions' lines."""
     found: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
     return found
 

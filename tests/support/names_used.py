@@ -30,7 +30,7 @@ def names_used() -> dict[str, set[str]]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """What is imported from torch and triton, and attribute chains on what is; without ``__names__`` at their end."""
+    """The imports from torch and triton, and attribute chains on them; without ``__names__`` at their end."""
     imported: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

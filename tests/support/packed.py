@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""What `varlen_attn` asks for where several query heads share one of key; shapes alone say so in torch 2.11."""
+"""Arguments of `varlen_attn` where several query heads share one of key; shapes alone say so in torch 2.11."""
 
 
 def documents(*starts: int, device: str = "cpu") -> Tensor:
-    """Where documents begin, and where the last one ends."""
+    """The places where documents begin, and where the last one ends."""
     return torch.tensor(starts, dtype=torch.int32, device=device)
 
 
@@ -48,7 +48,7 @@ def _document(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int]) -> Tenso
 
 @dataclass(frozen=True)
 class Company:
-    """What lies beside a document.
+    """The tokens that lie beside a document.
 
     Args:
         before, after: lengths of the documents before and behind it.
@@ -64,11 +64,11 @@ class Company:
         return slice(sum(self.before), sum(self.before) + length)
 
     def starts(self, length: int, device: str = "cpu") -> Tensor:
-        """Where all documents begin, and where the last one ends."""
+        """The places where all documents begin, and where the last one ends."""
         return documents(*itertools.accumulate((0, *self.before, length, *self.after)), device=device)
 
     def around(self, own: Tensor, factor: float = 1.0) -> Tensor:
-        """A tensor of all tokens, of which those of the document are `own`, and the others random, times `factor`."""
+        """A tensor of all tokens: the document's are `own`, and the others random, times `factor`."""
         others = sum(self.before) + sum(self.after) + self.behind
         generator = torch.Generator().manual_seed(others)
         found = (torch.randn(others + len(own), *own.shape[1:], generator=generator) * factor).to(own)

@@ -91,7 +91,7 @@ class PairedAttention:
         return batch, heads, q_len, self.k.shape[2]
 
     def keep(self) -> Tensor:
-        """Who sees whom by the mask: booleans [batch, q heads, q_len, kv_len]."""
+        """Whether queries see keys by the mask: booleans [batch, q heads, q_len, kv_len]."""
         keep = Attention(self.q, self.k, self.v, self.do, self.band, self.scale).keep().expand(self.plane)
         if self.dense is not None:
             keep = keep & self.dense
@@ -119,7 +119,7 @@ class PairedAttention:
         return out.detach(), torch.autograd.grad(out, leaves, self.do.double()), sees
 
     def looked_at(self) -> tuple[Tensor, Tensor]:
-        """Which rows see a key by the mask [batch, q heads, q_len]; which keys are seen [batch, kv heads, kv_len]."""
+        """Whether the mask shows rows a key, [batch, q heads, q_len], and keys to a row, [batch, kv heads, kv_len]."""
         keep = self.keep()
         return keep.any(3), keep.any(2).unflatten(1, (-1, self.group)).any(2)
 
@@ -162,7 +162,7 @@ class PairedAttention:
         return [] if self.bias is None else [d for d in (0, 1) if self.bias.shape[d] == 1]
 
     def reduced(self, gradient: Tensor) -> Tensor:
-        """What the operator makes of a bias's gradient, added up further to the size of the bias."""
+        """The operator's result for a bias's gradient, added up further to the size of the bias."""
         assert self.bias is not None
         dims = [d for d in range(4) if self.bias.shape[d] == 1 and gradient.shape[d] != 1]
         return gradient.double().sum(dims, keepdim=True) if dims else gradient.double()

@@ -144,7 +144,7 @@ def _layer(attention: Attention, x: Tensor, weights: Sequence[Tensor], data: Seq
 
 
 def _selected(_: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
-    """What is expensive is saved."""
+    """Expensive results are saved."""
     expensive = op in (aten.mm.default, aten.addmm.default) or "attention" in str(op)
     return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -202,10 +202,10 @@ class Parts:
 
     Attributes:
         again: how many attention forwards the backward has.
-        activations: bytes that the forward keeps for the backward.  What is an argument of the model, or a view of one,
-            is there anyway, and of two views of one storage one counts.
-        data: the same of what is no activation, but what attentions note for their backwards: log-sum-exps, random
-            state, masks and their tables.
+        activations: bytes that the forward keeps for the backward.  Arguments of the model and views of them are there
+            anyway, and of two views of one storage one counts.
+        data: bytes of other tensors, which attentions note for their backwards: log-sum-exps, random state, masks and
+            their tables.
         draws: how many operators of the backward, beside attention forwards, draw random numbers.
     """
 
@@ -216,7 +216,7 @@ class Parts:
 
     @staticmethod
     def of(forward: Graph, backward: Graph, own: int) -> Parts:
-        """Those of two graphs; the first results of the forward, so many, are the model's own."""
+        """The parts of two graphs; the first `own` results of the forward are the model's own."""
         arguments = (node.meta.get("val") for node in forward.nodes if node.op == "placeholder")
         seen = {_storage(value) for value in arguments if isinstance(value, Tensor)}
         sums = [0, 0]
@@ -238,7 +238,7 @@ class Parts:
 
 
 def _tensors(results: Iterable[Any]) -> Iterator[tuple[Node, int, Tensor]]:
-    """What graphs return: a node, of which of its results a tensor is, and that tensor."""
+    """The tensors that graphs return: a node, which of its results the tensor is, and the tensor."""
     for node in results:
         if not isinstance(node, Node):
             continue
@@ -307,8 +307,8 @@ def look_at_joint(
 
 
 def partitions(case: Case, settings: Sequence[dict[str, Any]], *, device: str, active: bool) -> tuple[list[Parts], int]:
-    """What the partitioner makes of a model with each of some settings of ``torch._functorch``, with or without
-    dash_inductor; and how many sites were replaced.
+    """The partitions of a model with each of some settings of ``torch._functorch``, with or without dash_inductor;
+    and how many sites were replaced.
     """
     found: list[Parts] = []
 

@@ -49,7 +49,7 @@ class Rows:
 
     @property
     def begins(self) -> list[int]:
-        """The row of each document's first token; and that of the first token behind the last one."""
+        """The row of each document's first token; and the row of the first token behind the last one."""
         found = [0]
         for length in self.lengths:
             found.append(found[-1] + -(-length // self.alignment) * self.alignment)
@@ -67,7 +67,7 @@ class Rows:
         return found
 
     def numbers(self) -> tuple[list[int], list[int]]:
-        """Of queries and of keys."""
+        """The numbers of queries and of keys."""
         queries, keys = [NOBODY] * self.rows, list(range(self.rows))
         for d, (begin, _, length) in enumerate(self.documents()):
             for row in range(begin, begin + length):
@@ -82,7 +82,7 @@ class Rows:
         return [part[0] for part in parts], [sum(token is not None for token in part) for part in parts]
 
     def operands(self, device: str = "cpu", elsewhere: int | None = None) -> list[Tensor]:
-        """Those of `mask_of`; `elsewhere`: the place of row blocks without tokens, by default behind all tokens."""
+        """The operands of `mask_of`; `elsewhere`: the place of row blocks without tokens, else behind all tokens."""
         queries, keys = (torch.tensor([n], dtype=torch.int32, device=device) for n in self.numbers())
         elsewhere = self.tokens if elsewhere is None else elsewhere
         place, count = self.blocks()
@@ -90,7 +90,7 @@ class Rows:
         return [queries, keys, *(torch.tensor(n, dtype=torch.int32, device=device) for n in (places, count))]
 
     def keep(self, band: Band) -> Tensor:
-        """Who sees whom: bool [rows, rows]."""
+        """Whether rows see each other: bool [rows, rows]."""
         queries, keys = map(torch.tensor, self.numbers())
         distance = torch.arange(self.rows)[:, None] - torch.arange(self.rows)
         seen = queries[:, None] == keys
@@ -125,4 +125,4 @@ def random_lengths(count: int, longest: int, seed: int = 0) -> tuple[int, ...]:
 
 
 LENGTHS: Sequence[tuple[int, ...]] = ((40, 1, 17), (16, 15, 0, 33), (1, 1, 1), (31,), (5, 90, 16))
-"""Of documents in small, where 16 is the alignment: out of order, of one token, of whole tiles and not."""
+"""Lengths of documents in small, where 16 is the alignment: out of order, of one token, of whole tiles and not."""

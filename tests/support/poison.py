@@ -35,7 +35,7 @@ def single_pass(mask: Band) -> str:
 
 
 def seen(p: Attention) -> tuple[Tensor, Tensor]:
-    """Which rows see a key, and which keys are seen by a row: booleans [q_len], [kv_len]."""
+    """Whether rows see a key, and whether keys are seen by a row: booleans [q_len], [kv_len]."""
     keep = p.keep()
     return keep.any(1), keep.any(0)
 
@@ -59,7 +59,7 @@ def surrounded(p: Attention, out: Tensor, lse: Tensor, fill: float) -> tuple[Att
 
 
 def check_poison(p: Attention, backward: Backward) -> None:
-    """What nobody sees has gradients of zero, and what it holds changes no bit of the others."""
+    """Rows and keys that nobody sees have gradients of zero, and what they hold changes no bit of the others."""
     forward = p.rounded_forward()
     expected = backward(*surrounded(p, *forward, 0.0))
     rows, keys = seen(p)

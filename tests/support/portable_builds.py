@@ -16,7 +16,7 @@ from . import sass
 def built(kernel: standalone.Rendered, arch: str) -> tuple[dict[str, str], standalone.Resources]:
     """(TTGIR and PTX, resources) on "sm_80", "sm_90", ...
 
-    As `standalone.compile_for`, but the assembler runs once: the report is that of Triton's own run.
+    As `standalone.compile_for`, but the assembler runs once: the report is of Triton's own run.
     """
     code, report = sass.compile_with_report(lambda: standalone.build(kernel, arch))
     used = report.registers, report.spill_stores, report.spill_loads, code.metadata.shared

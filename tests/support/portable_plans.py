@@ -11,6 +11,6 @@ from dash_inductor.planning import planner
 
 
 def portable_plan(site: Site, arch: str, schedule: str | None = None) -> Plan:
-    """What the planner would answer if there were no other kernels."""
+    """The plan that the planner would choose if there were no other kernels."""
     with mock.patch.object(planner, "FAMILIES", (PORTABLE,)):
         return planner.plan(site, arch, schedule)

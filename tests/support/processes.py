@@ -61,7 +61,7 @@ def run_python_unchecked(
 
 
 def run_together(commands: Mapping[str, Sequence[str]], *, seconds: float, folder: Path) -> dict[str, str]:
-    """What programs print that run at the same time and may wait for one another, by name.
+    """The outputs of programs that run at the same time and may wait for one another, by name.
 
     The first that fails ends the others, so that it is named, and not those that wait for it; so does the end of the
     time.  The test then fails with what all of them had said.

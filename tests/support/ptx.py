@@ -1,4 +1,4 @@
-"""Which instructions can follow which in PTX: the text of a loop need not stand in the order in which it runs."""
+"""The possible orders of instructions in PTX: the text of a loop need not stand in the order in which it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tool racecheck of compute-sanitizer reports, by the functions of the Hopper kernel."""
+"""The reports of the tool racecheck of compute-sanitizer, by the functions of the Hopper kernel."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NOTICED = (
 def gradients_after(
     function: Callable[..., Tensor], tensors: dict[str, Tensor], written: str | None, *, twice: bool = False
 ) -> Gradients | str:
-    """Gradients of what wants them, where `written`, a tensor's name or `OUTPUT`, is written to before the backward.
+    """Gradients of tensors that want them; `written`, a tensor's name or `OUTPUT`, is written to before the backward.
 
     Args:
         twice: run the backward once before that, with `retain_graph`.

@@ -1,4 +1,4 @@
-"""What ptxas made of a Triton kernel: its report, and the machine code's loops around matrix instructions."""
+"""The outputs of ptxas for a Triton kernel: its report, and the machine code's loops around matrix instructions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Report:
 
 
 def compile_with_report(compile: Callable[[], Any]) -> tuple[Any, Report]:
-    """What `compile` returns, a Triton compilation, with the report of the assembler run."""
+    """The result of `compile`, a Triton compilation, with the report of the assembler run."""
     from triton import knobs
 
     log = io.StringIO()
@@ -139,8 +139,8 @@ class MatmulLoops:
 
 
 def _innermost_loops(graph: dict[int, Block], matmuls: list[int]) -> set[frozenset[int]]:
-    """Strongly connected components that hold `matmuls`; in those of which others are left without the jumps to where
-    they are entered, these others."""
+    """Strongly connected components that hold `matmuls`; if components are left in one without the jumps to where it is
+    entered, these instead."""
     after = {start: _reach(graph, start) for start in graph}
     found: set[frozenset[int]] = set()
     for loop in {frozenset(b for b in after[m] if m in after[b]) for m in matmuls if m in after.get(m, ())}:

@@ -15,7 +15,7 @@ from dash_inductor.schedule.schedules import define, supports
 from .tile_pairs import DataMask
 
 SCHEDULES = ("ascending", "descending", "spt", "bent_fold")
-"""Those whose CTAs only wait for earlier ones."""
+"""The schedules whose CTAs only wait for earlier ones."""
 
 
 def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: bool = False) -> MaskData:

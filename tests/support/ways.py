@@ -125,4 +125,4 @@ WAYS = {
 MODES = {
     mode: Way(options={"mode": mode}) for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 }
-"""For CUDA: modes of Inductor.  What autotuning chooses by timing is fixed within one process."""
+"""For CUDA: modes of Inductor.  Choices that autotuning makes by timing are fixed within one process."""

@@ -29,12 +29,12 @@ def run(folder: Path, seconds: float = HANGS, **programs: str) -> dict[str, str]
 
 
 def test_what_they_print(tmp_path: Path) -> None:
-    """However much they complain of."""
+    """Programs are run, however much they complain of."""
     assert run(tmp_path, a=LONG, b="print(1); print(2)") == {"a": "told\n", "b": "1\n2\n"}
 
 
 def test_the_one_that_fails_is_named(tmp_path: Path) -> None:
-    """With what it said, though another one waits for it, for longer than the test may take, and stands first."""
+    """It is named with what it said, though another, which stands first, waits for it longer than the test may take."""
     with pytest.raises(AssertionError, match=r"(?s)first: was ended.*waiting.*second: exit status 1\n.*out of memory"):
         run(tmp_path, first=FOREVER, second=FAILS)
 

@@ -116,7 +116,7 @@ VALUES = {
     "torch._inductor.virtualized.V.graph.sizevars": "torch._inductor.sizevars.SizeVarAllocator",
     "torch._inductor.virtualized.ops": "torch._inductor.ops_handler.OpsHandler",
 }
-"""What names stand for that are bound while a graph is compiled."""
+"""The classes of values that names are bound to while a graph is compiled."""
 TOOLS = ("dash_inductor/bench/", "dash_inductor/doctor/", "dash_inductor/explanations/elsewhere/")
 """No compile needs what is used here alone: without it a check of the doctor, the bench, or an explanation for a GPU
 that is not there says what it misses."""
@@ -164,7 +164,7 @@ def test_the_newest_spelling_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reads_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a wait can be for writes too, its default must not decide."""
+    """If a wait can be for writes too, its default must not decide."""
     tma = importlib.import_module(compat.TMA_STORE[0])
     monkeypatch.setattr(tma, "store_wait", lambda pendings, _semantic=None: None)
     assert compat.reads_only() == {}

@@ -1,5 +1,5 @@
-"""What PyTorch's partitioner makes of models with our operators: no attention runs again, and nothing is saved, where
-plain PyTorch does neither, whatever memory budget a program sets.
+"""PyTorch's partitioner on models with our operators: no attention runs again, and nothing is saved, where plain
+PyTorch does neither, whatever memory budget a program sets.
 
 The models are compiled up to the two graphs that the partitioner makes, on fake tensors.
 """
@@ -149,7 +149,7 @@ def test_graphs_without_our_operators_are_cut_as_ever(deterministic: bool) -> No
 
 
 def test_what_is_worse_without_it() -> None:
-    """Where PyTorch holds its attention dear, as it would be if the CPU's were in its list."""
+    """The case where PyTorch holds its attention dear, as it would be if the CPU's were in its list."""
     listed = partitioners.get_default_op_list
 
     def with_attention_of_cpu() -> partitioners.OpTypes:

@@ -1,4 +1,4 @@
-"""Where the tokens of rows lie, for kernels in plain Triton; see `model.Placed`.
+"""The places of the tokens of rows, for kernels in plain Triton; see `model.Placed`.
 
 Only `triton.jit` functions live here, as in `tiles`.
 """

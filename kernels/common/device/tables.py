@@ -4,8 +4,8 @@
 mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
 `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
 partial or full, as `schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and
-writes them, too.  `unite_kinds` makes the kinds of larger tiles of those.  `rank_contributors` and `write_walks` make
-the tables of a backward of it, `write_rows` those of a forward.
+writes them, too.  `unite_kinds` makes the kinds of larger tiles from these.  From the kinds, `rank_contributors` and
+`write_walks` make the tables of a backward, and `write_rows` the tables of a forward.
 
 Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
 few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or code, and only tiles
@@ -79,7 +79,7 @@ def _first_key(
 ):  # fmt: skip
     """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
 
-    Tiles are looked at in their order, those alone in which a run of an id begins that may be one of those not found.
+    Tiles are looked at in their order, and only tiles in which a run begins whose id may be one that is not found yet.
     """
     code = tl.full([BLOCK], FAR, tl.int32)
     smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
@@ -169,7 +169,7 @@ def _partners_in_tile(
     other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi, HAS_LO: tl.constexpr,
     HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr,
 ):  # fmt: skip
-    """`found`, int32 of every token, with 1 where one of the tile `other` of the others is a partner."""
+    """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner."""
     for part in range(0, BLOCK, PARTNERS):
         j = other * BLOCK + part + tl.arange(0, PARTNERS)
         keep = (j < other_length)[:, None] & inside[None, :]
@@ -192,7 +192,7 @@ def _look_for_partners(
 ):  # fmt: skip
     """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
 
-    Tiles are looked at in their order, those alone whose codes may be one of those that have no partner yet.  Under a
+    Tiles are looked at in their order, and only tiles whose codes may include one without a partner yet.  Under a
     dense mask the tile at the same place comes first: there a causal mask, and many another, has a partner for all.
     """
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
@@ -305,7 +305,7 @@ def classify(
 
     KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; a full one has a complete kv tile.  The other
     arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and the smallest and
-    the largest code of either tile do not decide: both are those of an existing token.
+    the largest code of either tile do not decide: both codes belong to existing tokens.
     """
     head = tl.program_id(0).to(tl.int64)
     b = head // heads
@@ -365,7 +365,7 @@ def write_seen(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, row block, kv tile): what a forward reads of a dense mask.
+    """One program per (batch element and head, row block, kv tile): the bits of a dense mask that a forward reads.
 
     KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
     bits] in schedule/table_walk.py.  The other arguments are those of `seen`.
@@ -410,7 +410,7 @@ def unite_kinds(
     FINE, KINDS, kv_len, fine_q, fine_kv, n_q, n_kv,
     HIGH: tl.constexpr, WIDE: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, kv tile, COLUMNS q tiles): kinds of tile pairs from those of the finer ones in them.
+    """One program per (table, kv tile, COLUMNS q tiles): kinds of tile pairs from the kinds of finer ones in them.
 
     FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv, n_q], both as of `classify`.  A q tile has HIGH
     finer ones, a kv tile WIDE, and BLOCK_KV keys.
@@ -510,7 +510,7 @@ def write_walks(
 
 @triton.jit
 def _kinds_of(kinds, block, kv, blocks, n_kv):
-    """What the kv tiles are to a row block; EMPTY if there is no such row block."""
+    """The kinds of the kv tiles for a row block; EMPTY if there is no such row block."""
     inside = (kv >= 0) & (kv < n_kv) & (block >= 0) & (block < blocks)
     return tl.load(kinds + kv * blocks + block, mask=inside, other=0).to(tl.int32)
 

@@ -38,7 +38,7 @@ WARPS = 8
 ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
 FINISH_ROWS, FINISH_WARPS = 32, 4
 TARGETS = "dk", "dv"
-"""What the main kernel writes to tokens, where the mask is one of rows."""
+"""The results that the main kernel writes to tokens, where the mask is one of rows."""
 
 
 def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What the kernels are compiled for.
+    """The facts for which the kernels are compiled.
 
     Args:
         head_dim, value_dim: of q and k, of v.
@@ -97,7 +97,7 @@ class Specialisation:
         mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, has_dropout: bool = False,
         stamped: bool = False,
     ) -> Specialisation:  # fmt: skip
-        """What the kernels of a plan are compiled for.
+        """Return the facts for which the kernels of a plan are compiled.
 
         Args:
             dims: the head dims of q and k, and of v.
@@ -120,7 +120,9 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
-        """What the kernels of a site's plan are compiled for, which write down when they do what if they are `stamped`.
+        """Return the facts for which the kernels of a site's plan are compiled.
+
+        If they are `stamped`, the kernels write down when they do what.
 
         Raises:
             ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
@@ -163,7 +165,7 @@ class Kernels:
 
     @property
     def rows_of_a_load(self) -> int:
-        """Rows of q and do that a load brings: those of a q tile, or of a piece of it if that has several blocks.
+        """Rows of q and do that a load brings: a q tile's, or a piece's if the piece has several blocks.
 
         A piece of one block lies right before the next piece, as the rows of a whole tile do.
         """

@@ -1,4 +1,4 @@
-"""What a launch of the backward is given where its mask is data."""
+"""The arguments of a launch of the backward where its mask is data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TYPES = {
     **dict.fromkeys(_DENSE_STRIDES, "i64"),
 }
 ANY_ADDRESS = dict.fromkeys((*_POINTERS, "contributions"), 1)
-"""What is known to divide their addresses: operands and tables may begin anywhere."""
+"""The known divisors of their addresses: operands and tables may begin anywhere."""
 
 
 def kinds(mask: Mask) -> tuple[bool, bool]:
@@ -49,7 +49,7 @@ class BackwardData(NamedTuple):
             contiguous: the keys that a query sees.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
-        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are those of the mask.
+        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
     """
 
     q_codes: Tensor | None
@@ -92,11 +92,11 @@ class BackwardData(NamedTuple):
         return data._replace(row_place=extras[place.index], row_count=extras[count.index])
 
     def addresses(self) -> tuple[int, ...]:
-        """Of every tensor, 0 for one that there is not."""
+        """The address of every tensor, 0 for a missing one."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
     def facts(self) -> Facts:
-        """What a launch is prepared for."""
+        """The facts for which a launch is prepared."""
         return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
 
 
@@ -104,7 +104,7 @@ _Numbers = tuple[int | None, ...]
 
 
 class Arguments(NamedTuple):
-    """What the kernels are told about a mask that is data, beside addresses.
+    """The arguments about a mask that is data, beside addresses.
 
     Attributes:
         main: strides of tables, and the strides of `dense`.
@@ -116,7 +116,7 @@ class Arguments(NamedTuple):
 
     @staticmethod
     def of(mask: Mask, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
-        """For tensors with these facts.
+        """The arguments for tensors with these facts.
 
         Args:
             walk: of the band of `mask`; its heads are query heads.
@@ -158,13 +158,13 @@ class Arguments(NamedTuple):
         return Arguments((table_b, table_h, *strides), (table_b, table_h))
 
     def of_call(self, addresses: tuple[int, ...]) -> tuple[_Numbers, _Numbers]:
-        """All the arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
+        """The arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
         q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
         return (visits, steps, q_codes, kv_codes, keys_seen, dense, *self.main), (contributions, *self.finish)
 
 
 NOTHING: tuple[_Numbers, _Numbers] = (None,) * len(MAIN), (None,) * len(FINISH)
-"""In the place of `Arguments.of_call` where the mask is a band: all of them are compile-time constants."""
+"""The arguments in the place of `Arguments.of_call` where the mask is a band: all are compile-time constants."""
 
 
 def _check(

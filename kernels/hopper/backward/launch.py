@@ -60,8 +60,8 @@ def backward(
         site: what the call is called where `config.profile` asks for its times.
 
     Raises:
-        ArgumentError: a plan of another kernel; data that are not those of the mask; another seed or threshold; a
-            schedule that needs more co-resident CTAs than the GPU has SMs.
+        ArgumentError: a plan of another kernel; data that are not the mask's; another seed or threshold; a schedule
+            that needs more co-resident CTAs than the GPU has SMs.
     """
     device = query.device.index
     if torch._C._cuda_getDevice() != device:

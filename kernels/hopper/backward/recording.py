@@ -37,7 +37,7 @@ class Recording(NamedTuple):
         call: Call, plan: Plan, dtype: DType, walk: ClosedForm, kv_heads: int, dims: tuple[int, int],
         device: torch.device,
     ) -> Recording:  # fmt: skip
-        """For calls with these facts.
+        """The profiles of calls with these facts.
 
         Args:
             walk: its heads are query heads.

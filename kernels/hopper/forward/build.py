@@ -32,10 +32,10 @@ DATA_ARGUMENTS = {
 """Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
 
 DROPOUT_ARGUMENTS = {"seed_ptr": "*i64", "threshold": "i32", "rescale": "fp32"}
-"""Those about dropout, and their types; kernels without dropout have none."""
+"""Arguments of the main kernel about dropout, and their types; kernels without dropout have none."""
 
 TARGET = "out"
-"""What the main kernel writes to tokens, where the mask is one of rows."""
+"""The result that the main kernel writes to tokens, where the mask is one of rows."""
 
 
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def is_short(dims: tuple[int, int], q_len: int) -> bool:
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
-    """Raise ArgumentError unless `tiles`, those of a plan, are those of `SETTINGS` at these dims, a key of it."""
+    """Raise ArgumentError unless a plan's `tiles` are those that `SETTINGS` has for these dims, a key of it."""
     used = SETTINGS[dims].tiles
     if tiles != used:
         raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
@@ -65,13 +65,13 @@ def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What the kernels are compiled for.
+    """The facts for which the kernels are compiled.
 
     Args:
         head_dim, value_dim: of q and k, of v.
         has_lo, has_hi: which bounds the mask has.
         even_kv: kv_len is a multiple of the kv tile.
-        has_codes, has_dense: what of `data.ForwardData` says who sees whom, beside a band; one at most.
+        has_codes, has_dense: the part of `data.ForwardData` that says who sees whom, beside a band; one at most.
         has_dropout: probabilities are dropped, see `data.ForwardDropout`.
         placed: the mask is one of rows, see `hopper.places`.
         short: with the settings of `SHORT`.
@@ -100,7 +100,7 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
-        """What the kernels of a site are compiled for.
+        """Return the facts for which the kernels of a site are compiled.
 
         Raises:
             ArgumentError: a site that is not 16-bit or whose kv_len is not known, or head dims that no kernel fits.
@@ -127,7 +127,7 @@ class Specialisation:
 
     @property
     def codes_ahead(self) -> int:
-        """That of the settings, as far as nothing else takes the registers."""
+        """The settings' value, as far as nothing else takes the registers."""
         if self.has_dense or self.has_dropout:
             return 0
         most = 2 if self.even_kv and not self.has_hi else 1  # a load with a condition and a second bound take some
@@ -140,7 +140,7 @@ class Specialisation:
 
     @property
     def halves(self) -> bool:
-        """That of the settings, for bands with a lower bound."""
+        """The settings' value, for bands with a lower bound."""
         return self.settings.halves and self.has_lo and self.plain
 
     @property
@@ -150,7 +150,7 @@ class Specialisation:
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
-    """Numbers of queries that stand for those of a site: one for each of the settings that these may have.
+    """Numbers of queries that stand for all that a site may have: one for each setting that these may need.
 
     Args:
         usual: one that is not short.

@@ -1,4 +1,4 @@
-"""The tensors of a mask that is data, and those of dropout, as the Hopper forward is given them."""
+"""The tensors of dropout and of a mask that is data, as the Hopper forward is given them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....model.mask import ROW_BLOCK
 
 
 class ForwardData(NamedTuple):
-    """Which scores count, beside the band; see `listed` for what the tables hold.
+    """The data that say which scores count, beside the band; see `listed` for what the tables hold.
 
     A query sees a key only if their codes are equal; under a dense mask, if their bit is set.
 
@@ -26,7 +26,7 @@ class ForwardData(NamedTuple):
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_walk`.
-        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are those of the mask.
+        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
@@ -46,7 +46,7 @@ class ForwardData(NamedTuple):
         return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     def addresses(self) -> tuple[int, ...]:
-        """Of every tensor, 0 for one that there is not."""
+        """The address of every tensor, 0 for a missing one."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
     @staticmethod
@@ -75,14 +75,14 @@ class ForwardData(NamedTuple):
 
 
 class ForwardDropout(NamedTuple):
-    """Which probabilities are dropped: `threshold` of all 2**16 sets of random bits drop one.
+    """The dropout of probabilities: `threshold` of all 2**16 sets of random bits drop one.
 
-    Note [Random bits of dropout] in reference_dropout.py defines the bits.  The log-sum-exp is that without dropout.
+    Note [Random bits of dropout] in reference_dropout.py defines the bits.  Dropout does not change the log-sum-exp.
 
     Args:
         seed: int64 [1], from which all bits follow.
         threshold: at least 0, where nothing is dropped, and less than 2**16.
-        rescale: what kept probabilities are multiplied with, see `model.dropout.Dropout`.
+        rescale: the factor of kept probabilities, see `model.dropout.Dropout`.
     """
 
     seed: Tensor

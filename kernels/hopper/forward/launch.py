@@ -99,7 +99,7 @@ def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
 
     The kernel takes the largest score of a row and scales it then, so that its scale must be positive.  A negative one
     changes the sign of the query, which rounds nothing; with zero, or what fp32 cannot tell from it, all scores are
-    those of a query of zeros.
+    the scores of a query of zeros.
     """
     if math.isnan(scale):
         raise ArgumentError("scale", scale, _SCALES)
@@ -109,7 +109,7 @@ def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
 
 
 class _Fact(NamedTuple):
-    """What a state needs to know of a tensor."""
+    """The facts about a tensor that a state needs."""
 
     shape: torch.Size
     strides: _Strides
@@ -261,10 +261,10 @@ class _State:
         self, stream: int, operands: tuple[int, int, int], out: int, lse: int, counter: int,
         data: tuple[int, ...] | None, seed: int | None,
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
-        """The two launches of a call with these addresses, of which `operands` are those of query, key and value."""
+        """The two launches of a call with these addresses; `operands` are the addresses of query, key and value."""
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
         extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
-        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # as those of a band
+        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # like a band's
         if data is not None:
             q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = data
             extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
@@ -349,9 +349,9 @@ def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
 def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
     """(query heads of a section, whose tiles stand together in the list; the first head of the last section).
 
-    They change speed alone.  With a full mask all tiles are alike: those of one kv head follow one another, and share
-    its K and V.  With a bound, long tiles come first, of as many heads as fit the L2 cache with the keys that are in
-    use at a time; the last section has LAST_TILES at least, so that all CTAs end with its short ones.
+    They change speed alone.  With a full mask all tiles are alike: the tiles of one kv head follow one another, and
+    share its K and V.  With a bound, long tiles come first, of as many heads as fit the L2 cache with the keys that are
+    in use at a time; the last section has LAST_TILES at least, so that all CTAs end with its short ones.
 
     Args:
         keys_in_l2: of how many keys K and V fit.

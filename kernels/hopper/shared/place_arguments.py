@@ -1,4 +1,4 @@
-"""The arguments of kernels whose mask is one of rows, on the side of the host; `places` has that of the device."""
+"""The arguments of kernels whose mask is one of rows, on the side of the host; `places` has the device's side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 PLACES = {"place_ptr": "*i32", "count_ptr": "*i32"}
 """The arguments of a kernel about a mask of rows, and their types; other kernels have none."""
 ANY_ADDRESS = dict.fromkeys(PLACES, 1)
-"""What is known to divide their addresses: operands may begin anywhere."""
+"""The known divisors of their addresses: operands may begin anywhere."""
 
 
 def types(dtype: str, *targets: str) -> dict[str, str]:
@@ -19,7 +19,7 @@ def types(dtype: str, *targets: str) -> dict[str, str]:
 
 
 def multiples(*targets: str) -> dict[str, int]:
-    """What is known to divide them: TMA has rows of results begin at multiples of 16 bytes."""
+    """The known divisors of these arguments: TMA requires rows of results to begin at multiples of 16 bytes."""
     return ANY_ADDRESS | {f"{name}_{what}": 8 for name in targets for what in ("h", "row", "dim")}
 
 

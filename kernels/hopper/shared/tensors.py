@@ -14,7 +14,7 @@ from ....model.site import DType
 
 LOG2E = math.log2(math.e)
 PACKED = 256
-"""So many launches are kept packed, for calls with the same addresses: a step of training has those of the last one."""
+"""So many launches are kept packed, for calls with the same addresses: training steps repeat the addresses."""
 DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 

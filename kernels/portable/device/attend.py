@@ -2,7 +2,7 @@
 
 Note [Bits of the forward]
     One program owns a q tile and walks its kv tiles in ascending order; nothing is split and nothing is added twice.
-    So the bits of a row are those of a fixed sequence of operations, if the compiler has no choice in any of them:
+    So the bits of a row follow from a fixed sequence of operations, if the compiler has no choice in any of them:
 
     1. Every product that is added to something is spelled as a fused multiply-add.  Other products are exact (SIGN),
        only compared (the largest score), or the start value of one matmul, which no multiply-add can absorb.
@@ -57,8 +57,8 @@ def attend_range(
 
     state: per row the unscaled output, the sum of the probabilities, and the largest score, by whose exponential both
     are divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  Scores are in base 2; with a bias they are natural, or
-    a bias of `finfo.min` would be none that fp32 holds.  The arguments are those of `attend_tile`, and what it has
-    made of them.
+    fp32 could not hold a bias of `finfo.min`.  The arguments are those of `attend_tile`, and values that it has
+    computed from them.
     """
     out, total, largest = state
     q, k_head, v_head, k_strides, v_strides, data, drop = operands
@@ -143,7 +143,7 @@ def attend_tile(
     strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
     band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
     segments or a dense mask leave without rows, unless they hold finite numbers.  drop (with ROUNDS
-    of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is that
+    of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is the same
     without it.
 
     SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).

@@ -6,8 +6,8 @@ Note [Sums of a bias's gradient]
     begins with zero, and every addend P * (dP - delta) is spelled as a fused multiply-add, so that the compiler has no
     choice.  Between two addends the sum is in memory, in fp32, and the last addend's program writes the gradient.
 
-    What a thread writes into memory is what it reads again.  Elements lie there in the order in which the threads of
-    a matmul have them, 16 bytes of a thread behind those of its neighbour, so that nothing is exchanged between
+    A thread reads again what it has written into memory.  Elements lie there in the order in which the threads of a
+    matmul have them, 16 bytes of a thread behind 16 bytes of its neighbour, so that nothing is exchanged between
     threads; the order means nothing to anyone else.
 """
 
@@ -65,7 +65,7 @@ def by_threads(tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
 
 @triton.jit
 def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """What `by_threads` made of a tile of pairs, as [BLOCK_Q, BLOCK_KV]."""
+    """The tile of pairs from which `by_threads` made `elements`, as [BLOCK_Q, BLOCK_KV]."""
     parts = tl.reshape(elements, [BLOCK_KV // 8, BLOCK_Q // 16, 8, 4, 2, 2])
     return tl.reshape(tl.permute(parts, (1, 4, 2, 0, 3, 5)), [BLOCK_Q, BLOCK_KV])
 

@@ -59,7 +59,7 @@ def dkdv_tile(
     numbers.  With any data, the log-sum-exp of a row that is left without keys must be -inf, by which the row is known.
 
     drop (with ROUNDS of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the
-    log-sum-exp is that without it.
+    log-sum-exp is the same without it.
 
     See Note [Rows of a tile of pairs] for BY_KEY.
     """

@@ -1,4 +1,4 @@
-"""Which probabilities dropout keeps, for the tiles of the portable kernels.
+"""The probabilities that dropout keeps, for the tiles of the portable kernels.
 
 Note [Random bits of dropout] in reference_dropout.py defines the numbers.  Only `triton.jit` functions live here: their
 text is pasted into Inductor's template (see `templates.py`).
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr):
-    """Which probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
+    """Whether the probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
 
     drop: (seed, threshold, _).  Both blocks are multiples of 16.  ROUNDS: of Philox.
     """

@@ -1,4 +1,4 @@
-"""What the device code calls and `dash_inductor.schedule.codegen` generates, one text per schedule and mask.
+"""The functions that the device code calls and `dash_inductor.schedule.codegen` generates, per schedule and mask.
 
 These declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
 

@@ -25,8 +25,8 @@ Note [Data operands]
     one that sees no key, but a key that only a bias of -inf hides is read.
 
     placed (PLACED, the rows of a row block, 0 where tokens are rows): (PLACE, COUNT, tokens), int32 [row blocks] twice,
-    and the number of tokens.  Lengths are those of the mask, and so are those of ids, log-sum-exps and deltas; all else
-    has tokens, which `tokens_of` finds.  A row without a token is not read and not written.
+    and the number of tokens.  Lengths are the mask's, also the lengths of ids, log-sum-exps and deltas; all else has
+    tokens, which `tokens_of` finds.  A row without a token is not read and not written.
 
 Note [Log-sum-exp in two parts]
     A bias may be so large that a log-sum-exp in fp32 keeps nothing of the number of keys: all scores of a row may be
@@ -105,7 +105,7 @@ def id_range(ids, exists, PLACED: tl.constexpr):
 
 @triton.jit
 def in_range(chosen, ids, low, high, PLACED: tl.constexpr):
-    """Those that are `chosen` and, of a mask of rows, may have the id of a row of the other tile: low, high are its
+    """Whether rows are `chosen` and, of a mask of rows, may have the id of a row of the other tile: low, high are its
     `id_range`.
 
     A tile has rows of one document alone, so that nothing of another one is read, whatever the walk visits.
@@ -142,7 +142,7 @@ def load_valid(
 
 @triton.jit
 def load_keys(ptr, b, h, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
-    """Which of the keys `kv_rows` of kv head `h` are valid, as booleans; all of them without a vector of keys.
+    """Whether the keys `kv_rows` of kv head `h` are valid, as booleans; all are without a vector of keys.
 
     ptr: int32 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those keys are not valid.
     """
@@ -207,7 +207,7 @@ def load_pairs(operand, b, hq, q_rows, kv_rows, q_end, kv_end):
 
 @triton.jit
 def load_shown(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_DENSE: tl.constexpr):
-    """Which pairs of a tile a dense mask shows, as booleans; all of them without one."""
+    """Whether a dense mask shows the pairs of a tile, as booleans; all are shown without one."""
     _keys, _ids, dense, _bias, _placed = data
     if HAS_DENSE:
         return load_pairs(dense, b, hq, q_rows, kv_rows, q_end, kv_end) != 0
@@ -217,7 +217,7 @@ def load_shown(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_DENSE: tl.conste
 
 @triton.jit
 def load_bias(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_BIAS: tl.constexpr):
-    """What is added to the scores of a tile, in fp32; zero without a bias."""
+    """The bias of the scores of a tile, in fp32; zero without a bias."""
     _keys, _ids, _dense, bias, _placed = data
     if HAS_BIAS:
         return load_pairs(bias, b, hq, q_rows, kv_rows, q_end, kv_end).to(tl.float32)
@@ -232,8 +232,8 @@ def prefetch_bias(
 ):  # fmt: skip
     """Ask for the bias of tile pair (q_tile, kv) to be in the L2 cache soon, if that is `wanted`.
 
-    A loop's own loads ahead are for what is there already.  What a bias needs comes from the GPU's memory, few bytes of
-    each of many rows, and takes longer than a step or two.
+    A loop's own loads ahead are for data in the cache.  A bias comes from the GPU's memory, few bytes of each of many
+    rows, and takes longer than a step or two.
     """
     _keys, _ids, _dense, bias, _placed = data
     if HAS_BIAS and wanted:
@@ -260,7 +260,7 @@ def prefetch(pointers, INTERPRET: tl.constexpr):
 
 @triton.jit
 def load_sums(lse_head, q_rows, first, end, q_len, stride, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """What `probabilities` needs of each row: its log-sum-exp in base 2, or both parts of it where there is a bias.
+    """The sum that `probabilities` needs of each row: its log-sum-exp in base 2, or both parts where there is a bias.
 
     lse_head: the log-sum-exps of a head, see Note [Log-sum-exp in two parts].  Rows outside first .. end-1 are not read
     and have no probabilities, nor have rows that see no key, where there is a bias.
@@ -301,7 +301,7 @@ def rounded_product(x, y, operand):
 def row_sums(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The sums of the rows of [ROWS, COLUMNS], in an order of their own, however the threads hold the tile.
 
-    Two numbers are added at a time: first those that a thread has of a matmul's result, then those of four threads.
+    Two numbers are added at a time: first the numbers that a thread has of a matmul's result, then four threads' sums.
     """
     sums = tl.sum(tl.reshape(tile, [ROWS, COLUMNS // 8, 4, 2]), 3)
     for i in tl.static_range((COLUMNS // 8).bit_length() - 1):
@@ -369,7 +369,7 @@ def visible(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     HAS_DENSE: tl.constexpr,
 ):  # fmt: skip
-    """Which (query, key) pairs of a tile the mask lets through.
+    """Whether the mask lets the (query, key) pairs of a tile through.
 
     `q_rows` and their `q_ids` broadcast against `kv_rows`, their `kv_ids` (both ids by `load_ids`) and `valid`, which
     says of each key whether it is valid (`load_keys`); `shown` says it of each pair (`load_shown`).

@@ -35,7 +35,7 @@ COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "bent": 2, "ext
 
 @pytest.fixture(scope="module")
 def results() -> list[str]:
-    """What Triton's interpreter, in a process of its own, says of every kind of masks."""
+    """The answers of Triton's interpreter, in a process of its own, for every kind of masks."""
     words = [str(word) for pair in COUNTS.items() for word in pair]
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_tables", *words],

@@ -88,14 +88,14 @@ MODES = {
     "test_a_document_has_the_same_bits_wherever_it_lies": "documents",
     "test_the_backward_reads_what_takes_part": "backward",
 }
-"""What the program is asked for each test."""
+"""The mode in which the program runs for each test."""
 # against fp64: fp32 keeps 24 bits; p is rounded to 11 before it meets v, and out once more
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
 
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
-    """By mode and case, of all tests that are run."""
+    """Results by mode and case, of all tests that are run."""
     cases = [case.removeprefix("backward,") for case in cases_of_this_run(request, MODES)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
@@ -136,13 +136,13 @@ def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], 
 
 @pytest.mark.parametrize("case", [CHUNKS])
 def test_ids_that_the_graph_computes(results: dict[str, str], case: str) -> None:
-    """Of chunks: one vector for queries and keys, expanded over the batch."""
+    """Ids of chunks: one vector for queries and keys, expanded over the batch."""
     assert results[f"chunks,{case}"] == "equal"
 
 
 @pytest.mark.parametrize("case", [DOCUMENT])
 def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], case: str) -> None:
-    """Forward and backward; first and last."""
+    """The same in forward and backward, as the first document and as the last."""
     assert results[f"documents,{case}"] == "equal"
 
 

@@ -1,4 +1,4 @@
-"""What the portable forward takes on each architecture, compiled without a GPU, and what its bits rest on."""
+"""The budgets of the portable forward on each architecture, compiled without a GPU, and what its bits rest on."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, tu
     """Note [Bits of the forward]: a full mask without and with knowledge of lengths, a causal one, and keys.
 
     Rows are summed in layouts that are the same in all loops of all kernels, and every loop has the same instructions:
-    the kernel of dynamic lengths has one loop more than that of even ones.
+    the kernel of dynamic lengths has one loop more than the kernel of even ones.
     """
     arch, dtype, dims = case
     even = rendered(arch, dtype, dims, Band(), False, 4096)
@@ -178,7 +178,7 @@ def of_segments(arch: str, dim: int, *, keys: bool = False) -> Site:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("keys", [False, True], ids=["", "keys"])
 def test_the_forward_with_segments_fits(arch: str, keys: bool) -> None:
-    """And loads tiles ahead, keys and values, although a vector says which of them are read."""
+    """It loads tiles ahead, keys and values, although a vector says which of them are read."""
     tiles = forward_tiles(arch, 16, 128, 128)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
     kernel = standalone.render_forward(facts, of_segments(arch, 128, keys=keys))

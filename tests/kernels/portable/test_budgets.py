@@ -1,4 +1,4 @@
-"""What the planned kernels take on each architecture, compiled without a GPU, and what makes an order of adds true."""
+"""The budgets of planned kernels on each architecture, compiled without a GPU, and what makes an order of adds true."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ sm_100 bfloat16 64 full 64x64w4s3: registers 154, spills 0/0, shared 83008""",
 
 
 def instructions(ptx: str, *patterns: str) -> list[str]:
-    """Which of the patterns each instruction of the text matches, in order, for the instructions that match one."""
+    """The pattern that each instruction of the text matches, in order, for the instructions that match one."""
     lines = (re.sub(r"\s+", " ", line.strip()) for line in ptx.splitlines())
     found = (next((p for p in patterns if re.search(p, line)), None) for line in lines)
     return [p for p in found if p is not None]

@@ -41,7 +41,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 2e-2}
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, str]:
-    """Of all cases, from one process."""
+    """The results of all cases, from one process."""
     cases = [*CASES, *HIDDEN, RING]
     words = [word for case in cases for word in case.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

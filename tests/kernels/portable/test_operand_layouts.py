@@ -32,7 +32,7 @@ def rendered(plan: Plan, site: Site) -> list[standalone.Rendered]:
 
 
 def layouts(kernel: standalone.Rendered, arch: str) -> set[str]:
-    """What decides the order of sums: how operands of matmuls lie along k and, where rows are summed, along a row."""
+    """The layouts that decide the order of sums: of operands of matmuls along k and, for sums of rows, along a row."""
     ttgir = stages(kernel, arch, "ttgir")["ttgir"]
     found = set(re.findall(r"kWidth = \d+", ttgir))
     if '"tt.reduce"' in ttgir and "LSE" in kernel.names and "DELTA" not in kernel.names:

@@ -62,7 +62,7 @@ MODES = {
     "test_a_batch_element_alone_has_the_same_bits": "one",
     "test_both_ways_to_a_bias_gradient_have_the_same_bits": "ways",
 }
-"""What the program is asked for each test."""
+"""The mode in which the program runs for each test."""
 
 
 # against fp64: fp32 keeps 24 bits; in float16 p, ds and the results are rounded to 11
@@ -71,7 +71,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
-    """By mode and case, of all tests that are run."""
+    """Results by mode and case, of all tests that are run."""
     cases = cases_of_this_run(request, MODES)
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted_pairs", *cases],
@@ -103,7 +103,7 @@ def test_static_and_dynamic_lengths_have_the_same_bits(results: dict[str, str], 
 
 @some(COMPUTED, COMPUTED[:1])
 def test_operands_that_the_graph_computes(results: dict[str, str], case: str) -> None:
-    """Also with other strides than rows one after the other."""
+    """Some operands have other strides than rows one after the other."""
     assert results[f"computed,{case}"] == "equal"
 
 

@@ -1,6 +1,6 @@
 """Packed documents in the reference executors: a document has the same bits wherever it lies, beside whatever.
 
-Sequences end with a complete tile here.  What a CPU makes of a sum depends on how long it is, which a GPU's tiles hide.
+Sequences end with a complete tile here.  A sum on a CPU depends on how long it is, which a GPU's tiles hide.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_chunks_have_the_bits_of_their_own_tokens() -> None:
     chosen = planned(p, "sm_90")
 
     def of_chunk(place: int, size: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Its results among the other chunks, and those of its tokens alone."""
+        """A chunk's results among the other chunks, and the results of its tokens alone."""
         ids, part = (torch.arange(4 * TILE) // size)[None], slice(place * size, (place + 1) * size)
         q, k, v, do = (t[:, :, part] for t in (p.q, p.k, p.v, p.do))
         alone = replace(p, q=q, k=k, v=v, do=do, segments=segment_ids("same", 1, size, size))
@@ -93,7 +93,7 @@ def test_chunks_have_the_bits_of_their_own_tokens() -> None:
 
 
 def test_no_tile_is_larger() -> None:
-    """Of keys, anywhere, and of queries where dk and dv are added; queries of a forward do not know of one another."""
+    """Tiles of keys, anywhere, and of queries where dk and dv are added; queries of a forward are independent."""
     tiles = [t for row in PORTABLE.values() for t in row]
     for candidate in (*tiles, Candidate(REFERENCE, REFERENCE), *HOPPER.values()):
         for shape in (candidate.dkdv, candidate.dq or candidate.dkdv):

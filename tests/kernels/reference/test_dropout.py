@@ -187,7 +187,7 @@ def test_tiles_and_schedules_do_not_change_what_is_kept() -> None:
 
 @pytest.mark.parametrize("p", [2.0**-20, 2.0**-18])
 def test_a_probability_that_rounds_to_zero_drops_nothing(p: float) -> None:
-    """The bits are those of no dropout."""
+    """The bits are the same as without dropout."""
     problem = Attention.random(40, 40, 16, Band(0), dtype=torch.float32, device="cpu")
     results = []
     for dropout in (None, Dropout(p, Operand(0))):

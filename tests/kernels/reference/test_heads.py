@@ -1,6 +1,6 @@
 """The bits of a head in the reference executor, whichever heads stand beside it: alone, at any place, split over ranks.
 
-Of the portable kernels' order under the planner's plan for the CPU, and of the Hopper kernels' under its plan for them.
+The orders are the portable kernels' under the planner's plan for the CPU, and the Hopper kernels' under theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Results = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """Of which kernels, a mask, lengths, which keys are valid, and what is planned for it."""
+    """The architecture of the kernels, a mask, lengths, which keys are valid, and what is planned for it."""
 
     arch: str
     mask: Band
@@ -100,7 +100,7 @@ def same(a: Results, b: Results) -> list[bool]:
 def test_a_head_alone_and_at_every_place(case: Case) -> None:
     """Every one of 16 heads alone and at all 16 places, and the heads in turn at the places of 2 to 15.
 
-    Of problems that take long, at fewer places.
+    Problems that take long are run at fewer places.
     """
     p = case.problem(16, 1)
     whole = case.run(p)

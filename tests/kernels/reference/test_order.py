@@ -71,7 +71,7 @@ class Tile:
 
 
 def walks(p: Attention, kernel: str, schedule: str) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
-    """(query head, kv head, kv tile, steps) of every walk; those of one kv tile in the order of a group's members."""
+    """(query head, kv head, kv tile, steps) of every walk; walks of one kv tile in the order of a group's members."""
     kv_heads, group = p.k.shape[1], p.group
     heads = kv_heads * group if kernel == "hopper" else kv_heads
     problem = Problem(p.mask, p.q.shape[2], p.k.shape[2], TILES.block_q, TILES.block_kv, heads=heads)
@@ -106,7 +106,7 @@ def direct(p: Attention, kernel: str, schedule: str) -> Gradients:
 
 
 def of_q_tiles(p: Attention) -> dict[tuple[int, int], list[tuple[int, Tile]]]:
-    """What the dq kernel of two passes adds, its kv tiles in ascending order."""
+    """The terms that the dq kernel of two passes adds, its kv tiles in ascending order."""
     q_len, kv_len, blocks = p.q.shape[2], p.k.shape[2], (DQ_TILES.block_q, DQ_TILES.block_kv)
     problem = Problem(p.mask, q_len, kv_len, *blocks)
     kv_range, tail = functions("two_pass", problem).dash_kv_range, problem.tail()

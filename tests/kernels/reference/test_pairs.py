@@ -56,7 +56,7 @@ def test_against_fp64(bias: str, schedule: str) -> None:
 @pytest.mark.parametrize("bias", ["none", *BIASES])
 @pytest.mark.parametrize("schedule", ["two_pass", "ascending"])
 def test_with_dropout_against_fp64(dense: str, bias: str, schedule: str) -> None:
-    """The pairs that are dropped enter all four gradients; those of other heads or batch elements would not do."""
+    """The dropped pairs enter all four gradients; dropped pairs of other heads or batch elements would not do."""
     for drops, band, keys in ((0.1, Band(), False), (0.5, Band(0, None, "bottom_right"), True)):
         p = PairedAttention.random(33, 45, band, dense=dense, bias=bias, keys=keys, group=2, drops=drops)
         out, gradients, sees = p.exact()

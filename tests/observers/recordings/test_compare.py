@@ -192,7 +192,7 @@ def test_a_comparison_holds_one_step(tmp_path: Path) -> None:
 
 
 def results(tmp_path: Path) -> dict[int, Comparison]:
-    """One for each exit code, with everything that can be shown."""
+    """A comparison for each exit code, with everything that can be shown."""
     a = record(tmp_path / "a", versions={"torch": "<1>"})
     diverged = record(tmp_path / "b", spoiled={(s, 1, p): "x" for s in (2, 3) for p, _ in TENSORS}, versions={})
     return {code: compare(a, other) for code, other in ((0, a), (1, diverged), (2, record(tmp_path / "c", ranks=1)))}

@@ -40,7 +40,7 @@ FINDING = {
 }  # fmt: skip
 EVIL = "w\x1b[2J\x07\x7f\x9b31m\u202eabc\u2066\u2028\ud800\r\n<b>"
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""What must not be printed; newlines are between lines."""
+"""Characters that must not be printed; newlines are between lines."""
 
 
 def content(made: bytes) -> Crafted:
@@ -195,7 +195,7 @@ CUT_OFF: dict[str, tuple[bytes, int]] = {
     "a wrong checksum": (sound()[: -len(END)] + frame(b"J{}", checksum=1), 2),
     "no end": (sound()[: -len(END)], 2),
 }
-"""What a process leaves that is killed, or a machine that loses its power; and how many steps of it are whole."""
+"""Files that a killed process leaves, or a machine that loses its power; and how many of their steps are whole."""
 
 
 def pair(folder: Path, make: Crafted, other: bytes | None = None) -> tuple[Path, Path]:

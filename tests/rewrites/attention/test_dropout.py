@@ -179,7 +179,7 @@ def test_a_second_backward_of_one_forward_keeps_the_same() -> None:
 @pytest.mark.parametrize("fallback", [False, True])
 @pytest.mark.parametrize("name", ["plain", "checkpointed"])
 def test_compiled_by_inductor(name: str, fallback: bool) -> None:
-    """Beside other dropout, whose seeds Inductor draws together, or whose numbers are PyTorch's own."""
+    """The site stands beside other dropout, whose seeds Inductor draws together, or whose numbers are PyTorch's own."""
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.dropout(FUNCTIONS[name](q, k, v), 0.5)
@@ -433,7 +433,7 @@ def test_of_one_forward_those_backwards_are_kept_that_need_ours(second: str) -> 
 
 
 TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8], [2, 5, 6, 7])}
-"""What forward and backward read of `MaskTables`: of a dense mask the forward reads bits, the backward the mask."""
+"""The parts of `MaskTables` for forward and backward: of a dense mask the forward reads bits, the backward the mask."""
 
 
 @pytest.mark.parametrize("mask", TABLES)
@@ -464,7 +464,7 @@ def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_layers_never_share_a_seed() -> None:
-    """Not even where they are the same operation on the same tensors: PyTorch would merge nodes that look equal."""
+    """They share none even if they are the same operation on the same tensors: PyTorch would merge equal nodes."""
 
     def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
         return (*dropped_flash(q, k, v, do), *dropped_flash(q, k, v, do))

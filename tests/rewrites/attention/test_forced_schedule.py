@@ -26,7 +26,7 @@ DIMS = [(64, 64), (128, 128), (192, 128), (256, 256)]  # the last two have Hoppe
 
 @pytest.fixture
 def small_nominal_problem(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Which schedule is fastest does not matter here, so the problem that the planner simulates may be small."""
+    """The fastest schedule does not matter here, so the problem that the planner simulates may be small."""
     monkeypatch.setattr(nominal, "NOMINAL_LEN", 512)
     planner._choose.cache_clear()
     yield

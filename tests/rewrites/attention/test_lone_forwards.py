@@ -59,7 +59,7 @@ EQUAL = [
     ],
 )
 def test_bits_are_those_of_training(name: str, dtype: torch.dtype, dynamic: bool) -> None:
-    """So the ratio of the probabilities that one policy gives with and without gradients is 1."""
+    """Hence the ratio of the probabilities that one policy gives with and without gradients is 1."""
     inputs = inputs_of(name, dtype)
     with capture(strict=True) as graphs:
         compiled = graphs.compile(FUNCTIONS[name], dynamic=dynamic)
@@ -102,7 +102,7 @@ def test_a_part_without_gradients_in_a_graph_with_them() -> None:
 
 
 def test_a_setting_keeps_all_forwards() -> None:
-    """Nor does that count as kept against the program's will."""
+    """That does not count as kept against the program's will."""
     inputs = [t.detach() for t in inputs_of("plain", torch.float32)]
     with capture(strict=True, forward="keep") as graphs:
         found = graphs.compile(FUNCTIONS["plain"])(*inputs)

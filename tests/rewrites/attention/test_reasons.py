@@ -80,7 +80,7 @@ def test_reasons(reason, maker, shape, options) -> None:
 
 
 def test_large_head_dims_read_every_mask() -> None:
-    """Where the others are hidden, it is a mask that no band says."""
+    """A bias that hides pairs which no band hides is read as a dense mask."""
     options = {"bias": lambda: dilated_bias(-math.inf)}
     _, record = rewritten(joint_graph(efficient, Shape(**LARGE), **options))
     assert (record.status, record.mask, record.plan.kernel) == ("replaced", "dense(0)", "hopper")

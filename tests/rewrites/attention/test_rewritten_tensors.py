@@ -63,7 +63,7 @@ def test_hooks_of_saved_tensors(name: str) -> None:
 @pytest.mark.parametrize("budget", [1.0, 0.5, 0.1])
 @ENTRY
 def test_nothing_is_saved_that_shows_an_input(name: str, budget: float) -> None:
-    """Of what a forward hands to its backward, all that has the memory of an input is that input, which is watched."""
+    """The only tensors with an input's memory that a forward hands to its backward are inputs, which are watched."""
     entry = ENTRIES[name]
     tensors = tensors_of(entry)
     with capture(strict=True) as graphs, functorch_config.patch(activation_memory_budget=budget):
@@ -81,7 +81,7 @@ def test_nothing_is_saved_that_shows_an_input(name: str, budget: float) -> None:
 
 
 def test_forward_and_backward_in_one_graph() -> None:
-    """Where the graph itself writes in between, its order is that of the program."""
+    """If the graph itself writes in between, its order is the program's."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
         attend = ENTRIES["keys"].function

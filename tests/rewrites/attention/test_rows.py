@@ -160,7 +160,7 @@ def test_another_beginning_gives_other_bits() -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_results_have_the_strides_of_pytorch(order: tuple[int, ...]) -> None:
-    """Those of the operator's results follow query, key and value where these are dense."""
+    """The strides of the operator's results follow query, key and value where these are dense."""
     inverse = [order.index(d) for d in range(3)]
 
     def model(q: Tensor, k: Tensor, v: Tensor, do: Tensor, starts: Tensor) -> tuple[Any, ...]:
@@ -205,8 +205,8 @@ def test_documents_of_whole_tiles_lie_as_they_did() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "cpu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_tile_divides_the_alignment(arch: str, dtype: DType) -> None:
-    """Of a forward's queries the row blocks of the Hopper kernel, which do not depend on one another; the tiles of the
-    Hopper kernels, which TMA loads from the token of their first row, are row blocks, too.
+    """For a forward's queries the row blocks of the Hopper kernel count, which do not depend on one another; the tiles
+    of the Hopper kernels, which TMA loads from the token of their first row, are row blocks, too.
     """
     planned = 0
     for dim, band in itertools.product(range(8, 264, 8), (Band(0), Band(), Band(0, 99))):

@@ -31,7 +31,7 @@ def run(way: Way, compile: Callable[..., Any], inputs: dict[str, Tensor]) -> dic
 
 SOON = [name for name in WAYS if name not in ("dynamic", "static", "fullgraph")]
 """Ways that are tried in every run of the tests: Dynamo takes half a minute for a model of transformers whose sizes are
-all symbols, and the graphs of the other two are those of "default"."""
+all symbols, and the graphs of the other two are the same as of "default"."""
 
 
 @some(WAYS, SOON, "name")

@@ -94,9 +94,9 @@ class ClosedForm:
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """(word of a step, that of the role's next one, which is `after`); the first is from `begin`.
+        """(word of a step, word of the role's next one, which is `after`); the first is from `begin`.
 
-        A word is computed a step ahead: the producer would make the loads of a step wait for it.
+        A word is computed a step ahead: otherwise the loads of a step would wait for it in the producer.
         """
         following = self.word(after, kv)
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
@@ -115,7 +115,7 @@ class ClosedForm:
 
 @aggregate
 class BandMask:
-    """Which scores of kv tile `kv` count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
+    """The scores of kv tile `kv` that count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
 
     walk: ClosedForm
     kv: gl.tensor
@@ -141,7 +141,7 @@ class BandMask:
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
 
-        CUT: whether it does; None where only the word says so.
+        CUT: whether it does; None if only the word says so.
         """
         walk = self.walk
         if walk.CUTS:

@@ -123,7 +123,7 @@ def store_gradients(
 ):  # fmt: skip
     """Round dk and dv and start to store them, by way of the slots of the dq ring for steps `it` and after.
 
-    Where these have no room, by way of K and V, which are done with, and until they have been read.
+    If these have no room, it is by way of K and V, which are done with, and it waits until they have been read.
     """
     DTYPE: gl.constexpr = shared.k.dtype
     row = kv * work.BLOCK_KV

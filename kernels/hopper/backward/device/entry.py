@@ -36,8 +36,8 @@ def hopper_backward(
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
-    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  Those of q and do hold only the
-    rows that see a key, those of k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
+    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  q and do hold only the rows that
+    see a key, k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of `in_fragments`; lse (base 2) and
     delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past
     q_len.
@@ -46,9 +46,9 @@ def hopper_backward(
     `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
     threshold and rescale with DROPOUT only, see `dropout`.
 
-    With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of dq, lse and delta,
-    while the other tensors have tokens; see `places`, also for the arguments from place_ptr on, which are given then
-    only.  With STAMPED the kernel writes down when it does what, see `stamps`.
+    With PLACED, above 0, the mask is one of rows: q_len and kv_len count rows, dq, lse and delta have rows, and the
+    other tensors have tokens; see `places`, also for the arguments from place_ptr on, which are given then only.
+    With STAMPED the kernel writes down when it does what, see `stamps`.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets

@@ -16,7 +16,7 @@ from ...shared.device.steps import from_fragments, in_fragments
 
 @gluon.jit
 def _place(work, kv):
-    """The place of kv tile `kv` of this kv head among those of all."""
+    """The place of kv tile `kv` of this kv head among the kv tiles of all."""
     n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
     return (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
 
@@ -30,7 +30,7 @@ def wait_for_group(work, kv, semaphores, turn):
 
 @gluon.jit
 def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, turn, phase, TAIL_D: gl.constexpr):
-    """(dk, dk_tail, dv) plus those of the members before, once the barrier `turn` is past this phase.
+    """(dk, dk_tail, dv) plus the sums of the members before, once the barrier `turn` is past this phase.
 
     sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)], dv, dk and its tail in the order of
     `in_fragments`; semaphores: int32 [batch * kv_heads * n_kv], zeros.

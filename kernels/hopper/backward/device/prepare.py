@@ -18,11 +18,11 @@ def prepare(
 
     out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
     natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
-    band; the others and those past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities
-    and gradients are zero: what a forward writes there differs.  With HAS_DATA so do rows whose lse is -inf, from which
+    band; the others and rows past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities and
+    gradients are zero: forwards write different values there.  With HAS_DATA so do rows whose lse is -inf, from which
     the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.  With
-    PLACED, above 0, rows are those of the mask, and out and do have tokens, see `rows.tokens_of`; rows without one are
-    like those that see no key.
+    PLACED, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token are
+    like rows that see no key.
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)

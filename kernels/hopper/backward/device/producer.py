@@ -64,7 +64,7 @@ def produce(
     BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
     BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
     TAIL: gl.constexpr = shared.TAIL_D > 0
-    ROWS: gl.constexpr = q_desc.block_type.shape[2]  # that a load brings: those of a q tile, or of a piece of it
+    ROWS: gl.constexpr = q_desc.block_type.shape[2]  # that a load brings: a q tile, or a piece of it
     LOADS: gl.constexpr = BLOCK_Q // ROWS
     q_ring = as_longer(shared.q, shared.STAGES * LOADS)
     do_ring = as_longer(shared.do, shared.STAGES * LOADS)

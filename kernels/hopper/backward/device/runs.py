@@ -5,8 +5,8 @@ Note [Runs]
     spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
     last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
 
-    There must be two loops, not two ways through one: in those ptxas (of CUDA 12.8) shares the address of the second
-    half of dO between both, and computes it in one of them only.
+    There must be two loops, not two ways through one: ptxas (of CUDA 12.8) shares the address of the second half of dO
+    between two ways, and computes it in one of them only.
 
     A loop has to know what the next step is before the word of that step is there.  So the word of a step says so, see
     `told`.
@@ -21,10 +21,10 @@ from ...shared.device.told import MASKED, NEXT
 
 @gluon.jit
 def first_of_walk(shared, mask, done, steps):
-    """What the first step of a walk is, step `done` of the CTA: 1 if the mask cuts it, 0 if not, 2 if there is none.
+    """The kind of a walk's first step, step `done` of the CTA: 1 if the mask cuts it, 0 if not, 2 if there is none.
 
-    All warps must meet between this and the steps: Triton would have them do so in every step otherwise, for they wait
-    at the same mbarrier again.
+    All warps must meet between this and the steps: otherwise Triton would make them meet in every step, because they
+    wait at the same mbarrier again.
     """
     first = 2
     if steps > 0:

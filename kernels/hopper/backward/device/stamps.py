@@ -1,8 +1,8 @@
-"""When each step of a walk is computed and added, written down by the kernel itself, for timelines of real runs.
+"""The times at which each step of a walk is computed and added, written by the kernel itself, for real timelines.
 
 `Stamps` says where the times go, `NoStamps` is for calls that write none; the roles ask either.  The consumers take no
 part: their code is the same with stamps and without.  A role of its own, the recorder, waits for the same barriers as
-they do, and the reducers stamp what they do themselves.
+they do, and the reducers stamp their own work.
 
 Note [Stamps]
     A step has four times, in nanoseconds of ``%globaltimer``.  All SMs share this clock, and it does not follow their
@@ -63,9 +63,9 @@ class NoStamps:
 class Stamps:
     """Times of the CTA's steps, see Note [Stamps].
 
-    pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head among those of all batch elements; entry
-    1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 ticket and SM of its walk.  Only the first
-    `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
+    pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head among all of the batch; entry 1 + q of a
+    kv tile holds the times of the step of q tile `q`, and entry 0 ticket and SM of its walk.  Only the first `heads`
+    query heads are stamped.  noted: a ring of barriers, one per stage.
     """
 
     pointer: gl.tensor

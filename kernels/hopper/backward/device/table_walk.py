@@ -126,7 +126,7 @@ class TableWalk:
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """(word of a step, that of the role's next one, which is `after`); the first is from `begin`."""
+        """(word of a step, word of the role's next one, which is `after`); the first is from `begin`."""
         return ahead, self.word(gl.minimum(after, steps - 1), kv)
 
     @gluon.jit
@@ -173,7 +173,7 @@ class TableWalk:
 
     @gluon.jit
     def _row(self, kv):
-        """The place of kv tile `kv` among those of all tables."""
+        """The place of kv tile `kv` among the kv tiles of all tables."""
         work = self.work
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         table = work.batch * self.table_b + work.q_head() * self.table_h
@@ -182,9 +182,9 @@ class TableWalk:
 
 @aggregate
 class DataMask:
-    """Which scores of kv tile `kv` count: those that the band, the codes and the dense mask all let through.
+    """The scores of kv tile `kv` that count: the band, the codes and the dense mask all let them through.
 
-    kv_codes: those of its keys, if the mask has codes.
+    kv_codes: the codes of its keys, if the mask has codes.
     """
 
     walk: TableWalk
@@ -210,7 +210,7 @@ class DataMask:
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
         """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
 
-        CUT: None, only the word says whether it does.
+        CUT: None, because only the word says whether it does.
         """
         gl.static_assert(CUT is None)
         if word >> MASKED != 0:
@@ -228,7 +228,7 @@ class DataMask:
 
     @gluon.jit
     def _dense(self, q_row, columns, rows):
-        """The dense mask of a piece, int32 [keys, queries]; past the lengths that of the last query or key.
+        """The dense mask of a piece, int32 [keys, queries]; past the lengths the last query or key stands for the rest.
 
         No load has a condition, which would be in a register until it has come.
         """

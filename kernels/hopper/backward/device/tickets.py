@@ -28,7 +28,7 @@ def wait_until_left(shared, n):
 
 @gluon.jit
 def announce(shared, n, position, kv):
-    """Tell the other roles that walk `n` is that of kv tile `kv` of the head at `position`; none, if `kv` is -1."""
+    """Tell the other roles that walk `n` is of kv tile `kv` of the head at `position`; there is none if `kv` is -1."""
     entry = n % ENTRIES
     wait_until_left(shared, n)
     tell(shared.walks, entry * 2, position)

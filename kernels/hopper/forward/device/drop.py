@@ -22,7 +22,7 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 @aggregate
 class Drop:
-    """What is dropped, see `data.ForwardDropout`; None, all of it, in kernels without dropout.
+    """The dropout of a kernel, see `data.ForwardDropout`; all fields are None in kernels without dropout.
 
     So many of 2**16 sets of random bits drop a probability as `threshold` says; see Note [Comparing random bits] in
     reference_dropout.py.
@@ -53,8 +53,8 @@ class Drop:
     def bits(self, seed, b, head, block, kv, BLOCK_KV: gl.constexpr):
         """The words of random bits of a row block and a kv tile, uint32 [ROWS, BLOCK_KV], in the layout of scores.
 
-        Two neighbouring keys have the same word: the bits of the first are its lower half, those of the second its
-        upper half.
+        Two neighbouring keys have the same word: its lower half is the bits of the first, its upper half the bits of
+        the second.
         """
         layout: gl.constexpr = _words_layout(BLOCK_KV)
         rows = block * (ROWS // 2) + gl.arange(0, ROWS // 2, gl.SliceLayout(1, layout))

@@ -28,14 +28,14 @@ def hopper_forward(
 
     q: [batch, q_heads, q_len, D]; k: [batch, q_heads // group, kv_len, D]; v: the same with DV columns; out: [batch,
     q_heads, q_len, DV]; fp16 or bf16, descriptors with blocks of 64 columns, ROWS rows of q and out, BLOCK_KV of k and
-    v; D is up to BLOCK_D + TAIL_D.  The descriptor of q holds only the rows that see a key, those of k and v only the
-    keys that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows
-    that see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.  scale_log2: of the
-    scores, with log2(e), above zero.  What follows describes a mask that is data, see `listed.Data`; None where the
-    mask is a band.
+    v; D is up to BLOCK_D + TAIL_D.  The descriptor of q holds only the rows that see a key, k's and v's only the keys
+    that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows that
+    see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.  scale_log2: of the
+    scores, with log2(e), above zero.  `counts_ptr` to `keys_seen_ptr` describe a mask that is data, see `listed.Data`;
+    None where the mask is a band.
 
-    With PLACED, above 0, the mask is one of rows: q_len and kv_len are rows, and so are those of lse, while the other
-    tensors have tokens; see `places`, also for the last arguments, which are given then only.
+    With PLACED, above 0, the mask is one of rows: q_len and kv_len count rows, lse has rows, and the other tensors
+    have tokens; see `places`, also for the last arguments, which are given then only.
     """
     work = Work(
         batch_heads, q_heads, group, q_len, kv_len, lo, hi, section, last_section,

@@ -20,7 +20,7 @@ from .....schedule.table_walk import FORWARD_UNSEEN
 from ...shared.device.operations import given, role_barrier
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
-"""What a consumer does with a kv tile: give it back unread; test every score; nothing is hidden."""
+"""The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
 UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 
@@ -32,7 +32,7 @@ def kv_of(word):
 
 @gluon.jit
 def use_of(word, CONSUMER: gl.constexpr):
-    """What a consumer does with the kv tile of a word: SKIP, PARTIAL or FULL."""
+    """The use that a consumer makes of the kv tile of a word: SKIP, PARTIAL or FULL."""
     return (word >> (16 + 2 * CONSUMER)) & 3
 
 
@@ -44,7 +44,7 @@ def has_unseen(word):
 
 @aggregate
 class Data:
-    """The tensors of a mask that is data, see `data.ForwardData`; None, all of them, in kernels of bands.
+    """The tensors of a mask that is data, see `data.ForwardData`; all of them are None in kernels of bands.
 
     tables: tables of a batch element, 1 or one for each head.  With HAS_DENSE there are no codes: `seen` reads bits.
     CODES_AHEAD: in which steps codes are asked for before the scores are begun, which takes as long as they do: in none

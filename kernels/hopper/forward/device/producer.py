@@ -2,15 +2,15 @@
 
 Note [Drawing tiles]
     The first tile of CTA c is the c-th of the list; after that, a CTA takes the first tile that nobody has, by an
-    atomic add to a counter.  Which CTA computes a tile changes nothing about the tile: its results depend on its place
-    in the list alone.  CTAs wait for nobody, so any number of them may run at the same time.
+    atomic add to a counter.  It does not matter to a tile which CTA computes it: its results depend on its place in the
+    list alone.  CTAs wait for nobody, so any number of them may run at the same time.
 
     The counter lies in memory that the call allocated, and `prepare`, launched just before in the same stream, sets it
     to zero.  So neither a call in another stream, nor an aborted one, nor the replay of a CUDA graph meets a counter
     that is not its own or not zero.  The main kernel may start while `prepare` runs (programmatic dependent launch):
     every CTA waits for the end of `prepare` before it draws, and every CTA draws at least once, so what follows the
-    main kernel in its stream follows `prepare` as well.  What the main kernel reads before that wait, the operands, was
-    written before `prepare` began, since `prepare` itself is an ordinary launch.
+    main kernel in its stream follows `prepare` as well.  The operands, which the main kernel reads before that wait,
+    were written before `prepare` began, since `prepare` itself is an ordinary launch.
 """
 
 from triton.experimental import gluon
@@ -185,7 +185,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
 def first_words(work, data, place):
     """(pointer to the words of a tile of the list, how many there are, the first, and the second if there is one).
 
-    Of a place past the end they are those of the last tile; without data all are any numbers.
+    Past the end of the list they are of the last tile; without data all are any numbers.
     """
     if data.GIVEN:
         b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))

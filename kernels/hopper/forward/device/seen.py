@@ -1,8 +1,8 @@
 """Dense masks: which scores of a kv tile count, as bits that lie in memory as the scores lie in threads.
 
-Note [Seen bits] in schedule/table_walk.py says which bit is whose.  They say all of the mask: the band, codes, and the
-ends of queries and keys are in them.  A thread has those of its scores in one word or two, which it asks for before it
-waits for the scores.
+Note [Seen bits] in schedule/table_walk.py says which bit is whose.  The bits say all of the mask: the band, codes, and
+the ends of queries and keys are in them.  A thread has the bits of its scores in one word or two, which it asks for
+before it waits for the scores.
 """
 
 from triton.experimental import gluon
@@ -48,7 +48,7 @@ def hide(s, words):
 
 @gluon.jit
 def _as_scores(parts, s, WORDS: gl.constexpr):
-    """What each score has of `parts`, [.., words, 2, 2, ...], where it is at the number of its bit."""
+    """The element of each score in `parts`, [.., words, 2, 2, ...], at the number of its bit."""
     ROWS: gl.constexpr = s.shape[0]
     BLOCK_KV: gl.constexpr = s.shape[1]
     parts = parts.reshape([ROWS // 16, 8, 4, WORDS, BLOCK_KV // WORDS // 8, 2, 2])

@@ -49,7 +49,7 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """This consumer, all of its warps, has read a tile."""
+    """Say that all warps of this consumer have read a tile."""
     role_barrier()
     mbarrier.arrive(empty, count=1)
 

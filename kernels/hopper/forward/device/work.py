@@ -1,4 +1,4 @@
-"""What every role of a CTA knows: the list of tiles and their walks (`Work`), and the shared memory (`Shared`)."""
+"""The knowledge of every role of a CTA: the list of tiles and their walks (`Work`), the shared memory (`Shared`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -106,7 +106,7 @@ class Work:
 
     @gluon.jit
     def kv_tiles(self, first_block):
-        """(first, end) of the kv tiles of a tile, those that one of its row blocks walks; at least one."""
+        """(first, end) of the kv tiles that one of a tile's row blocks walks; at least one kv tile."""
         lowest = gl.maximum(first_block, 0)
         highest = gl.minimum(first_block + self.CONSUMERS, self.row_blocks()) - 1
         first, _full_first, _full_end, _end = self._kv_range(lowest)
@@ -255,7 +255,7 @@ def facts(consumers):
 
 @gluon.constexpr_function
 def fact_slots(q_stages):
-    """Tiles whose facts are kept: one more than there are Q tiles, so that those of the next are there before its Q.
+    """Tiles whose facts are kept: one more than there are Q tiles, so that the next tile's are there before its Q.
 
     When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
     facts at the latest then: it may write the facts of the tile after this one in their place.

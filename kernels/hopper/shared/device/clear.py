@@ -1,14 +1,14 @@
 """Rows of tiles in shared memory that take no part are cleared by the producer, before anybody reads them.
 
 Note [Rows that take no part]
-    Matmuls take whole tiles, and zero times NaN is NaN.  So what is multiplied by the probability or the gradient of a
-    score that the mask hides must be finite: V in the forward; K, V, Q and dO in the backward.  A key that no query
-    sees and a query that sees no key may hold anything, and are made zeros.
+    Matmuls take whole tiles, and zero times NaN is NaN.  So values that are multiplied by the probability or the
+    gradient of a score that the mask hides must be finite: V in the forward; K, V, Q and dO in the backward.  A key
+    that no query sees and a query that sees no key may hold anything, and are made zeros.
 
-    Few tiles have such rows: those in which padding begins or a packed document ends.  What the producer brings of them
-    is not announced when it has come: it arrives at a barrier of the producer's own, the last one of its ring.  The
-    producer then writes zeros, makes them visible to matmuls, and completes the barrier of the tile itself.  Consumers
-    wait where they always wait.
+    Few tiles have such rows: the tiles in which padding begins or a packed document ends.  The copies of them that the
+    producer brings are not announced when they have come: they arrive at a barrier of the producer's own, the last one
+    of its ring.  The producer then writes zeros, makes them visible to matmuls, and completes the barrier of the tile
+    itself.  Consumers wait where they always wait.
 
     A key that some query sees, and a query that sees some key, keep what they hold, and so must be finite if the
     results of others that do not see them are to be.

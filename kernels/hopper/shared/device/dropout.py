@@ -25,7 +25,7 @@ ARGUMENTS = ("seed", "threshold", "rescale")
 """The arguments of the main kernel about dropout, in their order."""
 TYPES = {"seed": "*i64", "rescale": "fp32"}
 ANY_ADDRESS = {"seed": 1}
-"""What is known to divide its address: a seed may be any element of a tensor of seeds."""
+"""The known divisor of its address: a seed may be any element of a tensor of seeds."""
 
 
 @aggregate
@@ -119,7 +119,7 @@ def block_layout(shape, warps):
     """The layout of blocks [keys / 4, queries / 2] of scores of `shape`: every thread computes as few as possible.
 
     A thread holds the scores of two keys of the same parity, eight apart.  Its neighbour with the other parity needs
-    the other halves of the same blocks: each of the two computes those of queries of its own parity.
+    the other halves of the same blocks: each of the two computes the blocks of queries of its own parity.
     """
     keys, queries = shape
     along_keys = min(warps, keys // 16)
@@ -154,7 +154,7 @@ def philox(seed, queries, keys, head, batch):
 
 @gluon.jit
 def bound_of(threshold):
-    """What random bits are compared with, in both halves of a word; see Note [Comparing random bits]."""
+    """The bound for random bits, in both halves of a word; see Note [Comparing random bits]."""
     count = gl.minimum(threshold, 65536 - threshold)
     return gl.where(count <= 0x7F80, 0xFF80 - count, count - 0x7F81).to(gl.uint32) * 0x10001
 

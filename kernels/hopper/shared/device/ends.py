@@ -1,4 +1,4 @@
-"""What consumers say at the end of a step, without waiting for each other: its dq tile is complete, and there is room.
+"""The signals of consumers at the end of a step, without waits for each other: dq tile complete, room for a step.
 
 Note [Ends of steps]
     Consumers speak through named barriers of the hardware: all their threads and the warp that listens meet at one, but

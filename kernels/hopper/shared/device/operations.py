@@ -1,4 +1,4 @@
-"""What Gluon lacks or spells differently between versions, and the two ends of a turn.
+"""Operations that Gluon lacks or spells differently between versions, and the two ends of a turn.
 
 Note [Ordered accumulation on Hopper]
     Every (batch element, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dq

@@ -9,7 +9,7 @@ from .operations import given, here, store_rows
 
 @aggregate
 class Places:
-    """Which tokens the rows of a mask have, see `model.Placed`.
+    """The tokens of the rows of a mask, see `model.Placed`.
 
     place_ptr, count_ptr: int32 [row blocks]; rows: how many there are; PLACED: rows of a row block, or 0 where tokens
     are rows, and nothing is read.
@@ -65,7 +65,7 @@ class Target:
 def store_tile(places, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
     """Start storing `tile`, of columns from COLUMN on, whose first row is `row`.
 
-    TMA stores whole tiles, and drops what lies outside the tensor.  Behind the tokens of a tile lie those of the next
+    TMA stores whole tiles, and drops what lies outside the tensor.  Behind the tokens of a tile lie tokens of the next
     document, which are not its own: where a row has no token, threads store the others.  They have read `tile` when
     they meet again.
 

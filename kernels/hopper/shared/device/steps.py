@@ -94,7 +94,7 @@ def begin_drops(drops):
 
 @gluon.jit
 def share_ds(shared, ds, LEAVING: gl.constexpr = False):
-    """Make dS visible to the matmuls of all warps, when all have read that of the step before.
+    """Make dS visible to the matmuls of all warps, when all have read the dS of the step before.
 
     LEAVING: the results of the walk before may still be leaving the dq ring; afterwards they have left.
     """
@@ -117,7 +117,7 @@ def scores(left, shared, tile, zero):
 
 @gluon.jit
 def matmul_dq(shared, WARPS: gl.constexpr):
-    """Begin dQ = dS^T K, for the columns of K and for those of its tail."""
+    """Begin dQ = dS^T K, for the columns of K and of its tail."""
     left = shared.ds.permute((1, 0))
     dq = zeros(shared.ds.shape[1], shared.k.shape[1], WARPS)
     dq = warpgroup_mma(left, shared.k, dq, use_acc=False, is_async=True)
@@ -179,7 +179,7 @@ def end_step(shared, it, WARPS: gl.constexpr):
 
 @gluon.jit
 def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
-    """A step that begins with its S and ends with that of step `after`.
+    """A step that begins with its S and ends with the S of step `after`.
 
         queued                              meanwhile
         dP                                  softmax
@@ -220,9 +220,9 @@ def halved_step(
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
 
-    With AHEAD it begins with S of its first half, and ends with that of step `after`, which is the next one, or this
-    one again if it is the last.  A tail leaves no registers for matmuls that run on, or for values that are read ahead:
-    there every half ends with a wait, and delta is read when it is used.
+    With AHEAD it begins with S of its first half, and ends with S of the first half of step `after`, the next one, or
+    this one again if it is the last.  A tail leaves no registers for matmuls that run on, or for values that are read
+    ahead: there every half ends with a wait, and delta is read when it is used.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)

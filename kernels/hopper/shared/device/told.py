@@ -1,4 +1,4 @@
-"""What the producer tells the consumers of a step, and which scores of a masked tile the band lets through.
+"""The words in which the producer tells consumers about steps, and the scores that the band shows of a masked tile.
 
 Note [What consumers are told]
     A step is known by its *word*: the q tile, and in bit `MASKED` whether the mask cuts the tile.  Consumers have no
@@ -17,7 +17,7 @@ from .operations import here, role_barrier
 MASKED = gl.constexpr(2 * TILE_BITS)
 """The bit of a word that asks for the mask; q tiles are below it, and the sign is above."""
 NEXT = gl.constexpr(2 * TILE_BITS - 2)
-"""Where two bits of a word of a band in closed form begin: 1 if the next step has `MASKED`, 2 if there is none."""
+"""The first of two bits of a word of a band in closed form: 1 if the next step has `MASKED`, 2 if there is none."""
 
 
 @gluon.jit
@@ -45,7 +45,7 @@ def within_band(keep, work, q_row, columns, rows, HAS_LO: gl.constexpr, HAS_HI: 
     """`keep`, [keys, queries], where the band lets through, too.
 
     q_row: the first query; columns: the others' places after it; rows: the keys.  In a matmul's result bits 1 and 2 of
-    a column are the thread's, the others those of the register: a register is compared to its own constant.
+    a column are the thread's, the other bits the register's: a register is compared to its own constant.
     """
     columns = gl.expand_dims(columns, 0)
     registers = columns & ~6

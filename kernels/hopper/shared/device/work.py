@@ -1,4 +1,4 @@
-"""What the roles of a CTA know: whose walk they are at (`Work`) and their shared memory (`Shared`)."""
+"""The knowledge of the roles of a CTA: whose walk they are at (`Work`) and their shared memory (`Shared`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -97,7 +97,7 @@ def pieces(step):
 
 
 ENTRIES = gl.constexpr(2)
-"""Of the ring of walks: the one that the consumers are at, and the one that the producer has begun."""
+"""Entries of the ring of walks: the walk that the consumers are at, and the walk that the producer has begun."""
 
 
 @gluon.jit

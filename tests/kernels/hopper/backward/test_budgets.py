@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, compiled without a GPU, and the order of instructions that its determinism rests on."""
+"""The budget of the Hopper kernel, compiled without a GPU, and the order of instructions that its determinism needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOON = [
     Case((256, 256), CAUSAL, "spt", group=4),
     Case((256, 256), WINDOW, "descending", even_kv=False),
 ]
-# Where all tests are run: every pair of head dims with every schedule that it runs.
+# If all tests are run: every pair of head dims with every schedule that it runs.
 LATER = [
     Case((64, 64), CAUSAL, "spt"),
     Case((128, 128), FULL, "shift"),
@@ -118,7 +118,7 @@ def test_fits(case: Case) -> None:
 
 
 def test_barriers_of_a_loop_are_counted() -> None:
-    """Those where warps wait, and none that stand before the loop."""
+    """Only barriers at which warps wait count, and none that stand before the loop."""
     lines = "BAR.SYNC 0x0", "HGMMA R8, gdesc[UR4]", "BAR.SYNC 0x0, 0x100", "BAR.ARV R1, 0x120", "@P0 BRA 0x10", "EXIT"
     text = "".join(f"/*{16 * i:04x}*/ {line} ;\n" for i, line in enumerate(lines))
     assert sass.matmul_loops(text) == sass.MatmulLoops(count=1, spills=0, spills_of_branches=0, barriers=1)
@@ -127,7 +127,7 @@ def test_barriers_of_a_loop_are_counted() -> None:
 def spill_bounds(case: Case) -> tuple[int, int]:
     """Spilled bytes per thread, and spill instructions that every step runs: of scalars, never of tiles.
 
-    What lives from walk to walk, and is nothing to a step, is spilled once for every walk.
+    Values that live from walk to walk, and are nothing to a step, are spilled once for every walk.
 
     A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these bounds none is
     spilled.  With head dims of 192 and 128, dk and dv alone take 160 of 240 registers.
@@ -219,7 +219,7 @@ def barriers_of_triton(ptx: str) -> set[int]:
 @pytest.mark.parametrize("stamped", [False, True], ids=["plain", "stamped"])
 @cases
 def test_named_barriers_are_not_those_of_triton(case: Case, stamped: bool) -> None:
-    """Those of `ends` have their numbers in registers; consumers arrive at each kind in one place of a step."""
+    """The barriers of `ends` have their numbers in registers; consumers arrive at each kind in one place of a step."""
     ptx = built(replace(case, stamped=stamped)).ptx
     assert 0 in barriers_of_triton(ptx), "that of the consumers"
     assert max(barriers_of_triton(ptx)) < ends.DQ_COMPLETE.value
@@ -274,7 +274,7 @@ def sample() -> Built:
 
 @cases
 def test_one_thread_releases(case: Case) -> None:
-    """Of each reducer, a warp, and of the consumers: a second one could be late, and set a semaphore back."""
+    """One thread of each reducer, a warp, and of the consumers: a second could be late, and set a semaphore back."""
     ptx = built(case).ptx
     releases = [line.split() for line in ptx.splitlines() if "st.release.gpu" in line]
     assert all(words[0] == "@%first" for words in releases)
@@ -283,7 +283,7 @@ def test_one_thread_releases(case: Case) -> None:
 
 
 def first_threads(ptx: str) -> list[str]:
-    """What releases compare with zero, sorted."""
+    """The registers that releases compare with zero, sorted."""
     blocks = [block for block in re.findall(r"\{[^{}]*\}", ptx) if "st.release.gpu" in block]
     return sorted(name for block in blocks for name in re.findall(r"mov\.u32\s+%\w+, (%laneid|%tid\.x);", block))
 

@@ -1,4 +1,4 @@
-"""What GPU tests set beside the Hopper kernel: a control that adds in any order, a kernel that holds SMs."""
+"""Kernels that GPU tests set beside the Hopper kernel: a control that adds in any order, a kernel that holds SMs."""
 
 from __future__ import annotations
 

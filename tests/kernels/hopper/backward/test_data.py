@@ -1,4 +1,4 @@
-"""What the Hopper backward is given where its mask is data: what it refuses, and the tables of the GPU tests."""
+"""The arguments of the Hopper backward where its mask is data: what it refuses, and the tables of the GPU tests."""
 
 from __future__ import annotations
 

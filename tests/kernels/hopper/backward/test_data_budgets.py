@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes under masks that are data, compiled without a GPU; its order is that of bands."""
+"""The budget of the Hopper kernel under masks that are data, compiled without a GPU; its order is as under bands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON = [
     Case((192, 128), FULL, "ascending", HALF, dense=True),
     Case((256, 256), CAUSAL, "descending", codes=True, dense=True),
 ]
-# Where all tests are run: codes alone, under full masks and with grouped heads too.
+# If all tests are run: codes alone, under full masks and with grouped heads too.
 LATER = [
     Case((64, 64), FULL, "ascending", codes=True),
     Case((128, 128), FULL, "ascending", codes=True),
@@ -44,7 +44,7 @@ SPILL_BOUNDS_OF_DESCRIPTORS = {(64, 64): (420, 50), (128, 128): (280, 10), (192,
 def test_fits(case: Case) -> None:
     """Shared memory, registers, no matrix instruction made to wait; spills of scalars, never of tiles.
 
-    What the mask reads costs nothing in steps without it, so the spills that all steps run are those of the walk.
+    The mask's reads cost nothing in steps without it, so the spills that all steps run are the spills of the walk.
     Where it is read, addresses of a dense mask are in registers for a moment.  A producer, which has few registers,
     spills while it clears rows that take no part.
     """

@@ -214,7 +214,7 @@ LAUNCHES_OF = {
     "landings that are not counted": BlindLaunch(**vars(FLAGSHIP)),
     "walks that are not counted": PARTS,
 }
-"""For controls of which the launch of the others shows nothing."""
+"""Launches for controls of which the launch of the others shows nothing."""
 
 
 @pytest.mark.parametrize("control", CONTROLS)

@@ -1,4 +1,4 @@
-"""The random bits that the Hopper backward draws are those of the reference, without a GPU."""
+"""The random bits that the Hopper backward draws are the reference's, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dash_inductor.model.dropout import STEPS, Dropout
 from ....support.hopper_dropout import block_layout, gradient, marked
 
 SHAPES = [(128, 64, 128), (128, 64, 64), (128, 32, 64), (64, 64, 64)]
-"""Keys and queries of the scores of a piece, rows of a q tile: those of all head dims."""
+"""Keys and queries of the scores of a piece, rows of a q tile: the shapes of all head dims."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where scores lie, and what else the bits depend on."""
+    """The place of scores, and the other facts that the bits depend on."""
 
     seed: int = 123
     threshold: int = STEPS // 2
@@ -45,7 +45,7 @@ PLACES = [
 
 
 def expected(place: Place, shape: tuple[int, int, int]) -> torch.Tensor:
-    """Which scores [keys, queries] are kept."""
+    """Whether scores [keys, queries] are kept."""
     keys, queries, block_q = shape
     first = place.q_tile * block_q + place.piece * queries
     rows, columns = torch.arange(first, first + queries), place.kv_tile * keys + torch.arange(keys)
@@ -69,7 +69,7 @@ def test_bits(shape: tuple[int, int, int]) -> None:
 
 
 def test_what_bits_depend_on() -> None:
-    """Each of them: or the test before would not see that one was left out."""
+    """Each of them matters: or the test before would not see that one was left out."""
     shape = SHAPES[0]
     others = [
         Place(seed=124),
@@ -96,7 +96,7 @@ def test_gradient_of_scores() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_no_block_is_computed_twice(shape: tuple[int, int, int]) -> None:
-    """And every block by some thread."""
+    """Every block is computed by some thread, too."""
     keys, queries, _ = shape
     registers, lanes, warps, (rows, columns) = block_layout((keys, queries), 8)
     bases = [*registers, *lanes, *warps]

@@ -1,4 +1,4 @@
-"""What the Hopper backward takes with dropout, compiled without a GPU."""
+"""The budget of the Hopper backward with dropout, compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
     """Random bits take no shared memory, but two shuffles for eight scores of a thread.
 
-    They are those of a q tile, which consumers are told, as they are where something is masked: without either nobody
+    They depend on the q tile, which consumers are told, as they are where something is masked: without either nobody
     is told anything, and there is no ring of words.
     Warps do not meet where bits are kept behind matmuls.  They meet twice in a step, wherever it stands in the code.
     """

@@ -87,7 +87,7 @@ class Launch:
         return found[0]
 
     def data_arguments(self) -> dict[str, Any]:
-        """Those about a mask that is data."""
+        """The arguments about a mask that is data."""
         return {}
 
     def run(
@@ -132,7 +132,7 @@ class Launch:
 
 
 class Expected:
-    """What every product must have been computed from, by tags of TMA copies."""
+    """The operands from which every product must have been computed, by tags of TMA copies."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.work = launch, launch.tables
@@ -312,7 +312,7 @@ def test_roles_agree_with_the_tables(launch: Launch) -> None:
 
 
 def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
-    """The walks of `launch`, those of kv tiles p and n-1-p by one CTA."""
+    """The walks of `launch`, with kv tiles p and n-1-p walked by one CTA."""
     pairs = functions("symmetric_shift", replace(launch.tables, band=Band()))
     f = SimpleNamespace(**vars(functions(launch.schedule, launch.tables)))
     f.dash_launch, f.dash_slots, f.dash_kv_tile = pairs.dash_launch, pairs.dash_slots, pairs.dash_kv_tile

@@ -29,7 +29,7 @@ Packed = tuple[str, int, tuple[int, ...], tuple[Any, ...]]
 
 @dataclass
 class Device:
-    """One on which nothing runs."""
+    """A device on which nothing runs."""
 
     stream: int = 7
     current: int | None = None  # the index of the device of tensors on the CPU
@@ -175,7 +175,7 @@ def test_what_a_call_is_given_anew_is_packed_anew(device: Device, change: str) -
 
 
 def addresses(device: Device) -> list[tuple[int, ...]]:
-    """Of query, key, value and grad_out in every main kernel."""
+    """The addresses of query, key, value and grad_out in every main kernel."""
     return [places[:4] for name, _, places, _ in device.launched if name == "main"]
 
 

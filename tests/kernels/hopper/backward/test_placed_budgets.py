@@ -1,4 +1,4 @@
-"""What the Hopper kernels take under masks of rows, compiled without a GPU, and how they store parts of tiles."""
+"""The budgets of the Hopper kernels under masks of rows, compiled without a GPU, and their stores of parts of tiles."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class PlacedExpected(DataExpected):
         return q_rows | {("lse_desc", flat)}, do_rows | {("delta_desc", flat)}
 
     def tokens(self, kv: int) -> int:
-        """Of a kv tile."""
+        """The number of tokens of a kv tile."""
         first = kv * BLOCK_KV // ROW_BLOCK
         return sum(self.count[first : first + BLOCK_KV // ROW_BLOCK])
 

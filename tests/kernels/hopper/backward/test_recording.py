@@ -33,14 +33,14 @@ CONSTANTS = [name for name in inspect.signature(entry.hopper_backward.fn).parame
 
 @dataclass
 class Launches:
-    """What would have been launched: (kernel, arguments after the addresses of descriptors)."""
+    """The launches that would have been made: (kernel, arguments after the addresses of descriptors)."""
 
     calls: list[tuple[str, list[Any]]] = field(default_factory=list)
     compiled_for: list[build.Specialisation] = field(default_factory=list)
 
     @property
     def about_stamps(self) -> list[Any]:
-        """Of the last launch of the main kernel, the last arguments."""
+        """The last arguments of the last launch of the main kernel."""
         name, arguments = self.calls[-2]
         assert name == "main"
         assert len(arguments) == len(entry.hopper_backward.arg_names) - len(CONSTANTS) - 9

@@ -38,7 +38,7 @@ EMPTY_PART = replace(EMPTY_FIRST, stamped=True)
 
 
 def stamps_of(launch: Launch, simulation: Simulation) -> dict[tuple[int, int, int], list[int]]:
-    """The numbers of each entry that was written, by query head among those of all batch elements, kv tile, entry."""
+    """The numbers of each entry that was written, by query head among all of the batch, kv tile, entry."""
     work, found = launch.tables, dict[tuple[int, int, int], list[int]]()
     for pointer, number in sorted(simulation.stamps.items(), key=lambda item: item[0].offset):
         assert pointer.name == "stamps"
@@ -81,7 +81,7 @@ def walks(launch: Launch) -> Walks:
 @pytest.mark.parametrize("how", [{"late": True}, {"seed": 1, "ctas": 2}, {"seed": 2}], ids=str)
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_times_of_every_step(launch: Launch, how: dict[str, Any]) -> None:
-    """And all that goes to global memory is what the tables want, as without stamps."""
+    """All that goes to global memory is what the tables want, too, as without stamps."""
     simulation = launch.run(**how)
     expected = DataExpected(launch) if isinstance(launch, DataLaunch) else None
     check(launch, simulation, walks(launch), expected)
@@ -170,7 +170,7 @@ cases = some(CASES, SOON)
 
 @cases
 def test_fits(case: Case) -> None:
-    """With the threads of the kernel without stamps, and spills as there: those of the consumers, who do not stamp."""
+    """With the threads and spills of the kernel without stamps: the spills are the consumers', who do not stamp."""
     used, plain = built(replace(case, stamped=True)), built(case)
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers == plain.report.registers

@@ -1,4 +1,4 @@
-"""What the Hopper forward takes, compiled without a GPU, and what its machine code must and must not have."""
+"""The budget of the Hopper forward, compiled without a GPU, and what its machine code must and must not have."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOON = [
     Case((192, 128), CAUSAL, HALF, dense=True),
     Case((256, 256), FULL, dense=True),
 ]
-# Where all tests are run: the kernels with less code than those above, in the other dtype or for other lengths.
+# If all tests are run: the kernels with less code than those above, in the other dtype or for other lengths.
 LATER = [
     Case((64, 64), FULL, HALF, even_kv=False),
     Case((64, 64), CAUSAL),
@@ -65,7 +65,7 @@ CASES = [*SOON, *LATER]
 
 
 def marks(*cases: Case) -> list[pytest.MarkDecorator]:
-    """Of a test that compiles these."""
+    """The marks of a test that compiles these cases."""
     return [UNTUNED] * any(case.data for case in cases) + [pytest.mark.full] * any(case in LATER for case in cases)
 
 
@@ -236,7 +236,7 @@ def with_and_without_codes() -> list[tuple[Case, Case]]:
     ("band", "codes"), [pytest.param(*pair, id=str(pair[1]), marks=marks(*pair)) for pair in with_and_without_codes()]
 )
 def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Case, codes: Case) -> None:
-    """Its shortest loop, which tests no score, is at most 4 % longer than that of a band, and loads nothing."""
+    """Its shortest loop, which tests no score, is at most 4 % longer than a band's, and loads nothing."""
     full = min(built(codes).steps, key=lambda step: step.instructions)
     assert full.instructions <= 1.04 * min(step.instructions for step in built(band).steps)
     assert full.operations["LDG"] == 0
@@ -244,7 +244,7 @@ def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Cas
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=marks(c)) for c in CASES if c.dense])
 def test_a_dense_mask_costs_one_load(case: Case) -> None:
-    """And of every score a selection; a step with a mask has a few more to get the bits out, a step without it none."""
+    """Every score has a selection; a step with a mask has a few more to get the bits out, a step without it none."""
     number, steps = settings(case).block_kv // 2, built(case).steps
     for masked, full in zip(steps[::2], steps[1::2], strict=True):
         assert (masked.operations["LDG"], full.operations["LDG"]) == (1, 0)

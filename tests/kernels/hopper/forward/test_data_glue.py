@@ -37,7 +37,7 @@ from ....support.hopper_forward_glue import (
 
 ROWS, BLOCK_KV = 8, 16
 DENSE_ROWS = 16
-"""Of a row block under a dense mask, whose bits lie by sixteen rows."""
+"""Rows of a row block under a dense mask, whose bits lie by sixteen rows."""
 
 Codes = tuple[Tensor, Tensor]
 
@@ -95,7 +95,7 @@ class Launch:
     Args:
         codes: a key of `CODES`, or None.
         columns: a key of `build.SETTINGS`.
-        dense: sizes of the dense mask are those of the scores where its letter of "bhqk" is here; None without one.
+        dense: the dense mask has a size of the scores where its letter of "bhqk" is here; None without one.
     """
 
     codes: str | None
@@ -121,12 +121,12 @@ class Launch:
 
     @property
     def rows(self) -> int:
-        """Of a row block."""
+        """The rows of a row block."""
         return ROWS if self.dense is None else DENSE_ROWS
 
     @property
     def tables(self) -> Problem:
-        """Those of row blocks."""
+        """The problem of row blocks."""
         return Problem(self.band, self.q_len, self.kv_len, self.rows, BLOCK_KV, self.batch, self.heads)
 
     @property
@@ -176,7 +176,7 @@ class Launch:
         return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What takes no part in a head's attention because of data may hold anything: it holds NaN."""
+        """Rows and keys that take no part in a head's attention because of data may hold anything: they hold NaN."""
         generator = torch.Generator().manual_seed(0)
         shapes = ((self.heads, self.q_len, 0), (self.kv_heads, self.kv_len, 0), (self.kv_heads, self.kv_len, 1))
         q, k, v = (
@@ -227,7 +227,7 @@ class Ran:
     tensors: tuple[Tensor, Tensor, Tensor]
 
     def check(self) -> None:
-        """Everything is written once, walks visit what is seen and no more, numbers are those of attention."""
+        """Everything is written once, walks visit what is seen and no more, numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
         self.check_walks()
@@ -323,7 +323,7 @@ def test_bits_are_those_of_the_row_block() -> None:
 
 
 def test_skipped_tiles_leave_a_row_as_it_is() -> None:
-    """Keys that a row block does not see have no influence, wherever they stand: the bits are those without them."""
+    """Keys that a row block does not see have no influence, wherever they stand: the bits are as without them."""
     launch = Launch("repeated", Band(), ROWS, 6 * BLOCK_KV, batch=1)
     q, k, v = launch.tensors()
     even = torch.arange(6 * BLOCK_KV) // BLOCK_KV % 2 == 0
@@ -344,7 +344,7 @@ def test_bits_of_whole_tiles(block_kv: int) -> None:
 
 @pytest.mark.parametrize("shape", [(32, 64), (64, 192), (128, 128)])
 def test_rows_are_cleared(shape: tuple[int, int]) -> None:
-    """Those that are hidden, whole, and no others."""
+    """Hidden rows are cleared, whole, and no others."""
     simulation = ForwardSimulation(PACKED.constants(True), {}, 1, rows=64)
     simulation.current = Role(0, "produce", lambda: None)
     tile = Tile(simulation, "tile", list(shape), DType(torch.bfloat16))

@@ -144,7 +144,7 @@ def test_fits(case: Case) -> None:
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
 def test_bits_are_drawn_while_scores_are_computed(dims: tuple[int, int]) -> None:
-    """Between the last matrix instruction of the scores of a step and the first one of the product, nearly all."""
+    """Nearly all lie between the last matrix instruction of a step's scores and the first one of the product."""
     case = Case(dims, FULL, dropout=True)
     text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
     lines = text.splitlines()

@@ -32,7 +32,7 @@ class Launch:
     Args:
         columns: a key of `build.SETTINGS`.
         fill: what rows that see no key and keys that no row sees hold.
-        halves: that of the settings, or False.
+        halves: as in the settings, or False.
         short: with the settings of `build.SHORT`.
     """
 
@@ -63,7 +63,7 @@ class Launch:
 
     @property
     def tables(self) -> Problem:
-        """Those of row blocks."""
+        """The problem of row blocks."""
         return Problem(self.band, self.q_len, self.kv_len, ROWS, BLOCK_KV, self.batch, self.kv_heads * self.group)
 
     def hides_half(self, block: int, kv: int) -> bool:
@@ -126,7 +126,7 @@ class Ran:
     tensors: tuple[Tensor, Tensor, Tensor]
 
     def check(self) -> None:
-        """Everything is written once, walks are those of the tables, numbers those of attention."""
+        """Everything is written once, walks are as in the tables, numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
         self.check_walks()
@@ -213,7 +213,7 @@ def test_short_settings_change_no_bit(band: Band, q_len: int) -> None:
 
 
 def test_which_sequences_are_short() -> None:
-    """Those of which tiles of two row blocks of 64 queries are not more than tiles of three."""
+    """Sequences are short if their tiles of two row blocks of 64 queries are not more than tiles of three."""
     lengths = [*range(1, 129), *range(193, 257)]
     assert [n for n in range(1, 20_000) if build.is_short((64, 64), n)] == lengths
     assert not any(build.is_short(dims, 128) for dims in build.SETTINGS if dims != (64, 64))
@@ -225,7 +225,7 @@ def test_which_sequences_are_short() -> None:
 @pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
 @pytest.mark.parametrize("band", [b for b in BANDS if b[0].lo is not None], ids=str)
 def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[int, int]) -> None:
-    """Of every walk that begins at a kv tile whose second half is hidden, and with the bits of the whole tile."""
+    """Every walk that begins at a kv tile with a hidden second half leaves it out, with the bits of the whole tile."""
     launch = Launch(*band, columns, group=2, batch=2)
     ran, whole = launch.run(), replace(launch, halves=False).run()
     ran.check()

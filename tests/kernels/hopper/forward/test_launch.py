@@ -36,7 +36,7 @@ FULL = Band()
 
 @dataclass
 class Launches:
-    """What would have been launched: (kernel, grid, descriptors, stream, addresses, arguments)."""
+    """The launches that would have been made: (kernel, grid, descriptors, stream, addresses, arguments)."""
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     problems: list[build.Specialisation] = field(default_factory=list)
@@ -151,7 +151,7 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
 def test_a_call_computes_attention(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, dims: tuple[int, int], scale: float, q_len: int, band: Band
 ) -> None:
-    """What the host side hands over, run by the roles as plain Python with the tiles of the build."""
+    """The arguments from the host side, run by the roles as plain Python with the tiles of the build."""
     q, k, v = tensors(q_len, 170, dims)
     p = Attention(q, k, v, v, band, scale)
     if not scale > 0:
@@ -234,7 +234,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
 def test_a_call_with_dropout_computes_attention(
     launches: Launches, band: Band, dims: tuple[int, int], p: float, has_data: bool
 ) -> None:
-    """As above, of what the definition of the random bits keeps; the log-sum-exp is that without dropout."""
+    """As above, of what the definition of the random bits keeps; the log-sum-exp is as without dropout."""
     q_len, kv_len = 200, 300
     q, k, v = tensors(q_len, kv_len, dims)
     data = some_data(q_len, kv_len, dims, band, None) if has_data else None
@@ -320,7 +320,7 @@ def test_wrong_data_is_refused(launches: Launches) -> None:
 
 
 def test_data_from_the_operators_extras() -> None:
-    """Operands of the call first, then what was made from those of the mask."""
+    """The operands of the call come first, then the tensors made from the mask's operands."""
     t = [torch.tensor(i) for i in range(12)]
 
     def of(mask: str, count: int, seed: int | None = None) -> ForwardData | None:
@@ -347,7 +347,7 @@ def test_data_from_the_operators_extras() -> None:
 @pytest.mark.parametrize(("kv_len", "even"), [(128, True), (384, True), (90, False), (1, False)])
 @pytest.mark.parametrize("band", [Band(), Band(0), Band(None, 3), Band(-2, 2)], ids=str)
 def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: bool) -> None:
-    """Which bounds there are is a fact of the mask, not of the lengths; smaller head dims share a build."""
+    """The mask decides which bounds there are, not the lengths; smaller head dims share a build."""
     for q_len in (1, 300):
         run(*tensors(q_len, kv_len, (40, 64)), band)
     bounds = band.lo is not None, band.hi is not None
@@ -357,7 +357,7 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
 
 
 def test_which_calls_have_short_settings(launches: Launches) -> None:
-    """Those of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
+    """Calls of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
     dropout = Dropout(0.3, Operand(0))
     seed = ForwardDropout.of(dropout, [torch.tensor([5])])
     short = []

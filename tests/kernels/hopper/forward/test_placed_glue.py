@@ -107,7 +107,7 @@ class Ran:
     tensors: Tensors
 
     def check(self) -> None:
-        """Everything is written once, every token at its place, and numbers are those of attention."""
+        """Everything is written once, every token at its place, and numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
         rows = self.launch.rows
