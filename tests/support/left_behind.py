@@ -63,7 +63,7 @@ PROCESS = {
 
 
 def _default_device(torch: Any) -> Any:
-    """None where none was ever set: one that was set, be it the CPU, is a mode under which every function of torch is called."""
+    """None where none was set: one that is set, be it the CPU, is a mode under which all functions of torch are called."""
     mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if mode is None else mode.device
 
