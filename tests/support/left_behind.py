@@ -63,7 +63,7 @@ PROCESS = {
 
 
 def _default_device(torch: Any) -> Any:
-    """None where none was set: one that is set, be it the CPU, is a mode under which all functions of torch are called."""
+    """None where none was set; one that is set, be it the CPU, is a mode through which all calls of torch go."""
     mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if mode is None else mode.device
 
