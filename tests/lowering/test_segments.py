@@ -24,7 +24,8 @@ PROGRAM = (
     .replace("str(site.plan), codes, compiled", "codes")
     .replace(
         "    class Compiled(",
-        f"""    from dash_inductor import lowering, ops
+        f"""    from dash_inductor import lowering
+    from dash_inductor.operators import attention as ops
     from dash_inductor.model import Plan, Tiles
 
     lowering.register()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-KERNELS = Path(__file__).parents[2] / "kernels" / "hopper"
+from .distribution import ROOT
+
+HOPPER = ROOT / "kernels" / "hopper"
+FILES = {path.name: path for room in ("shared", "backward") for path in (HOPPER / room / "device").glob("*.py")}
+"""The device code of the backward: a report gives the name of a file without its folder."""
 
 
 def races(lines: Iterable[str]) -> set[frozenset[str]]:
@@ -40,9 +43,9 @@ def _function(line: str) -> str:
     if access is None:
         raise ValueError(f"line of a report: {line!r}; it should name an access with its file and line")
     file, number = access[1], int(access[2])
-    if not (KERNELS / file).is_file():
+    if file not in FILES:
         return f"{file} {number}"
-    nodes = ast.walk(ast.parse((KERNELS / file).read_text()))
+    nodes = ast.walk(ast.parse(FILES[file].read_text()))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     inside = [f.name for f in functions if f.lineno <= number <= (f.end_lineno or 0)]
     return f"{file} {inside[-1] if inside else number}"

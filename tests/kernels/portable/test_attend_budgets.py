@@ -13,7 +13,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
-from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES, WORKERS
+from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES
 from dash_inductor.planning import plan
 
 from ...support.portable_builds import built as compiled
@@ -247,7 +247,7 @@ def test_a_bias_is_loaded_ahead() -> None:
 
 
 def test_every_class_has_tiles() -> None:
-    for arch, bits, dim, value_dim in product(WORKERS, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
+    for arch, bits, dim, value_dim in product(SHARED_BYTES, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
         tiles = forward_tiles(arch, bits, dim, value_dim)
         assert min(tiles.block_q, tiles.block_kv) >= 16
         assert all(x & (x - 1) == 0 for x in (tiles.block_q, tiles.block_kv, tiles.num_warps))
