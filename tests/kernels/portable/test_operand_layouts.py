@@ -48,7 +48,10 @@ def site_of(
     return portable_plan(site, arch, schedule), site
 
 
-@pytest.mark.parametrize(("arch", "dtype", "schedule"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("arch", "dtype", "schedule"),
+    [pytest.param(*c, id="-".join(map(str, c)), marks=pytest.mark.full if i % 2 else []) for i, c in enumerate(CASES)],
+)
 def test_layouts_are_those_of_no_data(arch: str, dtype: torch.dtype, schedule: str) -> None:
     plan, site = site_of(dtype, arch, schedule)
     plain = [layouts(kernel, arch) for kernel in rendered(plan, site)]

@@ -111,7 +111,7 @@ def test_a_head_alone_and_at_every_place(case: Case) -> None:
             assert same(case.run(of_heads(p, heads)), of_results(p, whole, heads)) == [True] * 5, heads
 
 
-@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("group", [2, pytest.param(4, marks=pytest.mark.full)])
 @cases
 def test_groups_split_over_ranks(case: Case, group: int) -> None:
     """The kv heads with their query heads in equal shares, as tensor parallelism deals them out."""

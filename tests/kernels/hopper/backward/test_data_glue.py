@@ -18,6 +18,7 @@ from dash_inductor.schedule.schedules import supports
 from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
 from dash_inductor.schedule.walk import ClosedForm
 
+from ....support.cases import some
 from ....support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
 from ....support.hopper_glue import Fault, Pointer, Simulation
 from .test_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Expected, Launch, Walks, check, walks_of, ways
@@ -119,7 +120,7 @@ LAUNCHES += [
 ]  # long enough for walks to be bent
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+@some(LAUNCHES, [*LAUNCHES[:-1:2], LAUNCHES[-1]], "launch")
 def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
     walks, expected = visible_walks(launch), DataExpected(launch)
     for way in ways(launch):
