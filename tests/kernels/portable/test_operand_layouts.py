@@ -50,7 +50,10 @@ def site_of(
 
 @pytest.mark.parametrize(
     ("arch", "dtype", "schedule"),
-    [pytest.param(*c, id="-".join(map(str, c)), marks=pytest.mark.full if i % 2 else []) for i, c in enumerate(CASES)],
+    [
+        pytest.param(*c, id="-".join(map(str, c)), marks=[] if i % 3 == 0 or i == 5 else pytest.mark.full)
+        for i, c in enumerate(CASES)
+    ],
 )
 def test_layouts_are_those_of_no_data(arch: str, dtype: torch.dtype, schedule: str) -> None:
     plan, site = site_of(dtype, arch, schedule)
