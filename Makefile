@@ -43,7 +43,7 @@ TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/rewrites/t
 	$(foreach name,repeat_kv math_path varlen,tests/entries/test_$(name).py) tests/masks/test_recognition.py tests/models/test_models.py \
 	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/rewrites/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
-	$(foreach name,dump explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
+	$(foreach name,dump elsewhere explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
 	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py \
 	$(foreach name,budgets data_budgets dropout_budgets placed_budgets,tests/kernels/hopper/backward/test_$(name).py)
 

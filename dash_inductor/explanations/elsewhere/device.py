@@ -72,9 +72,11 @@ def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
             "device_count": lambda: 1,
             "current_device": lambda: 0,
             "synchronize": lambda device=None: None,
+            "is_current_stream_capturing": lambda: False,
         }
         yield torch.cuda, {"get_rng_state": lambda device=None: state, "set_rng_state": lambda new, device=None: None}
         yield FakeTensorMode, {"avoid_device_init": property(lambda mode: True)}
+        yield torch.accelerator, {"is_available": lambda: False}  # Dynamo would ask it for a stream
     yield torch.cuda, facts
     yield CudaInterface, {name: staticmethod(answer) for name, answer in facts.items() if hasattr(CudaInterface, name)}
 
