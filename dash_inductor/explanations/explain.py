@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .. import _switch
 from ..config import config
 from ..errors import DashError
-from ..planning import planner
+from ..model.architectures import tables_of
 from ..records import records
 from ..records.records import GraphRecord
 from ..upstream import arch as machine
@@ -57,7 +57,7 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
         Exception: what `fn` or PyTorch's compiler raised before a graph with attention was seen, without an `arch`.
     """
     if arch is not None:
-        planner.tables_of(arch)  # it raises where the name is unknown
+        tables_of(arch)  # it raises where the name is unknown
     with _switch.override(True):
         off = _switch.off_reason()
     if off is not None:

@@ -21,9 +21,10 @@ from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ...common import launcher
 from ...common.strides import dense_strides
+from ..settings import Settings
 from ..shared import place_arguments
 from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
-from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Settings, Specialisation, dims_of, kernels
+from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Specialisation, dims_of, kernels
 from .data import ForwardData, ForwardDropout
 from .device.work import ROWS
 
