@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -213,3 +214,32 @@ def test_what_runs_during_the_import_of_torch_needs_the_standard_library_only(mo
         "_dash_inductor_state",
         "dash_inductor",
     }
+
+
+NAMES = re.findall(r"^::: (dash_inductor\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+HELD = {
+    "dash_inductor.observe.records": ("format_table", "SiteRecord", "GraphRecord"),
+    "dash_inductor.observe.explanation": ("Explanation", "SiteExplanation"),
+    "dash_inductor.divergence.compare": ("compare", "Comparison"),
+    "dash_inductor.planning.planner": ("plan",),
+    "dash_inductor.model.site": ("Site",),
+    "dash_inductor.model.call": ("Call",),
+    "dash_inductor.model.mask": ("Mask", "Band"),
+    "dash_inductor.model.plan": ("Plan",),
+}
+"""Names that programs import from these modules, wherever they are defined."""
+
+
+@pytest.mark.parametrize("module", HELD)
+def test_names_of_the_api_stay_where_programs_import_them_from(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in HELD[module]:
+        assert hasattr(found, name)
+        assert f"{module}.{name}" in NAMES
+
+
+def test_every_name_of_the_api_page_exists() -> None:
+    for name in NAMES:
+        module, _, last = name.rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, last) or importlib.util.find_spec(name) is not None, name

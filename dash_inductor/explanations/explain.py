@@ -75,7 +75,7 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
 
 
 @dataclass(frozen=True)
-class Explained:
+class Outcome:
     """The graphs of a call, and what a reader must know beside them; see `Explanation`."""
 
     graphs: list[GraphRecord]
@@ -86,7 +86,7 @@ class Explained:
 def explained(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
     *, gradients: bool = True, dump: str = "",
-) -> Explained:  # fmt: skip
+) -> Outcome:  # fmt: skip
     """Compile a call for an architecture, and tell what becomes of its attention, as `explain` does.
 
     Args:
@@ -114,7 +114,7 @@ def explained(
                 )
     if elsewhere and not unknown:
         unknown = why.left_on_the_cpu(graphs)
-    return Explained(graphs, notes, unknown)
+    return Outcome(graphs, notes, unknown)
 
 
 def _compile(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], look: Callable[..., Any]) -> None:

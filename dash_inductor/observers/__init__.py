@@ -1,7 +1,7 @@
-"""First divergence: record fingerprints of what training computes, and find the first one in which two runs differ.
+"""Observers of a training run: the recorder writes fingerprints, from which the first difference of two runs is found.
 
-recorder     what is recorded, and when         hashing, gpu_kernels, fingerprint    128 bits of a tensor
-hooks        what eager PyTorch shows           rows, writer, file                   from the device to the disk
-in_graphs    what compiled graphs show          compare, report, page                two recordings, side by side
-replicas     ranks that must be equal           verify                               a script, run twice
+observer, active, hooks    events, and who gets them     fingerprints/    128 bits of a tensor
+recorder, modules, steps   what a recording holds        recordings/      files, and two of them side by side
+in_graphs                  what compiled graphs show     verify           a script, run twice
+replicas, exchange         ranks that must be equal
 """

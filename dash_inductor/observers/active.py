@@ -1,4 +1,4 @@
-"""The observer that watches the training run of this process.  Imports nothing, because compilations ask it."""
+"""The observers that watch the training run of this process.  Imports nothing, because compilations ask it."""
 
 from __future__ import annotations
 

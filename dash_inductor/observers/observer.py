@@ -37,4 +37,7 @@ class Observer:
         """A graph that shows gradients on this device is being compiled; memory may be allocated for it."""
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """A compiled graph has computed gradients of one attention, by name; they are valid during the call only."""
+        """A compiled graph has computed gradients of one attention, by name; they are valid during the call only.
+
+        A CUDA graph calls nobody: the hashes of its gradients are in `in_graphs.journals`.
+        """

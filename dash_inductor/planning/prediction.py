@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..errors import ArgumentError
 from ..kernels.families import FAMILIES, family
 from ..kernels.family import Documents
-from ..model.architectures import tables_of
 from ..model.plan import Plan
 from ..model.site import BITS, Site
 
@@ -49,8 +48,7 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Docume
     _check_gpu(gpu)
     if documents is not None:
         _check_documents(site, documents)
-    known = tables_of(arch)
-    if known != arch or not any(each.times and each.runs_on(known, BITS[site.dtype]) for each in FAMILIES):
+    if not any(each.times and each.runs_on(arch, bits) for each in FAMILIES for bits in BITS.values()):
         return f"{arch} is not calibrated"
     return family(plan.kernel).unpredicted(plan, site, arch, gpu, documents)
 

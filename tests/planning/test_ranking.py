@@ -122,6 +122,8 @@ UNKNOWN = [
     (site(), "sm_100", None, "sm_100 is not calibrated"),
     (site(dim=32), "sm_90", None, "the portable kernels are not calibrated"),
     (site(call=calls(bias=Bias(Operand(0)))), "sm_90", None, "the portable kernels are not calibrated"),
+    (replace(site(), dtype="float32"), "sm_90", None, "the portable kernels are not calibrated"),
+    (site(), "sm_103", None, "sm_103 is not calibrated"),
     (site(dim=256), "sm_90", None, "head dims 256 and 256 are not calibrated on an H200"),
     (site("band(-512,511)"), "sm_90", "spt", "the mask band(-512,511) is not calibrated"),
     (site("causal & segments(0,0)"), "sm_90", None, "the time depends on the documents, which are data"),

@@ -1,0 +1,1 @@
+"""Public names of recordings, where programs import them from."""

@@ -1,0 +1,1 @@
+"""Public names of records and explanations, where programs import them from."""
