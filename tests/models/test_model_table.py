@@ -88,6 +88,7 @@ OF_ANOTHER_VERSION = [
     ("2 causal & keys(0) with the forward kept", "2 causal & keys(0)"),
     ("3 dense(0), 3 without a record", "2 causal, 4 full"),
     ("-2 without a record, 4 causal", "2 causal"),
+    ("unknown: the program reads the value of a tensor in Python, and a fake one has none, at m.py:9", "2 causal"),
 ]
 """Found and expected: masks, calls and graphs that another version of transformers may have."""
 OF_NO_VERSION = [
@@ -104,6 +105,7 @@ OF_NO_VERSION = [
     ("1 causal, 1 kept: mask_unsupported", "2 causal"),
     ("2 full, 4 kept: mask_not_a_band", "6 full"),
     ("2 kept: dropout", "2 full"),
+    ("unknown: AttributeError: 'Bart' has no attribute 'layers'", "2 causal"),
 ]
 """Found and expected: what is kept, or has no record, though the version cannot be the reason."""
 

@@ -37,6 +37,8 @@ Lines = dict[str, dict[str, str]]
 """The texts of `line`, by device and cell."""
 OTHERS = "other versions of transformers"
 MATH = f"kept: {Reason.MATH_PATH.value}"
+UNKNOWN = "unknown: "
+"""The beginning of a line of `explained_line` that says why there is none."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,15 @@ def agree(found: str, expected: str) -> bool:
     - Calls without a record are at most as many as records.  Where others break a graph at every layer, as BART does
       for its layerdrop, the two layers that a model has of a kind share a graph, and so its record.
     - There is a record: a line of calls without one says nothing, and neither does one without calls.
+
+    `explain` for a GPU that is not there may not know: BART 5.17 decides by a random number whether to compute a layer.
     """
     import transformers
 
     if found == expected or transformers.__version__ == golden()["versions"]["transformers"]:
         return found == expected
+    if found.startswith(UNKNOWN):
+        return found.startswith(f"{UNKNOWN}the program reads the value of a tensor in Python")
     ours, theirs = fates(expected), fates(found)
     without = theirs.pop("without a record", 0)
     records = theirs.total()
@@ -292,11 +298,12 @@ def lines_of_h100(names: Sequence[str]) -> dict[str, str]:
 
 
 def explained_line(cell: Cell) -> str:
-    """The line of a cell by `explain`, from a model on the CPU in bf16."""
+    """The line of a cell by `explain` from a model on the CPU in bf16, or why it is not known."""
     model = cell.model(FAMILIES[cell.family].cuda_head_dim).to(torch.bfloat16)
     inputs = _moved(inputs_of(cell.family, cell.kind), "cpu", torch.bfloat16)
     explanation = explain(model, **inputs, arch="sm_90")
-    assert not explanation.unknown, explanation.unknown
+    if explanation.unknown:
+        return UNKNOWN + explanation.unknown
     return line([site.record for site in explanation.sites], calls_of(cell))
 
 
