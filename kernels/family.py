@@ -106,7 +106,7 @@ class Family:
 
     def covers(self, site: Site, arch: str) -> bool:
         """Whether it can run `site` on `arch`, an architecture with tables of its own."""
-        return self.covers_dims(site, arch) and site.call.data <= self.reads
+        return self.covers_dims(site, arch) and site.call.traits.data <= self.reads
 
     def why_not(self, site: Site, arch: str) -> str:
         """Why it cannot run a site that it does not cover, in words."""
@@ -114,7 +114,7 @@ class Family:
             return f"there are no such kernels for {arch} and {site.dtype}"
         if not self.covers_dims(site, arch):
             return f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {self.head_dims}"
-        return f"its kernels do not read {', '.join(sorted(site.call.data - self.reads))}"
+        return f"its kernels do not read {', '.join(sorted(site.call.traits.data - self.reads))}"
 
     def unpredicted(self, plan: Plan, site: Site, arch: str, gpu: str, documents: Documents | None) -> str | None:
         """Why the time of a backward is not predicted, in words; None where it is.

@@ -27,7 +27,7 @@ from ..schedule import schedules
 from ..upstream import compat
 from . import early
 from .operator_call import operator_call
-from .template import as_given, empty, heads_first, kind, q_grid, realized, strides, template
+from .template import as_given, empty, heads_first, q_grid, realized, strides, template
 from .vectors import Vectors, lengths
 
 ENOUGH_PROGRAMS = 88
@@ -111,7 +111,7 @@ class _Kernels:
         self.plan, self.call, self.mask, self.scale = plan, call, call.mask, call.scale
         self.dq_order, self.dk_order, self.dv_order = call.orders
         self.bounds = self.mask.band.lo is not None, self.mask.band.hi is not None
-        self.name = kind(call)
+        self.name = str(call.traits)
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
         device = query.get_device()

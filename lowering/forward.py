@@ -17,7 +17,7 @@ from ..model.plan import Plan
 from ..operators import attention as ops
 from ..upstream import compat
 from .operator_call import operator_call
-from .template import as_given, empty, heads_first, kind, q_grid, realized, strides, template
+from .template import as_given, empty, heads_first, q_grid, realized, strides, template
 from .vectors import Vectors, lengths
 
 log = logging.getLogger("dash_inductor")
@@ -76,7 +76,7 @@ def attention_forward(
     logsumexp = empty(sums, (0, 1, 2), torch.float32, device)
     size = [*query.get_size()[:3], value_dim]
     out = template(
-        f"dash_forward_{kind(described)}",
+        f"dash_forward_{described.traits}",
         templates.forward_template(band.lo is not None, band.hi is not None, reads),
         q_grid,
         [*inputs, logsumexp, *Vectors(described, extras, (*rows, kv_len), heads).arguments(sums_keys=True)],

@@ -70,16 +70,6 @@ def q_grid(
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
 
 
-def kind(call: Call) -> str:
-    """A word for the text of a call's kernels, which tells it from the texts of other calls, for their names.
-
-    Inductor knows a template by its name alone, for as long as the process runs: two texts need two names.
-    """
-    mask = call.mask
-    bounds = [name for name, bound in (("lo", mask.band.lo), ("hi", mask.band.hi)) if bound is not None]
-    return "_".join([*(bounds or ["full"]), *sorted(call.data), *(["placed"] if mask.placed is not None else [])])
-
-
 def heads_first(tensors: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
     """As `ops.heads_first`."""
     if call.mask.placed is None:

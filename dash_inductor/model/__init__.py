@@ -10,6 +10,7 @@ from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Placed, 
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
+from .traits import Traits
 
 __all__ = [
     "MAX_LENGTH",
@@ -32,4 +33,5 @@ __all__ = [
     "Segments",
     "Site",
     "Tiles",
+    "Traits",
 ]

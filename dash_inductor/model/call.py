@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import ArgumentError
 from .dropout import Dropout
 from .mask import Mask, Operand
+from .traits import Traits
 
 Order = tuple[int, ...]
 """The dimensions of a tensor from the largest stride to the smallest."""
@@ -77,14 +78,14 @@ class Call:
         return (*self.mask.operands, *bias, *seed)
 
     @functools.cached_property  # every call asks
-    def data(self) -> frozenset[str]:
-        """The kinds of what it reads of data: terms of the mask ("keys", "segments", "dense"), "bias" and "dropout"."""
-        mask = self.mask
-        named = {
-            "keys": mask.keys, "segments": mask.segments, "dense": mask.dense, "bias": self.bias,
-            "dropout": self.dropout,
-        }  # fmt: skip
-        return frozenset(name for name, member in named.items() if member is not None)
+    def traits(self) -> Traits:
+        """The facts about the call for which kernels are compiled."""
+        band, mask = self.mask.band, self.mask
+        terms = tuple(sorted(mask.terms))
+        return Traits(
+            band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
+            mask.placed is not None,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         orders = ",".join("".join(map(str, order)) for order in self.orders)

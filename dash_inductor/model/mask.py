@@ -200,6 +200,12 @@ class Mask:
         """The places of the tokens of rows; None where tokens are rows."""
         return None if self.segments is None else self.segments.placed
 
+    @property
+    def terms(self) -> dict[str, Keys | Segments | Dense]:
+        """The terms beside the band, by name."""
+        found = {"segments": self.segments, "keys": self.keys, "dense": self.dense}
+        return {name: term for name, term in found.items() if term is not None}
+
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the terms read, each once."""
@@ -210,7 +216,7 @@ class Mask:
         return tuple(dict.fromkeys((*of_segments, *of_placed, *of_keys, *of_dense)))
 
     def __str__(self) -> str:
-        others = [str(term) for term in (self.segments, self.keys, self.dense) if term is not None]
+        others = [*map(str, self.terms.values())]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
     @staticmethod

@@ -119,6 +119,11 @@ def in_words(site: Site) -> str:
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
     terms = {"keys": "valid keys", "segments": "documents", "dense": "a dense mask", "bias": "a bias"}
-    facts = [f"{heads} of {lengths}", dims, str(site.band), *(terms[name] for name in terms if name in site.call.data)]
+    facts = [
+        f"{heads} of {lengths}",
+        dims,
+        str(site.band),
+        *(terms[name] for name in terms if name in site.call.traits.data),
+    ]
     facts += [f"dropout {site.dropout.p:g}"] if site.dropout is not None else []
     return ", ".join([*facts, site.dtype])

@@ -21,7 +21,7 @@ def _narrow(site: Site) -> str | None:
     It was measured with a kv head for every query head; plans do not know how many heads share one.
     """
     reach = max(NARROW + 1 if bound is None else abs(bound) for bound in (site.band.lo, site.band.hi))
-    measured = site.call.data <= {"keys", "dropout"}
+    measured = site.call.traits.data <= {"keys", "dropout"}
     if dims_of_tile(site.head_dim, site.value_dim) != (64, 64) or not 0 < reach <= NARROW or not measured:
         return None
     return f"a window of at most {NARROW} to either side takes longer on Hopper kernels: benchmarks/results/bands.json"
@@ -53,7 +53,7 @@ class Hopper(Family):
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
         """A mask that is data has this forward beside this backward alone: its tables are made for both."""
         dims = dims_of_tile(site.head_dim, site.value_dim)
-        able = site.call.data <= self.reads and (not site.call.data or backward == self.name)
+        able = site.call.traits.data <= self.reads and (not site.call.traits.data or backward == self.name)
         return SETTINGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
 
     def leaves(self, site: Site) -> str | None:

@@ -42,8 +42,9 @@ def unpredicted(
         return f"head dims {site.head_dim} and {site.value_dim} are not calibrated on an {gpu}"
     if site.mask.segments is not None and documents is None:
         return "the time depends on the documents, which are data"
-    if site.call.data and (dims != (128, 128) or not site.call.data <= {"segments", *DATA}):
-        return f"{', '.join(sorted(site.call.data))} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
+    if site.call.traits.data and (dims != (128, 128) or not site.call.traits.data <= {"segments", *DATA}):
+        kinds = ", ".join(sorted(site.call.traits.data))
+        return f"{kinds} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
     if not _is_calibrated(_walked(site)):
         return f"the mask {site.band} is not calibrated"
     if plan.schedule in ("shift", "symmetric_shift"):
@@ -61,7 +62,7 @@ def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | Non
     """The times measured of forwards like a site's; None where nothing was measured."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
-    return None if arch != ARCH or site.call.data or not _is_calibrated(site.band) else found
+    return None if arch != ARCH or site.call.traits.data or not _is_calibrated(site.band) else found
 
 
 def _walked(site: Site) -> Band:
@@ -106,7 +107,7 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
     elements = problem.batch * site.q_heads * problem.q_len * site.head_dim / 2**25
     after = max(calibration.after * elements - idle, 0.0)
     plain = calibration.launch + calibration.before * elements + main + after
-    return plain * math.prod(DATA[kind] for kind in site.call.data - {"segments"})
+    return plain * math.prod(DATA[kind] for kind in site.call.traits.data - {"segments"})
 
 
 def _main(

@@ -69,7 +69,7 @@ def test_dropout(p: float) -> None:
     assert Call.parse(str(biased)) == biased
     assert f"/bias=3+gradient/dropout={p!r},2/" in str(biased)
     assert [operand.index for operand in biased.operands] == [12, 3, 2]
-    assert biased.data == call.data | {"bias"} == {"keys", "bias", "dropout"}
+    assert biased.traits.data == call.traits.data | {"bias"} == {"keys", "bias", "dropout"}
     assert abs(dropout.threshold / 65536 - p) <= 2.0**-16
     assert (1 - dropout.threshold / 65536) * dropout.rescale == 1
 
@@ -148,7 +148,9 @@ def test_an_operand_has_a_place() -> None:
 def test_calls_with_a_bias(call: Call, text: str, data: set[str]) -> None:
     assert str(call) == text
     assert Call.parse(text) == call
-    assert call.data == data
+    assert call.traits.data == data
+    assert call.traits.band.lo == (0 if "causal" in text else None)
+    assert str(call.traits) == "_".join(["lo" if "causal" in text else "full", *sorted(data)])
     assert hash(Call.parse(text)) == hash(call)
 
 

@@ -1,0 +1,54 @@
+"""`Traits`: the facts about a call for which kernels are compiled, and nothing else about it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from .mask import Band
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The facts about a call for which kernels are compiled; lengths, scale and bounds are arguments.
+
+    ``str`` gives for example ``full``, ``lo_keys`` or ``lo_hi_bias_dropout``: the part of kernels' names that tells the
+    text of one call's kernels from those of other calls.
+
+    Attributes:
+        has_lo, has_hi: the band of the mask has this bound.
+        terms: the names of the mask's other terms, sorted: "dense", "keys", "segments".
+        bias: a bias is added to the scores.
+        dropout: probabilities are dropped at random.
+        placed: the mask is one of rows, see `model.Placed`.
+    """
+
+    has_lo: bool = False
+    has_hi: bool = False
+    terms: tuple[str, ...] = ()
+    bias: bool = False
+    dropout: bool = False
+    placed: bool = False
+
+    def has(self, term: str) -> bool:
+        """Whether the mask has a term of this name."""
+        return term in self.terms
+
+    @property
+    def bounds(self) -> tuple[bool, bool]:
+        """`has_lo` and `has_hi`."""
+        return self.has_lo, self.has_hi
+
+    @property
+    def band(self) -> Band:
+        """Any band with these bounds: their values are arguments of kernels."""
+        return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+
+    @functools.cached_property  # every call asks
+    def data(self) -> frozenset[str]:
+        """The kinds of data that the call reads beside query, key and value: `terms`, "bias" and "dropout"."""
+        return frozenset((*self.terms, *(["bias"] if self.bias else []), *(["dropout"] if self.dropout else [])))
+
+    def __str__(self) -> str:
+        bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
+        return "_".join([*(bounds or ["full"]), *sorted(self.data), *(["placed"] if self.placed else [])])
