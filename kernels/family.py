@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from ..model.plan import Plan, Tiles
 from ..model.site import BITS, Site
+from ..model.terms import TERMS
 
 if TYPE_CHECKING:
     from .execution import Execution
 
-EVERYTHING = frozenset({"keys", "segments", "dense", "bias", "dropout"})
-"""All kinds of data that a call may read, see `Call.data`."""
+EVERYTHING = frozenset({*TERMS, "bias", "dropout"})
+"""All kinds of data that a call may read, see `Traits.data`."""
 
 Documents = tuple[int, ...]
 """Lengths of packed documents, one after the other."""
@@ -54,7 +55,7 @@ class Family:
     Attributes:
         name: the value of `Plan.kernel`, and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
-        reads: the kinds of `Call.data` that it reads.
+        reads: the kinds of `Traits.data` that it reads.
         cta_per_query_head: every query head has CTAs of its own; else the CTAs of a kv head walk for its whole group.
         walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         stamps: the backward can write down when it does what, see `records.profiles`.

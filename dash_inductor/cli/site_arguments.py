@@ -11,8 +11,9 @@ from ..errors import ArgumentError
 from ..model.architectures import SAME_AS, WORKERS
 from ..model.call import Bias, Call
 from ..model.dropout import Dropout
-from ..model.mask import Anchor, Band, Dense, Keys, Mask, Operand, Segments
+from ..model.mask import Anchor, Band, Mask
 from ..model.site import BITS, Site
+from ..model.terms import Dense, Keys, Operand, Segments
 from ..planning.prediction import GPU, gpus
 from ..timeline.data import Data
 

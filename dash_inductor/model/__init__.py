@@ -6,10 +6,11 @@ Matching writes a `Site`, whose `Call` says what is computed; planning makes the
 
 from .call import Bias, Call, Order
 from .dropout import Dropout
-from .mask import MAX_LENGTH, Anchor, Band, Dense, Keys, Mask, Operand, Placed, Segments
+from .mask import MAX_LENGTH, Anchor, Band, Mask
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
+from .terms import Dense, Interval, Keys, Operand, Placed, Segments, Term
 from .traits import Traits
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Decision",
     "Dense",
     "Dropout",
+    "Interval",
     "Kept",
     "Keys",
     "Mask",
@@ -32,6 +34,7 @@ __all__ = [
     "Reason",
     "Segments",
     "Site",
+    "Term",
     "Tiles",
     "Traits",
 ]

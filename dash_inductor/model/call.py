@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from .dropout import Dropout
-from .mask import Mask, Operand
+from .mask import Mask
+from .terms import Operand
 from .traits import Traits
 
 Order = tuple[int, ...]

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from .mask import Operand
+from .terms import Operand
 
 STEPS = 1 << 16
 """As many sets of 16 random bits are equally probable; a threshold says how many of them drop a probability."""

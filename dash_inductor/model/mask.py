@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ArgumentError
+from .terms import TERMS, Dense, Interval, Keys, Operand, Placed, Segments, Term
 
 MAX_LENGTH = 2**30 - 1
 """Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
@@ -17,8 +18,6 @@ ALIGNMENT = 128
 
 ROW_BLOCK = 64
 """Positions of a row block: of the queries of a consumer of the Hopper forward, and of tokens that `Placed` places."""
-
-_TERM = re.compile(r"(keys|dense)\((\d+)\)|(segments)\((\d+),(\d+)\)(?::placed\((\d+),(\d+)\))?")
 
 Anchor = Literal["top_left", "bottom_right"]
 
@@ -95,87 +94,6 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A tensor that a term reads, by its place in the operator's list `extras`."""
-
-    index: int
-
-    def __post_init__(self) -> None:
-        if self.index < 0:
-            raise ArgumentError("operand", self.index, "an index >= 0 into the operator's extras")
-
-
-@dataclass(frozen=True)
-class Keys:
-    """A term of a mask: key j of batch element b is hidden from every query unless ``valid[b, j]``.
-
-    Args:
-        valid: a bool tensor [batch, kv_len], any strides, any values.
-    """
-
-    valid: Operand
-
-    def __str__(self) -> str:
-        return f"keys({self.valid.index})"
-
-
-@dataclass(frozen=True)
-class Placed:
-    """The places of packed tokens: the mask is one of *rows*, each of which has one token or none.
-
-    Row blocks of `ROW_BLOCK` rows have tokens that follow one another.  Every document begins at a row that is a
-    multiple of `ALIGNMENT`, so that no tile has rows of two of them, and up to its end its row blocks have its next
-    tokens.  Lengths of the mask, ids of segments and the log-sum-exp have rows; query, key, value, the output and
-    gradients have tokens, in one batch element.
-
-    Args:
-        place: int32 [row blocks], contiguous: the token of the first row of each, or, where none has a token, any
-            number of at least 0.
-        count: int32 [row blocks], contiguous: how many rows of each have a token, the first ones of it; 0 to
-            `ROW_BLOCK`.  There are tokens for all of them, and every token has one row.
-    """
-
-    place: Operand
-    count: Operand
-
-    def __str__(self) -> str:
-        return f"placed({self.place.index},{self.count.index})"
-
-
-@dataclass(frozen=True)
-class Segments:
-    """A term of a mask: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
-
-    Args:
-        q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be one tensor.
-        placed: where the tokens of rows lie, None where tokens are rows.  A row without a token sees no key and is seen
-            by no query, and every other row sees itself.
-    """
-
-    q: Operand
-    kv: Operand
-    placed: Placed | None = None
-
-    def __str__(self) -> str:
-        return f"segments({self.q.index},{self.kv.index})" + ("" if self.placed is None else f":{self.placed}")
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A term of a mask: query i of head h of batch element b sees key j only where ``mask[b, h, i, j]``.
-
-    Args:
-        mask: a bool tensor [batch, heads, q_len, kv_len], any strides; it has size 1 along dimensions that do not
-            matter.
-    """
-
-    mask: Operand
-
-    def __str__(self) -> str:
-        return f"dense({self.mask.index})"
-
-
-@dataclass(frozen=True)
 class Mask:
     """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
 
@@ -183,37 +101,34 @@ class Mask:
     ``segments(0,1):placed(2,3)``; `parse` reads it back.
 
     Raises:
-        ArgumentError: segments that are placed, beside valid keys or a dense mask.
+        ArgumentError: segments that are placed, beside another term.
     """
 
     band: Band = Band()
     keys: Keys | None = None
     segments: Segments | None = None
     dense: Dense | None = None
+    interval: Interval | None = None
 
     def __post_init__(self) -> None:
-        if self.placed is not None and not (self.keys is None and self.dense is None):
-            raise ArgumentError("mask", str(self), "no keys(...) and no dense(...) beside segments that are placed")
+        if self.placed is not None and len(self.terms) > 1:
+            raise ArgumentError("mask", str(self), "no other terms beside segments that are placed")
 
     @property
     def placed(self) -> Placed | None:
         """The places of the tokens of rows; None where tokens are rows."""
         return None if self.segments is None else self.segments.placed
 
-    @property
-    def terms(self) -> dict[str, Keys | Segments | Dense]:
-        """The terms beside the band, by name."""
-        found = {"segments": self.segments, "keys": self.keys, "dense": self.dense}
+    @functools.cached_property  # every call asks
+    def terms(self) -> dict[str, Term]:
+        """The terms beside the band, by name, in the order of `TERMS`."""
+        found = {name: getattr(self, name) for name in TERMS}
         return {name: term for name, term in found.items() if term is not None}
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the terms read, each once."""
-        of_segments = () if self.segments is None else (self.segments.q, self.segments.kv)
-        of_placed = () if self.placed is None else (self.placed.place, self.placed.count)
-        of_keys = () if self.keys is None else (self.keys.valid,)
-        of_dense = () if self.dense is None else (self.dense.mask,)
-        return tuple(dict.fromkeys((*of_segments, *of_placed, *of_keys, *of_dense)))
+        return tuple(dict.fromkeys(operand for term in self.terms.values() for operand in term.operands))
 
     def __str__(self) -> str:
         others = [*map(str, self.terms.values())]
@@ -227,25 +142,15 @@ class Mask:
             ArgumentError: an unknown term, or two terms of one kind.
         """
         bands: list[Band] = []
-        others: dict[str, tuple[Operand, ...]] = {}
-        for term in text.split(" & "):
-            match = _TERM.fullmatch(term)
-            if match is None:
-                bands.append(Band.parse(term))
+        terms: dict[str, Term] = {}
+        for part in text.split(" & "):
+            name = part.partition("(")[0]
+            if name not in TERMS:
+                bands.append(Band.parse(part))
                 continue
-            name, *places = (group for group in match.groups() if group is not None)
-            if name in others:
+            if name in terms:
                 raise ArgumentError("mask", text, f"at most one {name}(...)")
-            others[name] = tuple(Operand(int(place)) for place in places)
+            terms[name] = TERMS[name].parse(part)
         if len(bands) > 1:
             raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
-        segments = None
-        if "segments" in others:
-            q, kv, *placed = others["segments"]
-            segments = Segments(q, kv, Placed(*placed) if placed else None)
-        return Mask(
-            bands[0] if bands else Band(),
-            Keys(*others["keys"]) if "keys" in others else None,
-            segments,
-            Dense(*others["dense"]) if "dense" in others else None,
-        )
+        return Mask(*bands, **terms)  # type: ignore[arg-type]  # the names of TERMS are the fields

@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..model.call import Call
-from ..model.mask import ROW_BLOCK, Segments
+from ..model.mask import ROW_BLOCK
+from ..model.terms import Segments
 
 
 def register(forward: torch._ops.OpOverload, backwards: Sequence[torch._ops.OpOverload]) -> None:

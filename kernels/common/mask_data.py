@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError
 from ...model.mask import Band, Mask
+from ...model.terms import Dense, Interval, Keys, Segments, Term
 
 _TRUTHS = (torch.bool, torch.uint8)
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -26,8 +27,9 @@ class MaskData:
         valid: bool or uint8 [batch, kv_len]; a key whose value is 0 is seen by nobody.
         segments: integers [batch, q_len] and [batch, kv_len]; a query sees keys of its own id alone.  Any ids, in any
             order.
-        dense: bool [batch, heads, q_len, kv_len], of size 1 where it does not differ; who sees whom.  All may have any
-            strides.
+        dense: bool [batch, heads, q_len, kv_len], of size 1 where it does not differ; who sees whom.
+        interval: integers [batch, q_len] twice and [batch, kv_len], or None in their place, see `model.Interval`.  All
+            tensors may have any strides.
 
     Raises:
         ArgumentError: no data; a tensor of another dtype, shape or device.
@@ -42,11 +44,12 @@ class MaskData:
     valid: Tensor | None = None
     segments: tuple[Tensor, Tensor] | None = None
     dense: Tensor | None = None
+    interval: tuple[Tensor | None, ...] | None = None
 
     def __post_init__(self) -> None:
         found = self._tensors()
         if not found:
-            raise ArgumentError("valid, segments, dense", (None, None, None), "at least one of them")
+            raise ArgumentError("valid, segments, dense, interval", (None, None, None, None), "at least one of them")
         device = found[0][1].device
         for name, tensor, allowed, shape in found:
             fits = tensor.dim() == len(shape) and all(
@@ -74,7 +77,7 @@ class MaskData:
         missing = [operand.index for operand in mask.operands if operand.index >= len(extras)]
         if missing:
             raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the mask {mask} reads number {missing[0]}")
-        keys, segments, dense = mask.keys, mask.segments, mask.dense
+        keys, segments, dense, interval = mask.keys, mask.segments, mask.dense, mask.interval
         batch, q_heads, kv_heads, q_len, kv_len = sizes
         return MaskData(
             mask.band,
@@ -86,7 +89,25 @@ class MaskData:
             valid=None if keys is None else extras[keys.valid.index],
             segments=None if segments is None else (extras[segments.q.index], extras[segments.kv.index]),
             dense=None if dense is None else extras[dense.mask.index],
+            interval=None
+            if interval is None
+            else tuple(None if o is None else extras[o.index] for o in (interval.lo, interval.hi, interval.number)),
         )
+
+    @property
+    def terms(self) -> list[tuple[type[Term], dict[str, Tensor]]]:
+        """The kinds of its terms, with the values of their operands."""
+        found: list[tuple[type[Term], tuple[Tensor | None, ...] | None]] = [
+            (Segments, self.segments),
+            (Keys, None if self.valid is None else (self.valid,)),
+            (Dense, None if self.dense is None else (self.dense,)),
+            (Interval, self.interval),
+        ]
+        return [
+            (kind, {field: value for field, value in zip(kind.AXES, values, strict=True) if value is not None})
+            for kind, values in found
+            if values is not None
+        ]
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +126,12 @@ class MaskData:
         """The tensors that there are: name, tensor, allowed dtypes, shape."""
         keys = self.batch, self.kv_len
         found: list[tuple[str, Tensor, Sequence[torch.dtype], tuple[int, ...]]] = []
+        queries = self.batch, self.q_len
+        for name, tensor, shape in zip(
+            ("lo", "hi", "number"), self.interval or (), (queries, queries, keys), strict=False
+        ):
+            if tensor is not None:
+                found.append((f"interval.{name}", tensor, _IDS, shape))
         if self.valid is not None:
             found.append(("valid", self.valid, _TRUTHS, keys))
         if self.segments is not None:

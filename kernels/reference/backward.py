@@ -24,6 +24,7 @@ from torch import Tensor
 from ...model.call import Call
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
+from ...model.terms import Term
 from ...schedule.jobs import tables, walked_query_heads
 from ...schedule.walk import Problem, functions
 from ..families import family
@@ -104,32 +105,43 @@ def bias_gradient(
 class Data:
     """The data of the mask and the scores of one batch element.
 
-    valid: booleans [kv_len], False for the keys that it hides from every query; None if it has no term for that.
-    segments: integers [q_len] and [kv_len]; a query sees only keys with its number.  None if it has no term for that.
-    dense: booleans [q heads, q_len, kv_len], who sees whom.  None if it has no term for that.
+    terms: of each term of the mask, the values of its operands with this element alone and, for dense masks, with all
+        query heads: [q_len], [kv_len] or [q heads, q_len, kv_len].
     bias: floats [q heads, q_len, kv_len], added to the scores.  None if there is none.
     """
 
-    valid: Tensor | None
-    segments: tuple[Tensor, Tensor] | None
-    dense: Tensor | None
+    terms: Sequence[tuple[Term, dict[str, Tensor]]]
     bias: Tensor | None
+    kv_len: int
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Data:
         """plane: [batch, q heads, q_len, kv_len]."""
-        keys, segments, dense = call.mask.keys, call.mask.segments, call.mask.dense
+
+        def value(term: Term, field: str) -> Tensor:
+            tensor = extras[term.given[field].index]
+            return (tensor.expand(plane) if "h" in term.AXES[field] else tensor)[b]
+
         return Data(
-            None if keys is None else extras[keys.valid.index][b] != 0,
-            None if segments is None else (extras[segments.q.index][b], extras[segments.kv.index][b]),
-            None if dense is None else extras[dense.mask.index].expand(plane)[b],
+            [(term, {field: value(term, field) for field in term.given}) for term in call.mask.terms.values()],
             None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b],
+            plane[3],
         )
 
     @property
     def hides(self) -> bool:
         """Whether it may leave a row without keys, by a mask or by a bias of minus infinity."""
-        return not (self.valid is None and self.segments is None and self.dense is None and self.bias is None)
+        return bool(self.terms) or self.bias is not None
+
+    @property
+    def by_query(self) -> bool:
+        """Whether queries differ in the keys that the terms show."""
+        return any("q" in axes for term, _ in self.terms for axes in term.AXES.values())
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads may differ in the keys that the terms show."""
+        return any("h" in axes for term, _ in self.terms for axes in term.AXES.values())
 
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
         """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
@@ -138,11 +150,13 @@ class Data:
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
         """Whether pairs of a query head may see each other: something that broadcasts to booleans [rows, keys]."""
-        shown: Tensor | bool = True if self.dense is None else self.dense[head, rows, keys]
-        if self.segments is not None:
-            q, kv = self.segments
-            shown = (q[rows, None] == kv[None, keys]) & shown
-        return shown if self.valid is None else self.valid[keys] & shown
+        places = {("b", "q"): (rows, None), ("b", "kv"): (None, keys), ("b", "h", "q", "kv"): (head, rows, keys)}
+        shown: Tensor | bool = True
+        for term, values in self.terms:
+            parts = {field: value[places[term.AXES[field]]] for field, value in values.items()}
+            kv = torch.arange(self.kv_len, device=next(iter(values.values())).device)
+            shown = term.shows(parts, kv[None, keys]) & shown
+        return shown
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -170,9 +184,9 @@ def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tenso
     everything = Problem(band, q_len, kv_len, q_len, kv_len)
     f, tail = functions("two_pass", everything), everything.tail()
     row, place = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
-    if data.segments is not None or data.dense is not None:
+    if data.by_query:
         band = everything.resolved.band
-        heads = 1 if data.dense is None else q_heads
+        heads = q_heads if data.by_head else 1
         keep = torch.stack([visible(band, row, place) & data.shows(h, slice(None), slice(None)) for h in range(heads)])
         keys = keep.any(1)
         return keep.any(2), keys if heads == 1 else keys.unflatten(0, (kv_heads, -1)).any(1)
@@ -180,8 +194,8 @@ def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tenso
         (x >= first) & (x < end)
         for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (place, f.dash_seen_keys(*tail)))
     )
-    if data.valid is not None:
-        keys = keys & data.valid
+    if data.terms:
+        keys = keys & data.shows(0, slice(None), slice(None))[0]
         below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
         lo, hi = everything.resolved.band.lo, everything.resolved.band.hi
         first = torch.zeros_like(row) if hi is None else (row - hi).clamp(0, kv_len)

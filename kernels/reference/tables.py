@@ -36,11 +36,14 @@ def _shown(data: MaskData) -> Tensor:
     band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
     rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
     shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
-    if data.valid is not None:
-        shown = shown & (data.valid != 0)[:, None, None, :]
-    if data.segments is not None:
-        shown = shown & (data.segments[0][:, None, :, None] == data.segments[1][:, None, None, :])
-    return shown if data.dense is None else shown & data.dense
+    places = {("b", "q"): (..., None), ("b", "kv"): (slice(None), None), ("b", "h", "q", "kv"): (...,)}
+    for term, values in data.terms:
+        parts = {}
+        for field, value in values.items():
+            axes = term.AXES[field]
+            parts[field] = value[places[axes]] if "h" in axes else value[places[axes]][:, None]
+        shown = shown & term.shows(parts, keys)
+    return shown
 
 
 def _codes(data: MaskData) -> tuple[Tensor, Tensor]:

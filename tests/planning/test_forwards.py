@@ -8,9 +8,10 @@ from itertools import product
 import pytest
 
 from dash_inductor.model.call import Call
-from dash_inductor.model.mask import Band, Keys, Mask, Operand
+from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
+from dash_inductor.model.terms import Keys, Operand
 from dash_inductor.planning.planner import decide, keeping, plan
 
 CAUSAL, BOTTOM, LOOK_AHEAD = Band(0), Band(0, None, "bottom_right"), Band(-50, 37, "bottom_right")

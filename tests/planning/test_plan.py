@@ -15,10 +15,11 @@ from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
 from dash_inductor.kernels.portable.family import LIMIT
 from dash_inductor.model.architectures import WORKERS
 from dash_inductor.model.call import Bias, Call
-from dash_inductor.model.mask import Band, Dense, Mask, Operand
+from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Kept, Plan
 from dash_inductor.model.reasons import Reason
 from dash_inductor.model.site import BITS, Site
+from dash_inductor.model.terms import Dense, Operand
 from dash_inductor.planning.nominal import critical_path
 from dash_inductor.planning.planner import decide, plan
 from dash_inductor.schedule.schedules import LEAST, NAMES, supports

@@ -26,10 +26,11 @@ from ...masks.recognition import recognise
 from ...model.call import Bias as CallBias
 from ...model.call import Call, Order
 from ...model.dropout import Dropout
-from ...model.mask import Band, Dense, Keys, Mask, Operand, Placed, Segments
+from ...model.mask import Band, Mask
 from ...model.plan import Kept, Plan
 from ...model.reasons import Reason
 from ...model.site import DType, Site
+from ...model.terms import Dense, Keys, Operand, Placed, Segments
 from ...planning import decide
 from ...records.records import Tensors
 from ...upstream import arch, toolchain

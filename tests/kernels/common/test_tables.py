@@ -131,7 +131,7 @@ def build(plan: Plan, **sizes: int) -> object:
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: data(None), "valid, segments, dense=(None, None, None)"),
+    (lambda: data(None), "valid, segments, dense, interval=(None, None, None, None)"),
     (lambda: data(VALID[:, :39]), "valid.shape=(2, 39) is not allowed: expected [2, 40]"),
     (lambda: data(VALID[0]), "valid.shape=(40,)"),
     (lambda: data(VALID.float()), "valid.dtype=torch.float32"),
