@@ -9,9 +9,11 @@ import sympy
 from torch.fx import Node
 
 from ..model.mask import Band
+from ..model.terms import TERMS
 from .bands import Scores, hides_a_row, to_band
 from .documents import Documents
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
+from .intervals import Between, split
 from .predicates import Choice, Comparison, comparisons, of_loads, predicate
 from .restarts import Restarts
 from .token_data import Axis, Load, Loads
@@ -48,6 +50,7 @@ class Terms:
         segments: the pairs that may see each other by the numbers of their segments; None if all may.
         dense: the pairs of each head that may see each other; None if all may.
         positions: the positions behind the numbers of segments, where that matters for the band (see `restarts`).
+        interval: the pairs that may see each other by an interval of keys of each query; None if all may.
         documents: those of a packed operator, in place of all terms but the band: which pairs may see each other.
     """
 
@@ -57,6 +60,7 @@ class Terms:
     dense: Choice | None = None
     positions: Load | None = None
     documents: Documents | None = None
+    interval: Between | None = None
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -67,7 +71,8 @@ class Terms:
     def loads(self) -> list[Load]:
         """The loads of data that the terms read."""
         of_segments = [] if self.segments is None else self.segments.loads
-        return list(dict.fromkeys([*(comparison.load for comparison in self.comparisons), *of_segments]))
+        of_interval = [] if self.interval is None else self.interval.loads
+        return list(dict.fromkeys([*(found.load for found in self.comparisons), *of_segments, *of_interval]))
 
     def renamed(self, node: Callable[[Node], Node]) -> Terms:
         """The same terms of other nodes."""
@@ -82,10 +87,11 @@ class Terms:
         positions = self.positions
         if positions is not None:
             positions = replace(positions, node=node(positions.node))
-        return Terms(self.band, keys, segments, dense, positions, self.documents)
+        interval = None if self.interval is None else self.interval.renamed(node)
+        return Terms(self.band, keys, segments, dense, positions, self.documents, interval)
 
     def __str__(self) -> str:
-        named = [("segments", self.segments), ("keys", self.keys), ("dense", self.dense)]
+        named = [(name, getattr(self, name)) for name in TERMS]
         others = [name for name, term in named if term is not None]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
@@ -100,9 +106,10 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
     Raises:
         NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
     """
-    positions = None
+    positions = interval = None
     if restarts is not None:
         visible, positions = _without_positions(scores, visible, loads, restarts)
+        visible, interval = split(scores, visible, loads)
     bands: set[Band] = set()
     cases = 0
 
@@ -136,7 +143,8 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
         tree = assume(tree, symbol - 1, True)
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
     segments = _segments(scores, equal.pop(), loads) if equal else None
-    return Terms(bands.pop(), None if isinstance(keys, bool) else keys, segments, positions=positions)
+    valid = None if isinstance(keys, bool) else keys
+    return Terms(bands.pop(), valid, segments, positions=positions, interval=interval)
 
 
 def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:

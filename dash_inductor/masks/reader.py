@@ -40,7 +40,7 @@ _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bf
 class Way:
     """A way to read: the data that are read as they are, though a rule could read them.
 
-    Truth values of keys always are, if data decide in them: the graph computes what the mask needs.
+    Truth values of keys are, if data decide in them and not `intervals`: the graph computes what the mask needs.
 
     Args:
         words: the way, for the log.
@@ -48,6 +48,7 @@ class Way:
         planes: truth values of all pairs in which data decide.
         all_planes: truth values of all pairs.
         dense: whether loads may be of pairs and of heads.
+        intervals: whether truth values of keys are read by their rule, as comparisons with positions.
     """
 
     words: str
@@ -55,6 +56,7 @@ class Way:
     planes: bool = False
     all_planes: bool = False
     dense: bool = False
+    intervals: bool = False
 
 
 class MaskReader:
@@ -102,7 +104,7 @@ class MaskReader:
     def _is_read_whole(self, load: Load) -> bool:
         """Whether truth values are read as they are, and not by their rule."""
         if load.axes <= {"b", "kv"}:
-            return is_data(load.node, self._rules, self._data)
+            return not self._way.intervals and is_data(load.node, self._rules, self._data)
         return self._way.all_planes or (self._way.planes and is_data(load.node, self._rules, self._data))
 
     def _logged(self, node: Node, position: Position, value: Value, how: str) -> Value:

@@ -51,6 +51,7 @@ MOST_NAMES = 12
 _WAYS = (
     Way("as a band with vectors of data"),
     Way("as a band with vectors of data and of positions", vectors=True),
+    Way("as a band with intervals of keys", intervals=True),
     Way("with planes of data", dense=True),
     Way("with planes of data, as large as possible", dense=True, planes=True),
     Way("with planes of data and of positions", dense=True, all_planes=True),

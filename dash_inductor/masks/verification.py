@@ -23,6 +23,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..model.mask import Band
+from ..model.terms import Interval
 from . import predicates
 from .bands import HIDDEN
 from .index_expr import NotRecognised
@@ -117,6 +118,8 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
     resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
     keys, segments = _vectors(terms, values, q_len, kv_len)
+    calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
+    between = None if terms.interval is None else terms.interval.compute(calculator)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -132,6 +135,8 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         if segments is not None:
             q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
             expected = expected & (q[:, None, :, None] == kv[:, None, None])
+        if between is not None:
+            expected = expected & _shown(between, entries, rows, columns)
         if terms.dense is not None:
             heads = window[-3] if len(shape) > 2 else (0, 1)
             part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
@@ -180,6 +185,20 @@ class _Tensors:
 
     def size(self, symbol: sympy.Symbol) -> int:
         return int(self.values.size(symbol))
+
+
+def _shown(
+    between: tuple[Any, Any, Any], entries: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]
+) -> torch.Tensor:
+    """The pairs that an interval shows in a window of the scores: bool [batch, 1, rows, columns]."""
+    found = {}
+    for name, vector in zip(Interval.AXES, between, strict=True):
+        if vector is not None:
+            of_keys = "kv" in Interval.AXES[name]
+            part = _part(vector, entries, columns if of_keys else rows)
+            found[name] = part[:, None, None] if of_keys else part[:, None, :, None]
+    shown: torch.Tensor = Interval.shows(found, torch.arange(*columns))
+    return shown
 
 
 def _plane(dense: predicates.Choice, values: RealValues, window: Mapping[Axis, tuple[int, int]]) -> torch.Tensor:

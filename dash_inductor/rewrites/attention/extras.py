@@ -40,6 +40,11 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         found.append(graph.vector(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
     if terms.dense is not None:
         found.append(graph.of_graph(predicates.compute(terms.dense, PLANE, graph)))
+    if terms.interval is not None:
+        lo, hi, number = terms.interval.compute(graph)
+        found += [graph.vector(bound, "q") for bound in (lo, hi) if bound is not None]
+        if number is not None and not terms.interval.is_one_vector:
+            found.append(graph.vector(number, "kv"))
     if match.bias is not None:
         found.append(graph.of_four_dimensions(match.bias.tensor))
     if match.site.dropout is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from ...model.mask import Band, Mask
 from ...model.plan import Kept, Plan
 from ...model.reasons import Reason
 from ...model.site import DType, Site
-from ...model.terms import Dense, Keys, Operand, Placed, Segments
+from ...model.terms import Dense, Interval, Keys, Operand, Placed, Segments
 from ...planning import decide
 from ...records.records import Tensors
 from ...upstream import arch, toolchain
@@ -396,21 +397,29 @@ def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[
 
 
 def mask_of(terms: Terms) -> Mask:
-    """The mask of these terms; its operands are counted in the order in which `extras` makes them.
+    """The mask of these terms; its operands are counted in the order in which `extras` makes them."""
+    numbers = itertools.count()
 
-    A dense mask has no other operands.
-    """
-    keys = segments = None
-    count = 0
+    def operand() -> Operand:
+        return Operand(next(numbers))
+
     if terms.documents is not None:
-        placed = Placed(Operand(2), Operand(3))
-        return Mask(terms.band, segments=Segments(Operand(0), Operand(1), placed))
+        return Mask(terms.band, segments=Segments(operand(), operand(), Placed(operand(), operand())))
+    segments = keys = dense = interval = None
     if terms.segments is not None:
-        segments = Segments(Operand(0), Operand(0 if terms.segments.is_one_vector else 1))
-        count = segments.kv.index + 1
+        q = operand()
+        segments = Segments(q, q if terms.segments.is_one_vector else operand())
     if terms.keys is not None:
-        keys = Keys(Operand(count))
-    return Mask(terms.band, keys, segments, None if terms.dense is None else Dense(Operand(0)))
+        keys = Keys(operand())
+    if terms.dense is not None:
+        dense = Dense(operand())
+    if terms.interval is not None:
+        lo, hi = (None if bound is None else operand() for bound in (terms.interval.lo, terms.interval.hi))
+        number = None
+        if terms.interval.number is not None:
+            number = (lo or hi) if terms.interval.is_one_vector else operand()
+        interval = Interval(lo, hi, number)
+    return Mask(terms.band, keys, segments, dense, interval)
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:

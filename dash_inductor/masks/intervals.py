@@ -1,0 +1,282 @@
+"""Intervals of keys that each query sees, read out of a mask's visibility: between numbers of the query.
+
+A condition ``key >= f(query)`` or ``key <= f(query)`` is a half-line of keys.  A conjunction of half-lines is the
+interval between the largest lower and the smallest upper bound; a disjunction of half-lines that point the same way is
+the half-line of the farther bound, as of a causal mask with a prefix that everyone sees.  In place of its position, a
+key may have a number of its own, which is compared with a number of the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import sympy
+import torch
+from torch.fx import Node
+
+from .bands import Scores
+from .index_expr import Branch, NotRecognised, Value, assume, leaves
+from .token_data import Load, Loads
+from .token_vectors import Calculator, Numbers, computable
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+FAR = 2**40
+"""Farther from all positions than any constant that is added to a bound."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number of every query, which bounds the positions of the keys that it sees: ``numbers + more``."""
+
+    numbers: Numbers
+    more: int
+
+    @property
+    def loads(self) -> list[Load]:
+        return [load for _, load in self.numbers.loads]
+
+    def renamed(self, node: Callable[[Node], Node]) -> Bound:
+        """The same of other nodes."""
+        return replace(self, numbers=self.numbers.renamed(node))
+
+    def compute(self, calculator: Calculator) -> Any:
+        """The vector, int64; numbers that are farther from all positions than `FAR` are not exact."""
+        near = _clamped(self.numbers.compute(calculator), -FAR, FAR, calculator)
+        return calculator.call(aten.add.Tensor, near, self.more) if self.more else near
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The larger or the smaller of two bounds."""
+
+    of: Literal["larger", "smaller"]
+    first: AnyBound
+    second: AnyBound
+
+    @property
+    def loads(self) -> list[Load]:
+        return [*self.first.loads, *self.second.loads]
+
+    def renamed(self, node: Callable[[Node], Node]) -> Extreme:
+        """The same of other nodes."""
+        return replace(self, first=self.first.renamed(node), second=self.second.renamed(node))
+
+    def compute(self, calculator: Calculator) -> Any:
+        """The vector, int64."""
+        operator = aten.maximum.default if self.of == "larger" else aten.minimum.default
+        return calculator.call(operator, self.first.compute(calculator), self.second.compute(calculator))
+
+
+AnyBound = Bound | Extreme
+
+
+@dataclass(frozen=True)
+class Between:
+    """A query sees a key only where the key lies between two bounds of the query.
+
+    Args:
+        lo, hi: the bounds; None for none.  Of positions, or of the numbers of keys.
+        number: the numbers of keys; None for their positions.
+    """
+
+    lo: AnyBound | Numbers | None
+    hi: AnyBound | Numbers | None
+    number: Numbers | None = None
+
+    @property
+    def loads(self) -> list[Load]:
+        found: list[Load] = []
+        for part in (self.lo, self.hi, self.number):
+            if part is not None:
+                found += [load for _, load in part.loads] if isinstance(part, Numbers) else part.loads
+        return found
+
+    @property
+    def is_one_vector(self) -> bool:
+        """Whether the one bound of a query is the number that the key in its place has."""
+        bound = self.lo if self.hi is None else self.hi
+        both = self.lo is not None and self.hi is not None
+        return self.number is not None and not both and isinstance(bound, Numbers) and bound.reads_as(self.number)
+
+    def renamed(self, node: Callable[[Node], Node]) -> Between:
+        """The same of other nodes."""
+        lo, hi, number = (None if part is None else part.renamed(node) for part in (self.lo, self.hi, self.number))
+        assert number is None or isinstance(number, Numbers)
+        return Between(lo, hi, number)
+
+    def compute(self, calculator: Calculator) -> tuple[Any, Any, Any]:
+        """The vectors of `lo`, `hi` and `number`, None for what there is none of.
+
+        Bounds of positions are int32, and otherwise all are int64.
+        """
+        lo, hi = (None if part is None else part.compute(calculator) for part in (self.lo, self.hi))
+        if self.number is not None:
+            return lo, hi, self.number.compute(calculator)
+        return *(None if bound is None else _in_words(bound, calculator) for bound in (lo, hi)), None  # type: ignore[return-value]
+
+
+def _in_words(bound: Any, calculator: Calculator) -> Any:
+    """A bound of positions as int32: where it is clamped, it lies before all positions or behind them."""
+    near = _clamped(bound, -1, 2**30, calculator)
+    return calculator.call(prims.convert_element_type.default, near, torch.int32)
+
+
+def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> Any:
+    return calculator.call(aten.clamp_max.default, calculator.call(aten.clamp_min.default, vector, least), greatest)
+
+
+def split(scores: Scores, visible: Value, loads: Loads) -> tuple[Value, Between | None]:
+    """`visible` as a conjunction of what is left and an interval; None where no interval is found."""
+    conditions = list(dict.fromkeys(_conditions(visible)))
+    reader = _Reader(scores, loads)
+    if not any(reader.has_interval(cond) for cond in conditions):
+        return visible, None
+    try:
+        conjuncts, tree = _conjuncts(visible, conditions)
+        intervals = [found for cond in conjuncts if (found := reader.half_line(cond, of_data=True)) is not None]
+        rest = [cond for cond in conjuncts if reader.half_line(cond, of_data=True) is None]
+        if tree is not True:
+            found = reader.solve(tree)
+            if found is None:
+                return visible, None
+            intervals.append(found)
+        between = intervals[0]
+        for other in intervals[1:]:
+            between = _both(between, other)
+    except NotRecognised:
+        return visible, None
+    left: Value = True
+    for cond in reversed(rest):
+        left = Branch(cond, left, False)
+    return left, between
+
+
+def _conditions(value: Value) -> Iterator[sympy.Expr]:
+    if isinstance(value, Branch):
+        yield value.cond
+        yield from _conditions(value.then)
+        yield from _conditions(value.other)
+
+
+def _conjuncts(visible: Value, conditions: list[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
+    """Conditions ``>= 0`` that hold wherever `visible` does, and what it is where they hold."""
+    found = []
+    for cond in conditions:
+        for holds, truth in ((cond, True), (-cond - 1, False)):
+            if isinstance(visible, Branch) and not any(leaves(assume(visible, cond, not truth))):
+                visible = assume(visible, cond, truth)
+                found.append(sympy.expand(holds))
+                break
+    return found, visible
+
+
+def _both(a: Between, b: Between) -> Between:
+    """The interval of the keys in both.
+
+    Raises:
+        NotRecognised: they are of different numbers of the keys.
+    """
+    if a.number is None and b.number is None:
+        return Between(_extreme("larger", a.lo, b.lo), _extreme("smaller", a.hi, b.hi))
+    one_side = (a.lo is None or b.lo is None) and (a.hi is None or b.hi is None)
+    if a.number != b.number or not one_side:
+        raise NotRecognised("depends_on_input", "two intervals of different numbers of the keys")
+    return Between(a.lo or b.lo, a.hi or b.hi, a.number)
+
+
+def _extreme(of: Literal["larger", "smaller"], a: Any, b: Any) -> Any:
+    """The larger or the smaller of two bounds, where there are two."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a if a == b else Extreme(of, a, b)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads conditions ``>= 0`` as half-lines of keys."""
+
+    scores: Scores
+    loads: Loads
+
+    def has_interval(self, cond: sympy.Expr) -> bool:
+        """Whether a condition compares the position or a number of the key with data of the query."""
+        return self.half_line(cond, of_data=True) is not None
+
+    def half_line(self, cond: sympy.Expr, of_data: bool = False) -> Between | None:
+        """A condition as a half-line; None if it is none.
+
+        Args:
+            of_data: whether only comparisons with data of the query, or of the batch element, count.
+        """
+        algebra, kv = self.scores.algebra, self.scores.kv
+        if any(algebra.equality(symbol) is not None for symbol in cond.free_symbols):
+            return None
+        if kv.is_Symbol and kv in cond.free_symbols:
+            sign = cond.coeff(kv)
+            rest = sympy.expand(cond - sign * kv)
+            if sign not in (1, -1) or kv in algebra.moved_by(rest) or (of_data and not algebra.has_data(rest)):
+                return None
+            bound = self._bound(sympy.expand(-sign * rest))
+            return None if bound is None else Between(*((bound, None) if sign == 1 else (None, bound)))
+        return self._of_numbers(cond) if of_data else None
+
+    def _bound(self, expr: sympy.Expr) -> Bound | None:
+        more, rest = expr.as_coeff_Add()
+        if rest == 0 or abs(int(more)) >= 2**31 or not self._computable(rest, self.scores.q):
+            return None
+        return Bound(Numbers(rest, "q", self.scores.q, self.loads.named_in(rest)), int(more))
+
+    def _of_numbers(self, cond: sympy.Expr) -> Between | None:
+        """A condition that compares a number of the key with one of the query, both of which are data."""
+        algebra, q, kv = self.scores.algebra, self.scores.q, self.scores.kv
+        parts = sympy.Add.make_args(sympy.expand(cond))
+        of_key = sympy.Add(*(part for part in parts if kv in algebra.moved_by(part)))
+        of_query = sympy.Add(*(part for part in parts if kv not in algebra.moved_by(part)))
+        if q in algebra.moved_by(of_key) or q not in algebra.moved_by(of_query):
+            return None
+        sign = -1 if of_key.could_extract_minus_sign() else 1
+        number, bound = sign * of_key, sympy.expand(-sign * of_query)
+        if not (algebra.has_data(number) and algebra.has_data(bound)):
+            return None
+        if not (self._computable(number, kv) and self._computable(bound, q)):
+            return None
+        of_query = Numbers(bound, "q", q, self.loads.named_in(bound))
+        of_keys = Numbers(number, "kv", kv, self.loads.named_in(number))
+        return Between(of_query, None, of_keys) if sign == 1 else Between(None, of_query, of_keys)
+
+    def _computable(self, expr: sympy.Expr, position: sympy.Expr) -> bool:
+        return computable(expr, position, self.scores.sizes, self.scores.algebra)
+
+    def solve(self, tree: Value) -> Between | None:
+        """The half-lines of a tree as one interval; None if it is none."""
+        found = self._solve(tree)
+        return found if isinstance(found, Between) else None
+
+    def _solve(self, tree: Value) -> Between | bool | None:
+        """As `solve`; True where all keys are seen, False where none is, None where it is no interval."""
+        if not isinstance(tree, Branch):
+            return bool(tree)
+        here = self.half_line(tree.cond)
+        beyond = self.half_line(sympy.expand(-tree.cond - 1))
+        then, other = self._solve(tree.then), self._solve(tree.other)
+        if here is None or beyond is None or then is None or other is None:
+            return None
+        if other is False:
+            return here if then is True else then and _both(here, then)
+        if then is False:
+            return beyond if other is True else other and _both(beyond, other)
+        if other is True:
+            here, then, other = beyond, other, then
+        return _either(here, other) if then is True and isinstance(other, Between) else None
+
+
+def _either(a: Between, b: Between) -> Between | None:
+    """The keys in one of two half-lines that point the same way; None where they do not."""
+    if a.lo is None and b.lo is None:
+        return Between(None, _extreme("larger", a.hi, b.hi))
+    if a.hi is None and b.hi is None:
+        return Between(_extreme("smaller", a.lo, b.lo), None)
+    return None
