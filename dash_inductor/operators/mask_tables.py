@@ -59,6 +59,8 @@ def _fake(
         (tables, n_kv, n_q),
         (tables, n_q),
         (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
+        (0,) if data.interval is None else (batch, 2, q_len),
+        (0,) if data.interval is None or data.interval[2] is None else (batch, kv_len),
     ]
     new = extras[0].new_empty
     return [

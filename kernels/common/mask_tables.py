@@ -25,7 +25,6 @@ from .strides import dense_strides
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
 """Tokens of a program of `first_equal` and `seen`, other tokens that are compared with them at once, and tiles of so
 many tokens whose ranges are compared at once."""
-OF_TOKENS = tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
 Q_TILES, KV_TILES = 16, 4
 """q tiles and kv tiles that a program of `classify` looks at together."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
@@ -58,7 +57,9 @@ class Shape:
 
     @staticmethod
     def of(data: MaskData, plan: Plan) -> Shape:
-        """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles."""
+        """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles or terms."""
+        if data.dense is not None and data.interval is not None:
+            raise ArgumentError("dense, interval", "both", "one of them: tables have no room for more")
         sizes = data.batch, data.q_heads, data.q_len, data.kv_len
         return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)
 
@@ -122,6 +123,28 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
         return _Builder(data, plan).build()
 
 
+def spans(data: MaskData) -> tuple[Tensor, Tensor]:
+    """What `MaskTables` says of an interval: the spans of queries and the numbers of keys."""
+    if data.interval is None:
+        return (torch.empty(0, dtype=torch.int32, device=data.device),) * 2
+    lo, hi, number = (None if t is None else t.long() for t in data.interval)
+    if number is None:
+        first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device) if lo is None else lo
+        end = torch.full_like(first, data.kv_len) if hi is None else hi.clamp(max=data.kv_len) + 1
+        limits = first.clamp(0, data.kv_len), end.clamp(0, data.kv_len)
+        return torch.stack(limits, 1).to(torch.int32), torch.empty(0, dtype=torch.int32, device=data.device)
+    # Which numbers are at most others is all that matters: so are the places where they stand when they are sorted.
+    ordered = number.sort(1).values
+    ranks = torch.searchsorted(ordered, number)
+    first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device)
+    end = torch.full_like(first, data.kv_len)
+    if lo is not None:
+        first = torch.searchsorted(ordered, lo.contiguous())
+    if hi is not None:
+        end = torch.searchsorted(ordered, hi.contiguous(), right=True)
+    return torch.stack((first, end), 1).to(torch.int32), ranks.to(torch.int32)
+
+
 class _Builder:
     def __init__(self, data: MaskData, plan: Plan) -> None:
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
@@ -129,7 +152,10 @@ class _Builder:
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
         band, has_dense = self.shape.band, data.dense is not None
-        self.mask = tables.Mask(band.lo is not None, band.hi is not None, data.has_codes, has_dense)
+        numbers = data.interval is not None and data.interval[2] is not None
+        bounds = band.lo is not None, band.hi is not None
+        self.mask = tables.Mask(*bounds, data.has_codes, has_dense, data.interval is not None, numbers)
+        self.spans, self.numbers = spans(data)
 
     def build(self) -> MaskTables:
         shape = self.shape
@@ -147,7 +173,7 @@ class _Builder:
         else:
             of_walks = self._classified(shape.backward, q_codes, kv_codes)
         rows, walks = self._rows(of_rows, keys_seen), self._walks(of_walks, rows_seeing)
-        return MaskTables(q_codes, kv_codes, keys_seen, *rows, *walks, seen_bits)
+        return MaskTables(q_codes, kv_codes, keys_seen, *rows, *walks, seen_bits, self.spans, self.numbers)
 
     def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         """The codes of queries and keys, and the ranges of both by tiles of TOKENS; all empty without codes."""
@@ -169,7 +195,7 @@ class _Builder:
             tables.first_equal, (data.batch, q_tiles + kv_tiles),
             q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
             data.q_len, data.kv_len, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None,
-            TOKENS=OF_TOKENS,
+            TOKENS=tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES),
         )  # fmt: skip
         return q_codes, kv_codes, ranges
 
@@ -187,8 +213,8 @@ class _Builder:
         dense, strides = self._dense(q_found)
         self._launch(
             tables.seen, (data.batch * heads, sum(self.token_tiles)),
-            q_codes, kv_codes, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
-            self.lo, self.hi, MASK=self.mask, TOKENS=OF_TOKENS,
+            q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads,
+            data.q_len, data.kv_len, self.lo, self.hi, MASK=self.mask, TOKENS=tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES),
         )  # fmt: skip
         return q_found, kv_found
 
@@ -200,8 +226,8 @@ class _Builder:
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
             tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
-            kinds, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
-            problem.n_q, problem.n_kv, MASK=self.mask,
+            kinds, q_codes, kv_codes, self.spans, self.numbers, dense, *strides, self.shape.tables, data.q_len,
+            data.kv_len, self.lo, self.hi, problem.n_q, problem.n_kv, MASK=self.mask,
             PAIRS=tables.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip
         return kinds

@@ -13,7 +13,7 @@ from ...schedule.table_walk import Tables, forward_words, from_the_end
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ...schedule.walk import Problem
 from ..common.mask_data import MaskData, MaskTables
-from ..common.mask_tables import Shape
+from ..common.mask_tables import Shape, spans
 from .backward import visible
 
 
@@ -28,7 +28,7 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     counts, row_steps = _rows(shape, shown, data.dense is not None)
     seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
     walks = _walks(data, shape, plan, shown)
-    return MaskTables(*_codes(data), shown.any(2), counts, row_steps, *walks, seen_bits)
+    return MaskTables(*_codes(data), shown.any(2), counts, row_steps, *walks, seen_bits, *spans(data))
 
 
 def _shown(data: MaskData) -> Tensor:

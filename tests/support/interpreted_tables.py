@@ -20,7 +20,7 @@ from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.schedules import LEAST
 
-from .table_words import data_of, plan_of, same_tables
+from .table_words import data_of, interval_of, plan_of, same_tables
 from .tile_pairs import DataMask, random_mask
 
 
@@ -38,6 +38,14 @@ def compare(rng: random.Random, data: MaskData, schedule: str | None = None, blo
 
 def vectors(rng: random.Random) -> None:
     compare(rng, data_of(random_mask(rng, 50), rng))
+
+
+def intervals(rng: random.Random) -> None:
+    """Intervals of positions or of other numbers of keys, alone or beside vectors."""
+    mask = random_mask(rng, 40)
+    data = data_of(mask, rng)
+    alone = {"valid": None, "segments": None} if rng.random() < 0.5 else {}
+    compare(rng, replace(data, interval=interval_of(rng, data), **alone))
 
 
 def dense(rng: random.Random) -> None:
@@ -127,7 +135,7 @@ def altered(rng: random.Random) -> None:
     raise AssertionError("a mask with a key less has the same tables")
 
 
-KINDS = {f.__name__: f for f in (vectors, dense, seen_bits, united, bent, extreme, alone, altered)}
+KINDS = {f.__name__: f for f in (vectors, intervals, dense, seen_bits, united, bent, extreme, alone, altered)}
 
 
 def main(words: list[str]) -> None:

@@ -56,6 +56,23 @@ def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: b
     return MaskData(mask.band, mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len, valid, segments, shown)
 
 
+def interval_of(rng: random.Random, data: MaskData) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Bounds that begin anywhere, or with documents and their ends; of positions, or of a few numbers of keys."""
+    numbered = rng.random() < 0.4
+    dtype = rng.choice((torch.int32, torch.int64))
+
+    def vector(length: int, least: int, most: int) -> Tensor:
+        values = [[rng.randint(least, most) for _ in range(length)] for _ in range(data.batch)]
+        found = torch.tensor(values, dtype=dtype)
+        return found.sort(1).values if rng.random() < 0.5 else found
+
+    most = 6 if numbered else data.kv_len + 2
+    lo = vector(data.q_len, -2, most)
+    hi = lo + vector(data.q_len, -2, most) if rng.random() < 0.5 else vector(data.q_len, -2, most)
+    sides = rng.choice(((lo, None), (None, hi), (lo, hi)))
+    return *sides, vector(data.kv_len, -1, 5) if numbered else None
+
+
 def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:
     """A plan of the Hopper kernels with any tiles and, unless one is given, any schedule that such a mask may have."""
     able = [name for name in SCHEDULES if supports(name, band) is None]
@@ -68,7 +85,17 @@ def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int
 
 def same_tables(found: MaskTables, expected: MaskTables) -> None:
     """Every word that a kernel may read."""
-    for name in ("q_codes", "kv_codes", "keys_seen", "counts", "visits", "contributions", "seen_bits"):
+    for name in (
+        "q_codes",
+        "kv_codes",
+        "keys_seen",
+        "counts",
+        "visits",
+        "contributions",
+        "seen_bits",
+        "q_spans",
+        "kv_numbers",
+    ):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name, lengths in (("row_steps", found.counts), ("steps", found.visits)):
         ours, theirs = getattr(found, name), getattr(expected, name)

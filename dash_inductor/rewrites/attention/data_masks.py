@@ -18,7 +18,19 @@ from .sites import Match
 
 aten = torch.ops.aten
 
-Q_CODES, KV_CODES, KEYS_SEEN, COUNTS, ROW_STEPS, VISITS, STEPS, CONTRIBUTIONS, SEEN_BITS = range(9)
+(
+    Q_CODES,
+    KV_CODES,
+    KEYS_SEEN,
+    COUNTS,
+    ROW_STEPS,
+    VISITS,
+    STEPS,
+    CONTRIBUTIONS,
+    SEEN_BITS,
+    Q_SPANS,
+    KV_NUMBERS,
+) = range(11)
 """The results of `dash_inductor::mask_tables`."""
 
 

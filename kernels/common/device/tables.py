@@ -38,12 +38,19 @@ LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 
 
 class Mask(NamedTuple):
-    """The bounds of the band, and the data of the mask that there is."""
+    """The bounds of the band, and the data of the mask that there is.
+
+    INTERVAL: whether every query sees numbers of keys from one bound to another, and NUMBERS: whether these are other
+    numbers than the keys' positions.  TURNED: keys look for the queries that see them.
+    """
 
     HAS_LO: bool
     HAS_HI: bool
     HAS_CODES: bool
     HAS_DENSE: bool
+    INTERVAL: bool = False
+    NUMBERS: bool = False
+    TURNED: bool = False
 
 
 class Tokens(NamedTuple):
@@ -65,10 +72,16 @@ class Pairs(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Queries or keys of a batch element: pointer to their codes, and how many there are."""
+    """Queries or keys of a batch element: pointer to their codes, and how many there are.
+
+    FIRST, END: of queries, pointers to the first number that each sees and to the first one behind; of keys, both are
+    the pointer to their numbers.
+    """
 
     CODES: object
     length: object
+    FIRST: object
+    END: object
 
 
 class Dense(NamedTuple):
@@ -88,6 +101,19 @@ def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
     if HAS_HI:
         inside = inside & (d <= band[1])
     return inside
+
+
+@triton.jit
+def _numbers_of(keys, tokens, exists, NUMBERS: tl.constexpr):
+    """The numbers of keys, their positions without NUMBERS; keys: a `Side`."""
+    return tl.load(keys.FIRST + tokens, mask=exists, other=0) if NUMBERS else tokens
+
+
+@triton.jit
+def _spans_of(queries, tokens, exists):
+    """(first number that is seen, first one behind) of queries; queries: a `Side`.  Others see none."""
+    first = tl.load(queries.FIRST + tokens, mask=exists, other=FAR)
+    return first, tl.load(queries.END + tokens, mask=exists, other=0)
 
 
 @triton.jit
@@ -205,7 +231,9 @@ def first_equal(
 
 
 @triton.jit
-def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr):
+def _partners_in_tile(
+    other, found, tokens, own, inside, side, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr
+):
     """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner."""
     for part in range(0, TOKENS.BLOCK, TOKENS.PARTNERS):
         j = other * TOKENS.BLOCK + part + tl.arange(0, TOKENS.PARTNERS)
@@ -214,6 +242,14 @@ def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MA
         if MASK.HAS_CODES:
             codes = tl.load(others.CODES + j, mask=j < others.length, other=HIDDEN)
             keep = keep & (codes[:, None] == own[None, :])
+        if MASK.INTERVAL and MASK.TURNED:
+            number = _numbers_of(side, tokens, inside, MASK.NUMBERS)[None, :]
+            first, end = _spans_of(others, j, j < others.length)
+            keep = keep & (first[:, None] <= number) & (number < end[:, None])
+        if MASK.INTERVAL and not MASK.TURNED:
+            number = _numbers_of(others, j, j < others.length, MASK.NUMBERS)[:, None]
+            first, end = _spans_of(side, tokens, inside)
+            keep = keep & (first[None, :] <= number) & (number < end[None, :])
         if MASK.HAS_DENSE:
             at = tokens.to(tl.int64)[None, :] * dense.row + j.to(tl.int64)[:, None] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -228,7 +264,7 @@ def _look_for_partners(
     """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
 
     Tiles are looked at in their order, and only tiles whose codes may include one without a partner yet.  Under a
-    dense mask the tile at the same place comes first: there a causal mask, and many another, has a partner for all.
+    dense mask or an interval the tile at the same place comes first: there most masks have a partner for all.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
     TILES: tl.constexpr = TOKENS.TILES
@@ -237,7 +273,11 @@ def _look_for_partners(
     inside = tokens < side.length
     begin = 0
     end = others.length
-    if MASK.HAS_HI:
+    if MASK.INTERVAL and not MASK.NUMBERS and not MASK.TURNED:
+        firsts, ends = _spans_of(side, tokens, inside)
+        begin = tl.maximum(tl.min(firsts, 0), 0)
+        end = tl.minimum(end, tl.max(ends, 0))
+    elif MASK.HAS_HI:
         begin = tl.maximum(tile * BLOCK - hi, 0)
     if MASK.HAS_LO:
         end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, side.length) - lo), 0)
@@ -247,8 +287,8 @@ def _look_for_partners(
     found = tl.zeros([BLOCK], tl.int32)
     first_tile = begin // BLOCK
     number = tl.cdiv(end, BLOCK)
-    if MASK.HAS_DENSE and (first_tile <= tile) & (tile < number):
-        found = _partners_in_tile(tile, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
+    if (MASK.HAS_DENSE or MASK.INTERVAL) and (first_tile <= tile) & (tile < number):
+        found = _partners_in_tile(tile, found, tokens, own, inside, side, others, dense, band, MASK, TOKENS)
     smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
     for first in range(first_tile // TILES * TILES, number, TILES):
         tiles = first + tl.arange(0, TILES)
@@ -259,25 +299,36 @@ def _look_for_partners(
             high = tl.load(RANGES + tiles * 2 + 1, mask=tiles < number, other=HIDDEN)
         other = _next_tile(tiles, low, high, first_tile - 1, smallest, largest)
         while other < number:
-            found = _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
+            found = _partners_in_tile(other, found, tokens, own, inside, side, others, dense, band, MASK, TOKENS)
             smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
             other = _next_tile(tiles, low, high, other, smallest, largest)
     tl.store(FOUND + tokens, found != 0, mask=inside)
 
 
+@triton.jit
+def _sides(Q_CODES, KV_CODES, SPANS, NUMBERS, b, q_len, kv_len):
+    """The queries and the keys of a batch element."""
+    first = SPANS + b * 2 * q_len
+    numbers = NUMBERS + b * kv_len
+    queries = Side(Q_CODES + b * q_len, q_len, first, first + q_len)
+    return queries, Side(KV_CODES + b * kv_len, kv_len, numbers, numbers)
+
+
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
 def seen(
-    Q_CODES, KV_CODES, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo,
-    hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
+    Q_CODES, KV_CODES, SPANS, NUMBERS, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads,
+    q_len, kv_len, lo, hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
 
     Q_CODES, KV_CODES, RANGES: as `first_equal` writes them with the same BLOCK; DENSE: bool, with its strides; heads:
-    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].
+    of DENSE, 1 without.  SPANS: int32 [batch, 2, q_len], the first number that a query sees, and the first one behind;
+    NUMBERS: int32 [batch, kv_len], those of the keys.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads,
+    kv_len].
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
-    queries, keys = Side(Q_CODES + b * q_len, q_len), Side(KV_CODES + b * kv_len, kv_len)
+    queries, keys = _sides(Q_CODES, KV_CODES, SPANS, NUMBERS, b, q_len, kv_len)
     ranges = RANGES + b * tl.num_programs(1) * 2
     dense = DENSE + b * dense_b + head % heads * dense_h
     q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
@@ -286,7 +337,9 @@ def seen(
         _look_for_partners(tile, queries, keys, ranges + q_tiles * 2, of_rows, found, (lo, hi), MASK, TOKENS)
     else:
         of_columns, found = Dense(dense, dense_j, dense_i), KV_FOUND + head * kv_len
-        TURNED: tl.constexpr = Mask(MASK.HAS_HI, MASK.HAS_LO, MASK.HAS_CODES, MASK.HAS_DENSE)
+        TURNED: tl.constexpr = Mask(
+            MASK.HAS_HI, MASK.HAS_LO, MASK.HAS_CODES, MASK.HAS_DENSE, MASK.INTERVAL, MASK.NUMBERS, True
+        )
         _look_for_partners(tile - q_tiles, keys, queries, ranges, of_columns, found, (-hi, -lo), TURNED, TOKENS)
 
 
@@ -298,6 +351,7 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
     kv_codes = columns
     if MASK.HAS_CODES:
         kv_codes = tl.load(keys.CODES + columns, mask=there, other=HIDDEN)
+    number = _numbers_of(keys, columns, there, MASK.NUMBERS)
     row = q * PAIRS.BLOCK_Q
     end = tl.minimum(row + PAIRS.BLOCK_Q, queries.length)
     visible = 0
@@ -309,6 +363,9 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
         if MASK.HAS_CODES:
             codes = tl.load(queries.CODES + rows, mask=rows < end, other=ALONE)
             keep = keep & (codes[:, None] == kv_codes[None, :])
+        if MASK.INTERVAL:
+            first, behind = _spans_of(queries, rows, rows < end)
+            keep = keep & (first[:, None] <= number[None, :]) & (number[None, :] < behind[:, None])
         if MASK.HAS_DENSE:
             at = rows.to(tl.int64)[:, None] * dense.row + columns.to(tl.int64)[None, :] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -320,8 +377,8 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def classify(
-    KINDS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi, n_q, n_kv,
-    MASK: tl.constexpr, PAIRS: tl.constexpr,
+    KINDS, Q_CODES, KV_CODES, SPANS, NUMBERS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
+    n_q, n_kv, MASK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
@@ -336,7 +393,7 @@ def classify(
     head = tl.program_id(0).to(tl.int64)
     b = head // heads
     first_q, first_kv = tl.program_id(1) * Q_TILES, tl.program_id(2) * KV_TILES
-    queries, keys = Side(Q_CODES + b * q_len, q_len), Side(KV_CODES + b * kv_len, kv_len)
+    queries, keys = _sides(Q_CODES, KV_CODES, SPANS, NUMBERS, b, q_len, kv_len)
     dense = Dense(DENSE + b * dense_b + head % heads * dense_h, dense_i, dense_j)
     band = lo, hi
     q = first_q + tl.arange(0, Q_TILES)
@@ -375,6 +432,26 @@ def classify(
             kinds = tl.where(one & within, FULL, PARTIAL)
             kinds = tl.where(nowhere, EMPTY, kinds)
             decided = nowhere | one | (within & meet)
+    if MASK.INTERVAL:
+        rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
+        first, behind = _spans_of(queries, rows, rows < q_len)
+        columns = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
+        number = _numbers_of(keys, columns, columns < kv_len, MASK.NUMBERS)
+        least = tl.min(tl.where(columns < kv_len, number, FAR), 1)[:, None]
+        most = tl.max(tl.where(columns < kv_len, number, -1), 1)[:, None]
+        beside = (tl.min(first, 1)[None, :] > most) | (tl.max(behind, 1)[None, :] <= least)
+        all_first = tl.max(tl.where(rows < q_len, first, -1), 1)[None, :]
+        all_behind = tl.min(tl.where(rows < q_len, behind, FAR), 1)[None, :]
+        shown = (all_first <= least) & (most < all_behind)
+        nowhere = nowhere | beside
+        if MASK.HAS_CODES or MASK.HAS_DENSE:
+            decided = nowhere | (decided & shown)
+        else:
+            within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI)
+            within = within & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI) & (first_key + BLOCK_KV <= kv_len)
+            kinds = tl.where(shown & within, FULL, PARTIAL)
+            decided = nowhere | (shown & within)
+        kinds = tl.where(nowhere, EMPTY, kinds)
     pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
     pair = tl.min(tl.where(decided, FAR, pairs), None)
     while pair < KV_TILES * Q_TILES:
