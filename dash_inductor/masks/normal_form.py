@@ -96,8 +96,8 @@ class Terms:
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None) -> Terms:
-    """The terms whose conjunction `visible` is.
+def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, intervals: bool) -> Terms:
+    """The terms whose conjunction `visible` is; `intervals`: one of them may be an interval.
 
     Every combination of the conditions on data leaves a mask of positions alone.  If that is nothing or always the same
     band, the combinations that leave the band say which keys are valid, and may ask for one equality of numbers.
@@ -109,7 +109,8 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
     positions = interval = None
     if restarts is not None:
         visible, positions = _without_positions(scores, visible, loads, restarts)
-        visible, interval = split(scores, visible, loads)
+        if intervals:
+            visible, interval = split(scores, visible, loads)
     bands: set[Band] = set()
     cases = 0
 

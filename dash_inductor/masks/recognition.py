@@ -153,10 +153,10 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
     cause = None
     of_data = is_data(node, RULES, {})
     for way in _WAYS:
-        if way.dense and not way.all_planes and not of_data:
+        if (way.intervals or (way.dense and not way.all_planes)) and not of_data:
             continue
         try:
-            found, verified = _terms(node, chain, plane, way)
+            found, verified = _terms(node, chain, plane, way, of_data)
             return MaskResult(found, how=f"{_read_through(chain)}; {verified}")
         except NotRecognised as e:
             log.debug("mask %s, read %s: %s: %s", node.name, way.words, e.reason, e.detail)
@@ -177,8 +177,8 @@ def _read_through(chain: list[Node]) -> str:
     return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _terms(node: Node, chain: list[Node], plane: Position, way: Way) -> tuple[Terms, str]:
-    """The terms of a mask, read in this way, and how they were verified."""
+def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool) -> tuple[Terms, str]:
+    """The terms of a mask, read in this way, and how they were verified; `of_data`: data decide in it."""
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)
     for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
@@ -195,7 +195,7 @@ def _terms(node: Node, chain: list[Node], plane: Position, way: Way) -> tuple[Te
     loads = Loads(algebra, plane, position, way.dense)
     value = MaskReader(RULES, algebra, loads, way).operand(node, position)
     visible, infinite = visibility(scores, value, meta_of(node).dtype)
-    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env))
+    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), intervals=of_data)
     if not infinite:
         require_visible_keys(scores, found)
     log.debug("mask %s, read %s: %s", node.name, way.words, found)

@@ -214,7 +214,8 @@ class _Builder:
         self._launch(
             tables.seen, (data.batch * heads, sum(self.token_tiles)),
             q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads,
-            data.q_len, data.kv_len, self.lo, self.hi, MASK=self.mask, TOKENS=tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES),
+            data.q_len, data.kv_len, self.lo, self.hi, MASK=self.mask,
+            TOKENS=tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES),
         )  # fmt: skip
         return q_found, kv_found
 

@@ -498,17 +498,14 @@ def relative(q, k, m):
     [
         differ_by_flag,
         union,
-        prefix,
         hidden_queries,
         counted_positions,
-        moving_start,
         by_head,
         weights,
         relative,
         other_documents,
         two_kinds_of_documents,
         documents_or_first,
-        ordered_documents,
         documents_by_numbers_that_are_rounded,
     ],
     ids=lambda f: f.__name__,
@@ -522,6 +519,50 @@ def test_what_is_more_than_vectors_say_is_dense_or_kept(make, dynamic) -> None:
     assert found.terms is not None
     assert found.terms.dense is not None
     assert (found.terms.keys, found.terms.segments) == (None, None)
+    for seed in range(3):
+        q = torch.zeros(3, 2, 20, 4)
+        assert_terms_are_the_mask(module, found.terms, q, q, data(seed=seed))
+
+
+def document_starts(q, k, m):
+    """As torchtitan writes its default mask: causal, from the first token of the query's document on."""
+    return causal(q, k) & (columns(k) >= m[:, None, :, None])
+
+
+def windows_of_data(q, k, m):
+    """Every query sees keys from one number of its own to another, by values of -inf."""
+    shown = (columns(k) >= rows(q) - m[:, None, :, None]) & (columns(k) < rows(q) + 2 * m[:, None, :, None])
+    return torch.where(shown, 0.0, -math.inf)
+
+
+def prefix_of_documents(q, k, m):
+    """The first keys of a document are seen by all of its queries."""
+    same = m[:, None, :, None] == m[:, None, None, :]
+    return same & (causal(q, k) | (torch.arange(k.shape[2]) < m[:, :1])[:, None, None, :])
+
+
+def valid_starts(q, k, m):
+    return document_starts(q, k, m) & per_key(m != 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("make", "terms"),
+    [
+        (prefix, "interval"),
+        (moving_start, "interval"),
+        (ordered_documents, "interval"),
+        (document_starts, "causal & interval"),
+        (windows_of_data, "interval"),
+        (prefix_of_documents, "segments & interval"),
+        (valid_starts, "causal & keys & interval"),
+    ],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_intervals(make, terms, dynamic) -> None:
+    module = trace_mask(make, data(), dynamic=dynamic)
+    found = read_graph(module)
+    assert str(found.terms) == terms, found
     for seed in range(3):
         q = torch.zeros(3, 2, 20, 4)
         assert_terms_are_the_mask(module, found.terms, q, q, data(seed=seed))

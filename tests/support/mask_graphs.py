@@ -19,6 +19,7 @@ from dash_inductor.masks.predicates import compute
 from dash_inductor.masks.recognition import MaskResult, recognise
 from dash_inductor.masks.token_vectors import PLANE
 from dash_inductor.model.mask import Band
+from dash_inductor.model.terms import Interval
 
 MaskMaker = Callable[..., Tensor]
 """A function of query [B, H, q_len, D], key [B, H, kv_len, D] (and other inputs) that returns a mask."""
@@ -120,6 +121,14 @@ def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: 
         q, kv = (side.compute(calculator) for side in (terms.segments.q, terms.segments.kv))
         assert not terms.segments.is_one_vector or torch.equal(q, kv)
         visible &= q[:, None, :, None] == kv[:, None, None]
+    if terms.interval is not None:
+        vectors = zip(Interval.AXES, terms.interval.compute(calculator), strict=True)
+        values = {
+            name: vector[:, None, None] if name == "number" else vector[:, None, :, None]
+            for name, vector in vectors
+            if vector is not None
+        }
+        visible &= Interval.shows(values, torch.arange(kv_len))
     if terms.dense is not None:
         visible &= compute(terms.dense, PLANE, calculator)
     return visible
