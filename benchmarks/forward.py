@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.model import Call, Mask
 
 from . import common, turns
 from .common import NotRun
@@ -46,15 +47,19 @@ def shapes(lengths: Sequence[int]) -> list[Shape]:
 
 
 def problem_of(shape: Shape) -> build.Specialisation:
-    lo, hi = shape.mask.lo is not None, shape.mask.hi is not None
     dims = build.dims_of(shape.head_dim, shape.value_dim)
     even = shape.length % build.SETTINGS[dims].block_kv == 0
-    return build.Specialisation("bfloat16", *dims, lo, hi, even)
+    return build.Specialisation("bfloat16", *dims, call_of(shape).traits, even)
+
+
+def call_of(shape: Shape) -> Call:
+    return Call(Mask(shape.mask), shape.scale, (BSHD,))
 
 
 def dash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     q, k, v, _ = tensors
-    return lambda: launch.forward(q, k, v, shape.mask, shape.scale, BSHD)
+    call = call_of(shape)
+    return lambda: launch.forward(q, k, v, call)
 
 
 def cudnn(shape: Shape, tensors: Results) -> Callable[[], Results]:

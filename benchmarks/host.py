@@ -114,6 +114,7 @@ def main() -> None:
     out, lse, _, _ = forward(SHAPE, tensors)
     operands = do, q, k, v, out, lse
     plan, call = make_plan(SHAPE.site(), arch()), Call(Mask(SHAPE.mask), SHAPE.scale, (BSHD,) * 3)
+    forward_call = replace(call, orders=(BSHD,))
     texts = str(call), str(plan), "benchmark"
     bshd, length = [t.transpose(1, 2) for t in (q, k, v)], SHAPE.length
     queries = itertools.cycle([q, q.clone()])
@@ -138,7 +139,7 @@ def main() -> None:
             "whole compiled function": compiled,
             "graph replay": graph(direct),
             "FlashAttention-2": flash(SHAPE, tensors),
-            "forward, direct": lambda: forward_launch.forward(q, k, v, SHAPE.mask, SHAPE.scale, BSHD),
+            "forward, direct": lambda: forward_launch.forward(q, k, v, forward_call),
             "forward, FlashAttention-2": lambda: aten._flash_attention_forward(
                 *bshd, None, None, length, length, 0.0, True, False, scale=SHAPE.scale
             ),

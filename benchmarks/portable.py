@@ -28,7 +28,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import launch
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.portable.family import forward_tiles
-from dash_inductor.model import Plan, Site, Tiles
+from dash_inductor.model import Call, Mask, Plan, Site, Tiles
 from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES
 
 from . import common, forward, turns
@@ -150,7 +150,8 @@ def hopper(shape: ForwardShape, tensors: Results) -> Run:
     if arch() != "sm_90" or shape.bits != 16:
         raise NotRun("16 bits on sm_90 only")
     q, k, v, _ = tensors
-    return lambda: launch.forward(q, k, v, shape.mask, shape.scale, BSHD)
+    call = Call(Mask(shape.mask), shape.scale, (BSHD,))
+    return lambda: launch.forward(q, k, v, call)
 
 
 def others_of(shape: ForwardShape) -> tuple[str, ...]:

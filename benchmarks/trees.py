@@ -66,7 +66,7 @@ def prepare_forward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
     from dash_inductor.kernels.hopper.forward import launch
 
     q, k, v, _ = shape.tensors()
-    return partial(launch.forward, q, k, v, shape.mask, shape.scale, BSHD)
+    return partial(launch.forward, q, k, v, Call(Mask(shape.mask), shape.scale, (BSHD,)))
 
 
 KINDS = {

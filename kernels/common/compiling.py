@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,8 @@ from triton.experimental.gluon import language as gl
 from ...model.mask import Band
 from ...schedule import codegen
 from ...upstream import toolchain
+from . import arguments
+from .arguments import Group
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -35,33 +38,45 @@ def descriptor(dtype: str, block: list[int], layout: Any) -> str:
 def compile_kernel(
     function: Any,
     source: Any,
-    constants: dict[str, Any],
-    types: dict[str, str],
-    multiples: dict[str, int],
+    constants: Mapping[str, Any],
+    types: Mapping[str, str | Group | None],
     options: dict[str, Any],
 ) -> Any:
     """Triton's compiled kernel.
 
     Args:
-        types: of the arguments that are neither constants nor int32.
-        multiples: what is known to divide an argument; 16 bytes for a pointer that is not in it.
+        constants: compile-time constants by parameter; a named tuple of them is a group.
+        types: of the parameters that are neither constants nor int32; None for a group that is absent.  Pointers that
+            are in no group are multiples of 16 bytes.
     """
-    signature: dict[str, str] = {}
-    constexprs: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
+    signature: dict[str, Any] = {}
+    constexprs: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for i, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name], constexprs[(i,)] = "constexpr", constants[name]
-            continue
-        signature[name] = types.get(name, "i32")
-        multiple = multiples.get(name, 16 if signature[name].startswith("*") else 1)
-        if multiple > 1:
-            attributes[(i,)] = [["tt.divisibility", multiple]]
+        constant, kind = constants.get(name), types.get(name, "i32")
+        if isinstance(constant, tuple):
+            signature[name] = arguments.constants(constant)
+            constexprs |= {(i, j): value for j, value in enumerate(constant)}
+        elif name in constants or kind is None:
+            signature[name], constexprs[(i,)] = "constexpr", constant
+        elif isinstance(kind, Group):
+            signature[name] = kind.signature()
+            for j, (argument, type_) in enumerate(kind.types.items()):
+                attributes |= _divisible((i, j), type_, kind.multiples.get(argument))
+        else:
+            signature[name] = kind
+            attributes |= _divisible((i,), kind)
     return triton.compile(
         source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
         target=TARGET,
         options={**toolchain.OPTIONS, **options},
     )
+
+
+def _divisible(path: tuple[int, ...], kind: str, multiple: int | None = None) -> dict[tuple[int, ...], list[list[Any]]]:
+    """Triton's attributes of the argument at this path through the signature."""
+    known = (16 if kind.startswith("*") else 1) if multiple is None else multiple
+    return {path: [["tt.divisibility", known]]} if known > 1 else {}
 
 
 COLUMNS = 64

@@ -20,6 +20,7 @@ from triton import knobs
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from ...errors import DashError, LaunchError
+from .arguments import flat
 
 _PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.(\w+)[^,\n]*?(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE)
 _CODES = {"u64": "q", "u32": "i", "u16": "h", "u8": "b", "f32": "f", "f64": "d"}
@@ -79,7 +80,7 @@ class KernelLauncher:
         self.grid = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
         self.device = torch.cuda.current_device()
         types = list(compiled.src.signature.values())[len(descriptors) :]
-        self._are_arguments = [kind != "constexpr" for kind in types]
+        self._are_arguments = [kind != "constexpr" for kind in flat(types)]
         codes = _parameter_codes(compiled.asm["ptx"])
         # Behind the address of a descriptor a kernel is told its shape and strides.
         wanted = [code for shape, _ in descriptors for code in (_MAP, *"i" * len(shape), *"q" * len(shape))]
@@ -111,8 +112,8 @@ class KernelLauncher:
 
         Args:
             addresses: one per descriptor.
-            arguments: all others, anything in the place of compile-time constants, of which the last may be left out;
-                addresses as integers.
+            arguments: all others, a tuple for a group, and anything in the place of compile-time constants, of which
+                the last may be left out; addresses as integers.
         """
         if 0 in self.grid:
             return ()
@@ -126,7 +127,7 @@ class KernelLauncher:
         self._packer.pack_into(
             memory, 0, *self.grid, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
             *leading, *[start + place for place in self._own_places],
-            *itertools.compress(arguments, self._are_arguments), *(0,) * _SCRATCH,
+            *itertools.compress(flat(arguments), self._are_arguments), *(0,) * _SCRATCH,
         )  # fmt: skip
         parameters = start + struct.calcsize(f"={_CONFIG}")
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, (memory, maps)),)

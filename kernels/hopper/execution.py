@@ -43,10 +43,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
     from .forward.launch import forward
 
     check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
-    (order,) = call.orders
-    order = order if order[-1] == 3 else (0, 1, 2, 3)  # the operator copies where another one is asked for
     data, dropout = ForwardData.of(call, extras), ForwardDropout.of(call.dropout, extras)
-    return forward(query, key, value, call.mask.band, call.scale, order, data, dropout)
+    return forward(query, key, value, call, data, dropout)  # the operator copies where another order is asked for
 
 
 def _check_data(call: Call) -> None:

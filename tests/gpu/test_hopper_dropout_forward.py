@@ -17,7 +17,6 @@ from dash_inductor.model import Band, Dropout, Operand
 
 from ..support import forward_tables
 from ..support.attention import Attention
-from ..support.calls import BSHD
 from ..support.dropout import dense, kept_pairs
 from ..support.hopper import MARKS
 from ..support.hopper_forward import Forward, check_distance
@@ -40,9 +39,7 @@ SEEDS = 0, 42, -1, 0x0123456789ABCDEF
 def compiled() -> None:
     """Kernels are compiled several at a time."""
     kernels = [
-        build.Specialisation(
-            NAMES[DTYPES[dims]], *dims, band.lo is not None, band.hi is not None, False, codes, False, dropout
-        )
+        build.Specialisation(NAMES[DTYPES[dims]], *dims, traits_of(band, codes, dropout=dropout), False)
         for dims in build.SETTINGS
         for band, codes in VARIANTS
         for dropout in (False, True)
@@ -84,7 +81,8 @@ class Problem:
     def run(self, **how: Any) -> Forward:
         p = self.plain
         dropout = how.pop("dropout", ForwardDropout.of(self.dropout, [self.seed]))
-        return launch.forward(p.q, p.k, p.v, p.mask, p.scale, BSHD, self.data, dropout, **how)
+        call = forward_call_of(p.mask, p.scale, self.data, dropout)
+        return launch.forward(p.q, p.k, p.v, call, self.data, dropout, **how)
 
     def kept(self) -> Tensor:
         p = self.plain

@@ -25,7 +25,6 @@ from dash_inductor.model import Band
 from dash_inductor.upstream import compat
 
 from ..support.attention import Attention
-from ..support.calls import BSHD
 from ..support.distribution import ROOT
 from ..support.hopper import MARKS, any_forward
 from ..support.hopper_forward import (
@@ -75,7 +74,7 @@ def compiled() -> None:
     """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
     bounds = list(itertools.product((False, True), repeat=2))
     used = itertools.product(build.SETTINGS, ("bfloat16", "float16"), bounds, (False, True))
-    kernels = [build.Specialisation(dtype, *dims, lo, hi, even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
+    kernels = [build.Specialisation(dtype, *dims, Traits(lo, hi), even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
     once_in_this_run("hopper_forward", lambda: compile_all(kernels))
 
 
@@ -232,8 +231,8 @@ def test_offsets_beyond_32_bits() -> None:
     q, k, v = (
         torch.randn(1, length, heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for heads in (16, 2, 2)
     )
-    whole = launch.forward(q, k, v, mask, 0.1, BSHD)
-    alone = launch.forward(*(t[:, :, -tail:] for t in (q, k, v)), mask, 0.1, BSHD)
+    whole = launch.forward(q, k, v, forward_call(mask, 0.1))
+    alone = launch.forward(*(t[:, :, -tail:] for t in (q, k, v)), forward_call(mask, 0.1))
     assert same([t[:, :, -tail + 128 :] for t in whole], [t[:, :, 128:] for t in alone])
 
 
@@ -434,7 +433,7 @@ def test_what_follows_sees_the_result_and_what_precedes_is_seen() -> None:
     expected = forward(p)
     for _ in range(200):
         q = p.q.clone()
-        out, lse = launch.forward(q, p.k, p.v, p.mask, p.scale, BSHD)
+        out, lse = launch.forward(q, p.k, p.v, forward_call(p.mask, p.scale))
         copies = out.clone(), lse.clone()
         out.zero_()
         lse.zero_()

@@ -20,7 +20,6 @@ from dash_inductor.model import Band
 
 from ..support import forward_tables
 from ..support.attention import Attention
-from ..support.calls import BSHD
 from ..support.hopper import MARKS
 from ..support.hopper_forward import Forward, check_distance, rounded_under
 from ..support.hopper_forward import forward as without_data
@@ -94,7 +93,7 @@ def compiled() -> None:
     dtypes = {dims: [dtype, OTHER[dtype]] if dims in BOTH else [dtype] for dims, dtype in DTYPES.items()}
     names: dict[torch.dtype, Any] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     kernels = [
-        build.Specialisation(names[dtype], *dims, band.lo is not None, band.hi is not None, even, *data)
+        build.Specialisation(names[dtype], *dims, traits_of(band, *data), even)
         for dims in build.SETTINGS
         for dtype in dtypes[dims]
         for band, even, data in itertools.product(BANDS, (False, True), ((False, False), (True, False), (False, True)))
@@ -143,7 +142,7 @@ class Problem:
 
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        return launch.forward(*self.given, p.mask, p.scale, BSHD, self.data, **how)
+        return launch.forward(*self.given, forward_call_of(p.mask, p.scale, self.data), self.data, **how)
 
     def exact(self) -> Forward:
         p = self.plain

@@ -1,10 +1,12 @@
-"""Calls of bands alone, as most tests need them."""
+"""Calls of bands, as most tests need them, and of what else the Hopper forward reads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from dash_inductor.model import Band, Call, Mask, Order
+from dash_inductor.model import Band, Call, Dense, Dropout, Mask, Operand, Order, Placed, Segments
+from dash_inductor.model.traits import Traits
 
 BSHD: Order = (0, 2, 1, 3)
 """The order of a [batch, heads, length, head dim] tensor whose heads are interleaved."""
@@ -23,3 +25,23 @@ def forward_call(band: Band, scale: float, order: Sequence[int] = BSHD) -> Call:
 def backward_call(band: Band, scale: float, orders: Sequence[Sequence[int]] = (BSHD,) * 3) -> Call:
     """The call of a backward."""
     return Call(Mask(band), scale, tuple(map(tuple, orders)))
+
+
+def traits_of(
+    band: Band, codes: bool = False, dense: bool = False, dropout: bool = False, placed: bool = False
+) -> Traits:
+    """The traits of a call with these terms beside the band, and dropout or not."""
+    terms = ["dense"] * dense + ["segments"] * codes
+    return Traits(band.lo is not None, band.hi is not None, tuple(terms), False, dropout, placed)
+
+
+def forward_call_of(
+    band: Band, scale: float, data: Any = None, dropout: object = None, order: Sequence[int] = BSHD
+) -> Call:
+    """The call of a forward that is given such a `ForwardData` and dropout."""
+    first, second = Operand(0), Operand(1)
+    dense = None if data is None or data.seen_bits is None else Dense(first)
+    placed = None if data is None or data.row_place is None else Placed(Operand(2), Operand(3))
+    segments = None if data is None or dense is not None else Segments(first, second, placed)
+    drops = None if dropout is None else Dropout(0.5, Operand(4))
+    return Call(Mask(band, segments=segments, dense=dense), scale, (tuple(order),), None, drops)

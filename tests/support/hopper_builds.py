@@ -10,6 +10,7 @@ from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.model import Band, Tiles
 
 from . import sass
+from .calls import traits_of
 
 TILES = {
     (64, 64): Tiles(128, 128, 8, 2),
@@ -59,11 +60,11 @@ class Case:
         return 3 if self.dims == (256, 256) else 2
 
     def specialisation(self) -> build.Specialisation:
+        traits = traits_of(self.mask, self.codes, self.dense, self.dropout, self.placed)
+        even = self.even_kv and not traits.terms
         return build.Specialisation(
-            self.dtype, *self.dims, self.group, self.schedule, self.mask.lo is not None, self.mask.hi is not None,
-            self.even_kv and not self.codes and not self.dense, TILES[self.dims], self.codes, self.dense,
-            self.dropout, self.placed, self.stamped,
-        )  # fmt: skip
+            self.dtype, *self.dims, self.group, self.schedule, traits, even, TILES[self.dims], self.stamped
+        )
 
 
 @dataclass(frozen=True)

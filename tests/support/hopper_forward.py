@@ -18,15 +18,14 @@ from dash_inductor.kernels.hopper.forward.device import consumer, entry
 from dash_inductor.kernels.reference.backward import visible
 
 from .attention import Attention
-from .calls import BSHD
+from .calls import BSHD, forward_call
 
 Forward = tuple[Tensor, Tensor]
 
 
 def forward(p: Attention, **how: Any) -> Forward:
     """out and log-sum-exp of a problem by the kernel."""
-    how.setdefault("order", BSHD)
-    return launch.forward(p.q, p.k, p.v, p.mask, p.scale, **how)
+    return launch.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale, how.pop("order", BSHD)), **how)
 
 
 def repeated(p: Attention, **how: Any) -> Callable[[], Sequence[Tensor]]:

@@ -12,6 +12,7 @@ from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band
 
 from . import sass
+from .calls import traits_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class Case:
         return " ".join(words)
 
     def problem(self) -> build.Specialisation:
-        lo, hi = self.mask.lo is not None, self.mask.hi is not None
-        data = self.codes, self.dense
-        others = *data, self.dropout, self.placed, self.short
-        return build.Specialisation(self.dtype, *self.dims, lo, hi, self.even_kv, *others)
+        traits = traits_of(self.mask, self.codes, self.dense, self.dropout, self.placed)
+        return build.Specialisation(self.dtype, *self.dims, traits, self.even_kv, self.short)
 
 
 @dataclass(frozen=True)

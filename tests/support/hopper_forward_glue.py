@@ -22,7 +22,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.forward import arguments, build
+from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import (
     consumer,
     drop,
@@ -34,15 +35,27 @@ from dash_inductor.kernels.hopper.forward.device import (
     steps,
     work,
 )
+from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.hopper.shared.device import clear, places
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
 from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 
-from . import compared
+from . import compared, hopper_glue
 from .hopper_dropout import bound_of
-from .hopper_glue import Barrier, Fault, NamedBarrier, Role, Simulation, definitions, source
+from .hopper_glue import (
+    AGGREGATES,
+    Barrier,
+    Fault,
+    NamedBarrier,
+    Role,
+    Simulation,
+    as_arguments,
+    changed,
+    definitions,
+    source,
+)
 
 LAYOUT = SimpleNamespace()
 
@@ -360,14 +373,38 @@ class ForwardSimulation(Simulation):
         return bool(self.roles)
 
 
-def constants_of(problem: build.Specialisation) -> dict[str, Any]:
-    """Compile-time constants of the main kernel, as `build` has them, with the schedule's functions as Python."""
+def constants_of(problem: build.Specialisation, **values: Any) -> dict[str, Any]:
+    """Compile-time constants of the main kernel, as `build` has them, with the schedule's functions as Python.
+
+    Args:
+        values: constants that have other values.
+    """
     found: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "compile_kernel", lambda _f, _s, constants, *_: found.append(constants))
         _ = build.Kernels(problem).main
-    f = python_functions("two_pass", problem.band)
-    return {name: getattr(f, value.__name__) if callable(value) else value for name, value in found[0].items()}
+    f = python_functions("two_pass", problem.traits.band)
+    return changed(found[0], **hopper_glue.python_functions(found[0]["SCHEDULE"], f), **values)
+
+
+def arguments_of(**values: Any) -> dict[str, Any]:
+    """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
+    groups = {
+        "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT, "places": shared.PLACES,
+        "target": shared.target("bf16"),
+    }  # fmt: skip
+    found = dict.fromkeys(groups) | values
+    for name, group in groups.items():
+        given = found[name]
+        if given is not None:
+            found[name] = as_arguments(group, group.values(**given) if isinstance(given, dict) else given)
+    return found
+
+
+def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
+    """The arguments about a mask that is data, with so many tables of a batch element."""
+    pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
+    return {name: pointers.get(name) for name in arguments.DATA.names} | {"tables": tables}
 
 
 _MODULES = (clear, places, listed, work, producer, drop, seen, steps, half, consumer, entry)
@@ -624,7 +661,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         num_programs=lambda _: s.ctas,
     )  # fmt: skip
     return {
-        "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
+        "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, **AGGREGATES,
         "definition": definition,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
@@ -635,7 +672,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "here": same, "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
-        "as_words": Words, "given": same, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
+        "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
         "FORWARD_UNSEEN": FORWARD_UNSEEN,
         "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,
     }  # fmt: skip

@@ -20,10 +20,11 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from dash_inductor.kernels.common.arguments import Group
 from dash_inductor.kernels.hopper.backward.device import (
     closed_form,
     consumer,
@@ -39,6 +40,39 @@ from dash_inductor.kernels.hopper.backward.device import (
 from dash_inductor.kernels.hopper.shared.device import clear, dropout, ends, operations, places, steps, told, work
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS
+
+AGGREGATES: dict[str, Any] = {
+    "aggregate": functools.partial(dataclass, eq=False),
+    "replace": replace,
+    "group": None,
+}
+"""Stand-ins for `kernels.common.device.aggregates`."""
+
+
+def changed(constants: Mapping[str, Any], **values: Any) -> dict[str, Any]:
+    """Groups of compile-time constants with other values."""
+    assert values.keys() <= {name for group in constants.values() for name in group._fields}
+    return {
+        name: group._replace(**{field: values[field] for field in group._fields if field in values})
+        for name, group in constants.items()
+    }
+
+
+def grouped(types: Mapping[str, Any], **values: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups of arguments by name, None for those that are absent."""
+    groups = {name: kind for name, kind in types.items() if kind is None or isinstance(kind, Group)}
+    assert {name for name, group in groups.items() if group is not None} == values.keys()
+    return {name: group and as_arguments(group, group.values(**values[name])) for name, group in groups.items()}
+
+
+def as_arguments(group: Group, values: Sequence[Any]) -> Any:
+    """The values of a group of arguments as device code sees them."""
+    return SimpleNamespace(**dict(zip(group.names, values, strict=True)))
+
+
+def python_functions(schedule: Any, functions: Any) -> dict[str, Any]:
+    """The functions of a group of constants by name, as these Python functions."""
+    return {name: getattr(functions, f.__name__) for name, f in schedule._asdict().items() if callable(f)}
 
 
 class Fault(AssertionError):
@@ -368,7 +402,7 @@ class Simulation:
     """One launch of the main kernel.
 
     Args:
-        constants: the kernel's compile-time constants, schedule functions as Python.
+        constants: the kernel's groups of compile-time constants, schedule functions as Python.
         arguments: its other arguments by name.
         ctas: how many there are; its arguments say how many tickets they take.
         memory: the numbers behind pointers, by their names; any others are loaded as values that are called so.
@@ -718,7 +752,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         seen = s.memory[keys_seen.name][begin + first : begin + min(first + block_kv, kv_len)]
         return Value([1], first=int(not all(seen)))
 
-    def within_band(keep: Value, _work: Any, q_row: int, _columns: Value, rows: Value, *_bounds: bool) -> Value:
+    def within_band(keep: Value, _work: Any, q_row: int, _columns: Value, rows: Value, _mask: Any) -> Value:
         return Value(keep.shape, (("band", q_row, rows.first), *keep.parts))
 
     def blind_queries(lse: Tile) -> Value:
@@ -785,7 +819,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "math": math, "ir": None, "compat": renamed, "builtin": same, "store_wait": store_wait,
-        "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, "aggregate": same,
+        "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, **AGGREGATES,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
             arrive=arrive,

@@ -5,6 +5,7 @@ python -m tests.support.launched
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -40,7 +41,22 @@ def distinct_arguments(compiled: Any, descriptors: int) -> list[Any]:
         "i32": lambda i: -7 * i,
         "i64": lambda i: -5 * i << 33,
     }
-    return [numbers.get(kind, lambda i: (1 << 40) + 16 * i)(i) for i, kind in enumerate(kinds)]
+    counted = itertools.count()
+
+    def argument(kind: Any) -> Any:
+        if isinstance(kind, tuple):
+            return tuple(map(argument, kind))
+        i = next(counted)
+        return numbers[kind](i) if kind in numbers else (1 << 40) + 16 * i
+
+    return [*map(argument, kinds)]
+
+
+def changed(arguments: Any, number: float) -> Any:
+    """The arguments with another one in the place of this number."""
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)(changed(argument, number) for argument in arguments)
+    return number + 1 if arguments == number else arguments
 
 
 def main() -> None:
@@ -52,9 +68,11 @@ def main() -> None:
 
     from dash_inductor.errors import DashError, LaunchError
     from dash_inductor.kernels.common import launcher
+    from dash_inductor.kernels.common.arguments import flat
     from dash_inductor.kernels.hopper.forward import build as forward_build
     from dash_inductor.model import Band
 
+    from .calls import traits_of
     from .hopper_builds import Case, build
 
     def sizes_of(kernel: Any) -> list[int]:
@@ -74,9 +92,8 @@ def main() -> None:
         head = *GRID, STREAM, compiled.function, compiled.packed_metadata, None, None, None
         compiled.run(*head, *given, *arguments)
         theirs = stubcuda.last_launch(stub, sizes)
-        others = list(arguments)
-        place = max(i for i, number in enumerate(others) if number is not None)
-        others[place] += 1
+        *_, last = (number for number in flat(arguments) if number is not None)
+        others = changed(arguments, last)
         launcher.launch(kernel.pack(STREAM, addresses, *others))
         return {
             "equal": ours == theirs,
@@ -88,7 +105,7 @@ def main() -> None:
 
     backward = build.kernels(Case((64, 64), Band(0), "spt", codes=True, dropout=True).specialisation(), 0)
     resident = build.kernels(Case((64, 64), Band(), "shift").specialisation(), 0)
-    forward = forward_build.kernels(forward_build.Specialisation("bfloat16", 64, 64, True, False, True), 0)
+    forward = forward_build.kernels(forward_build.Specialisation("bfloat16", 64, 64, traits_of(Band(0)), True), 0)
     kernels = {
         "prepare": backward.prepare, "main": backward.main, "finish": backward.finish, "resident": resident.main,
         "forward": forward.main, "draws": forward.prepare,

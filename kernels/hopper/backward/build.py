@@ -15,19 +15,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ....errors import ArgumentError
-from ....model.mask import ROW_BLOCK, Band, Mask
+from ....model.mask import ROW_BLOCK
 from ....model.plan import Plan, Tiles
 from ....model.site import DType, Site
+from ....model.traits import Traits
 from ....schedule import schedules
+from ...common.arguments import Group
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
 from ..family import FAMILY
 from ..settings import VARIANTS, dims_of_tile
-from ..shared import place_arguments
-from ..shared.device import dropout
+from ..shared import arguments as shared
 from ..shared.device.ends import MOST_STAGES
 from ..shared.device.operations import DQ_LAYOUT, DQ_ROW
-from . import data
-from .device import stamps
+from . import arguments, data
 from .device.entry import hopper_backward
 from .device.finish import finish
 from .device.prepare import prepare
@@ -37,8 +37,6 @@ WARPS = 8
 
 ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
 FINISH_ROWS, FINISH_WARPS = 32, 4
-TARGETS = "dk", "dv"
-"""The results that the main kernel writes to tokens, where the mask is one of rows."""
 
 
 def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -60,11 +58,8 @@ class Specialisation:
     Args:
         head_dim, value_dim: of q and k, of v.
         group: query heads per kv head.
+        traits: of the call.
         even_kv: kv_len is a multiple of the kv tile; not asked where the mask is data.
-        has_codes: the mask has keys or segments.
-        has_dense: the mask has a dense mask.
-        has_dropout: probabilities are dropped.
-        placed: the mask is one of rows, see `places`.
         stamped: the main kernel writes down when it does what, see `stamps`; its results are the same.
     """
 
@@ -73,14 +68,9 @@ class Specialisation:
     value_dim: int
     group: int
     schedule: str
-    has_lo: bool
-    has_hi: bool
+    traits: Traits
     even_kv: bool
     tiles: Tiles
-    has_codes: bool = False
-    has_dense: bool = False
-    has_dropout: bool = False
-    placed: bool = False
     stamped: bool = False
 
     def __post_init__(self) -> None:
@@ -94,15 +84,14 @@ class Specialisation:
 
     @staticmethod
     def of(
-        mask: Mask, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, has_dropout: bool = False,
-        stamped: bool = False,
-    ) -> Specialisation:  # fmt: skip
+        traits: Traits, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, stamped: bool = False
+    ) -> Specialisation:
         """Return the facts for which the kernels of a plan are compiled.
 
         Args:
+            traits: of the call.
             dims: the head dims of q and k, and of v.
             group: query heads per kv head.
-            has_dropout: probabilities are dropped.
             stamped: the main kernel writes down when it does what.
 
         Raises:
@@ -110,13 +99,8 @@ class Specialisation:
         """
         if dtype == "float32":
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
-        even = kv_len % plan.dkdv.block_kv == 0 and not mask.operands
-        bounds = mask.band.lo is not None, mask.band.hi is not None
-        kinds = data.kinds(mask)
-        placed = mask.placed is not None
-        return Specialisation(
-            dtype, *dims, group, plan.schedule, *bounds, even, plan.dkdv, *kinds, has_dropout, placed, stamped
-        )
+        even = kv_len % plan.dkdv.block_kv == 0 and not traits.terms
+        return Specialisation(dtype, *dims, group, plan.schedule, traits, even, plan.dkdv, stamped)
 
     @staticmethod
     def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
@@ -132,23 +116,12 @@ class Specialisation:
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = site.head_dim, site.value_dim
-        drops = site.call.dropout is not None
-        return Specialisation.of(site.mask, plan, site.dtype, dims, site.group, site.kv_len, drops, stamped)
-
-    @property
-    def has_data(self) -> bool:
-        """The mask is data: walks come from tables."""
-        return self.has_codes or self.has_dense
+        return Specialisation.of(site.call.traits, plan, site.dtype, dims, site.group, site.kv_len, stamped)
 
     @property
     def row_block(self) -> int:
         """Rows of a row block of a mask of rows, 0 where tokens are rows."""
-        return ROW_BLOCK if self.placed else 0
-
-    @property
-    def band(self) -> Band:
-        """Any band with these bounds: their values are arguments."""
-        return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+        return ROW_BLOCK if self.traits.placed else 0
 
 
 class Kernels:
@@ -158,8 +131,8 @@ class Kernels:
         self.of = of
         dims = variant(of.head_dim, of.value_dim)
         self.variant = VARIANTS[dims]
-        self.functions = schedule_module(of.schedule, of.band)
-        self.schedule = schedules.define(of.schedule, of.band)
+        self.functions = schedule_module(of.schedule, of.traits.band)
+        self.schedule = schedules.define(of.schedule, of.traits.band)
         self.columns, self.value_columns = dims  # of a tile
         self.block_d = self.columns - self.variant.tail
 
@@ -174,87 +147,83 @@ class Kernels:
 
     @cached_property
     def main(self) -> Any:
-        p, f, v, tiles = self.of, self.functions, self.variant, self.of.tiles
-        q, kv, d = tiles.block_q, tiles.block_kv, self.block_d
-        of_places = place_arguments.types(TYPES[p.dtype], *TARGETS)
+        p, v, tiles = self.of, self.variant, self.of.tiles
+        kind, q, kv, d = p.traits, tiles.block_q, tiles.block_kv, self.block_d
         alone = self.schedule.resident is not None
-        constants = {
-            "LAUNCH": f.dash_launch, "KV_TILE": f.dash_kv_tile, "VISITS": f.dash_visits,
-            "Q_TILE": f.dash_q_tile, "RANK": f.dash_rank, "Q_RANGE": f.dash_q_range,
-            "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
-            "PARTS": self.schedule.parts, "CO_RESIDENT": alone, "GROUP": p.group,
-            "HAS_LO": p.has_lo, "HAS_HI": p.has_hi,
-            "EVEN_KV": p.even_kv and self.schedule.parts == 1, "BLOCK_Q": q, "BLOCK_KV": kv, "BLOCK_D": d,
-            "TAIL_D": v.tail, "BLOCK_DV": self.value_columns, "STAGES": tiles.num_stages,
-            "DQ_STAGES": 1 if v.one_dq else tiles.num_stages, "STEP": v.step,
-            "AHEAD": v.ahead, "LEFT_IN_REGISTERS": v.left_in_registers, "ROLE_REGISTERS": v.registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout, "PLACED": p.row_block,
-            "STAMPED": p.stamped,
-            **self._absent(data.MAIN), **({} if p.has_dropout else dict.fromkeys(dropout.ARGUMENTS)),
-            **({} if p.placed else dict.fromkeys(of_places)),
-            **({} if p.stamped else dict.fromkeys(stamps.ARGUMENTS)),
-        }  # fmt: skip
         accumulator = [math.gcd(q * d, q * v.tail) // DQ_ROW.value, DQ_ROW.value]
-        types = {
+        target = shared.target(TYPES[p.dtype]) if kind.placed else None
+        types: dict[str, Any] = {
             **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, self.rows_of_a_load)),
             **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), columns(p.dtype, kv)),
             "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
-            "lse_desc": descriptor("fp32", [q], ROW_LAYOUT),
-            "delta_desc": descriptor("fp32", [q], ROW_LAYOUT),
-            "semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32",
-            "scale": "fp32", "scale_log2": "fp32", **data.TYPES, **dropout.TYPES, **of_places,
-            **stamps.TYPES,
+            **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
+            "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
+            "data": arguments.DATA if kind.terms else None, "dropout": arguments.DROPOUT if kind.dropout else None,
+            "places": self._places, "dk_target": target, "dv_target": target,
+            "stamped": arguments.STAMPS if p.stamped else None,
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
-        return compile_kernel(
-            hopper_backward, GluonASTSource, constants, types,
-            data.ANY_ADDRESS | dropout.ANY_ADDRESS | place_arguments.multiples(*TARGETS), options,
+        constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
+        return compile_kernel(hopper_backward, GluonASTSource, constants, types, options)
+
+    @property
+    def _schedule(self) -> arguments.Schedule:
+        f, parts, alone = self.functions, self.schedule.parts, self.schedule.resident is not None
+        return arguments.Schedule(
+            f.dash_launch, f.dash_kv_tile, f.dash_visits, f.dash_q_tile, f.dash_rank, f.dash_q_range,
+            f.dash_seen_rows, f.dash_seen_keys, parts, alone,
+        )  # fmt: skip
+
+    @property
+    def _mask(self) -> arguments.MaskKind:
+        p = self.of
+        even = p.even_kv and self.schedule.parts == 1
+        return arguments.MaskKind(*p.traits.bounds, even, *data.kinds(p.traits), p.row_block)
+
+    @property
+    def _form(self) -> arguments.Form:
+        p, v, tiles = self.of, self.variant, self.of.tiles
+        dq_stages = 1 if v.one_dq else tiles.num_stages
+        return arguments.Form(
+            p.group, tiles.block_q, tiles.block_kv, self.block_d, v.tail, self.value_columns, tiles.num_stages,
+            dq_stages, v.step, v.ahead, v.left_in_registers, v.registers,
         )  # fmt: skip
 
     @cached_property
     def prepare(self) -> Any:
-        p = self.of
+        p, dtype = self.of, TYPES[self.of.dtype]
         constants = {
             "BLOCK_Q": p.tiles.block_q,
             "DIM": p.value_dim,
             "BLOCK_DV": self.value_columns,
-            "HAS_DATA": p.has_data,
+            "HAS_DATA": bool(p.traits.terms),
             "PLACED": p.row_block,
-            **self._tokens_are_rows,
         }
-        dtype = TYPES[p.dtype]
-        types = {"out_ptr": f"*{dtype}", "do_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lse2_ptr": "*fp32",
-                 "delta_ptr": "*fp32", "counters_ptr": "*i32",
-                 **dict.fromkeys(_OUT_STRIDES + _LSE_STRIDES, "i64"), **place_arguments.PLACES}  # fmt: skip
-        multiples = dict.fromkeys(_OUT_STRIDES, 8) | place_arguments.ANY_ADDRESS
-        return compile_kernel(prepare, ASTSource, constants, types, multiples, {"num_warps": 8})
+        types: dict[str, Any] = {
+            **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
+            **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
+            **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
+            "lse_strides": arguments.LSE_STRIDES, "places": self._places,
+        }  # fmt: skip
+        return compile_kernel(prepare, ASTSource, constants, types, {"num_warps": 8})
 
     @cached_property
     def finish(self) -> Any:
         p = self.of
-        constants = {"KV_RANGE": self.functions.dash_kv_range, "BLOCK_Q": p.tiles.block_q,
-                     "BLOCK_KV": p.tiles.block_kv, "DIM": p.head_dim, "BLOCK_D": self.block_d,
-                     "TAIL_D": self.variant.tail, "ROWS": FINISH_ROWS, "HAS_DATA": p.has_data,
-                     "PLACED": p.row_block, **self._absent(data.FINISH), **self._tokens_are_rows}  # fmt: skip
-        types = {"accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
-                 **data.TYPES, **dict.fromkeys(_DQ_STRIDES, "i64"), **place_arguments.PLACES}  # fmt: skip
-        options = {"num_warps": FINISH_WARPS, "launch_pdl": True}
-        multiples = dict.fromkeys(_DQ_STRIDES, 8) | data.ANY_ADDRESS | place_arguments.ANY_ADDRESS
-        return compile_kernel(finish, ASTSource, constants, types, multiples, options)
+        form = arguments.Finish(
+            p.tiles.block_q, p.tiles.block_kv, p.head_dim, self.block_d, self.variant.tail, FINISH_ROWS, p.row_block
+        )
+        types = {
+            "accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
+            "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.terms else None,
+            "places": self._places,
+        }  # fmt: skip
+        constants = {"KV_RANGE": self.functions.dash_kv_range, "FORM": form}
+        return compile_kernel(finish, ASTSource, constants, types, {"num_warps": FINISH_WARPS, "launch_pdl": True})
 
     @property
-    def _tokens_are_rows(self) -> dict[str, None]:
-        """Arguments about a mask of rows as constants, where there is none."""
-        return {} if self.of.placed else dict.fromkeys(place_arguments.PLACES)
-
-    def _absent(self, arguments: tuple[str, ...]) -> dict[str, None]:
-        """Arguments about data as constants, where there are no data."""
-        return {} if self.of.has_data else dict.fromkeys(arguments)
-
-
-_OUT_STRIDES = ("out_b", "out_h", "out_row", "do_b", "do_h", "do_row")
-_LSE_STRIDES = ("lse_b", "lse_h", "lse_row")
-_DQ_STRIDES = ("dq_b", "dq_h", "dq_row")
+    def _places(self) -> Group | None:
+        return shared.PLACES if self.of.traits.placed else None
 
 
 @cache

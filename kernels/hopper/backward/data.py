@@ -10,34 +10,21 @@ from torch import Tensor
 
 from ....errors import ArgumentError
 from ....model.call import Call
-from ....model.mask import ROW_BLOCK, Mask
+from ....model.mask import ROW_BLOCK
+from ....model.traits import Traits
 from ....schedule.table_walk import TILE_BITS
 from ....schedule.walk import ClosedForm
 from ...common.strides import dense_strides
+from . import arguments
 
 Fact = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 Facts = tuple[Fact | None, ...]
 """Shape, strides, dtype and device of every tensor of `BackwardData`."""
 
-_POINTERS = ("visits", "words", "q_codes", "kv_codes", "keys_seen", "dense")
-_TABLES = ("table_b", "table_h")
-_DENSE_STRIDES = ("dense_b", "dense_h", "dense_i", "dense_j")
-MAIN = (*_POINTERS, *_TABLES, *_DENSE_STRIDES)
-FINISH = ("contributions", *_TABLES)
-"""The arguments of the main kernel and of `finish` about a mask that is data, in their order."""
-TYPES = {
-    **dict.fromkeys((*_POINTERS, "contributions"), "*i32"),
-    "keys_seen": "*i8",
-    "dense": "*i8",
-    **dict.fromkeys(_DENSE_STRIDES, "i64"),
-}
-ANY_ADDRESS = dict.fromkeys((*_POINTERS, "contributions"), 1)
-"""The known divisors of their addresses: operands and tables may begin anywhere."""
 
-
-def kinds(mask: Mask) -> tuple[bool, bool]:
+def kinds(traits: Traits) -> tuple[bool, bool]:
     """Whether a mask has codes, and whether it has a dense mask."""
-    return mask.keys is not None or mask.segments is not None, mask.dense is not None
+    return traits.has("keys") or traits.has("segments"), traits.has("dense")
 
 
 class BackwardData(NamedTuple):
@@ -77,7 +64,7 @@ class BackwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        has_codes, _ = kinds(mask)
+        has_codes, _ = kinds(call.traits)
         given = list(extras[operands:])
         wanted = 6 if has_codes else 4
         if len(given) != wanted:
@@ -100,26 +87,23 @@ class BackwardData(NamedTuple):
         return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
 
 
-_Numbers = tuple[int | None, ...]
-
-
 class Arguments(NamedTuple):
     """The arguments about a mask that is data, beside addresses.
 
     Attributes:
-        main: strides of tables, and the strides of `dense`.
-        finish: strides of tables.
+        tables: strides of tables, by name.
+        dense: strides of a dense mask, by name.
     """
 
-    main: tuple[int, ...]
-    finish: tuple[int, ...]
+    tables: dict[str, int]
+    dense: dict[str, int]
 
     @staticmethod
-    def of(mask: Mask, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
+    def of(call: Call, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
         """The arguments for tensors with these facts.
 
         Args:
-            walk: of the band of `mask`; its heads are query heads.
+            walk: of the band of the call's mask; its heads are query heads.
 
         Raises:
             ArgumentError: tensors that the mask does not have or lacks, of another shape, layout, dtype or device.
@@ -143,28 +127,31 @@ class Arguments(NamedTuple):
             (p.q_len // ROW_BLOCK,),
             (p.q_len // ROW_BLOCK,),
         )
-        has_codes, has_dense = kinds(mask)
-        placed = mask.placed is not None
+        has_codes, has_dense = kinds(call.traits)
+        placed = call.traits.placed
         needed = has_codes, has_codes, True, True, True, True, has_dense, placed, placed
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
-                raise ArgumentError(f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {mask}")
+                raise ArgumentError(
+                    f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {call.mask}"
+                )
             if fact is not None and shape is not None:
                 dtype = torch.bool if name == "keys_seen" else torch.int32
                 _check(f"data.{name}", fact, shape, False, device, dtype)
-        strides: tuple[int, ...] = (0, 0, 0, 0)
+        strides: Sequence[int] = (0, 0, 0, 0)
         if dense is not None:
-            strides = tuple(0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True))
-        return Arguments((table_b, table_h, *strides), (table_b, table_h))
+            strides = [0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True)]
+        named = dict(zip(("dense_b", "dense_h", "dense_i", "dense_j"), strides, strict=True))
+        return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
-    def of_call(self, addresses: tuple[int, ...]) -> tuple[_Numbers, _Numbers]:
-        """The arguments `MAIN` and `FINISH`, for `BackwardData.addresses`."""
+    def of_call(self, addresses: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The arguments `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for `BackwardData.addresses`."""
         q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
-        return (visits, steps, q_codes, kv_codes, keys_seen, dense, *self.main), (contributions, *self.finish)
-
-
-NOTHING: tuple[_Numbers, _Numbers] = (None,) * len(MAIN), (None,) * len(FINISH)
-"""The arguments in the place of `Arguments.of_call` where the mask is a band: all are compile-time constants."""
+        main = arguments.DATA.values(
+            visits=visits, words=steps, q_codes=q_codes, kv_codes=kv_codes, keys_seen=keys_seen, dense=dense,
+            **self.tables, **self.dense,
+        )  # fmt: skip
+        return main, arguments.CONTRIBUTIONS.values(contributions=contributions, **self.tables)
 
 
 def _check(

@@ -7,7 +7,6 @@ calls with the same addresses are packed once.  A call allocates four tensors an
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from ....upstream import compat
 from ...common import launcher
 from ...common.strides import dense_strides
 from ..family import FAMILY
-from ..shared import place_arguments
-from ..shared.device.dropout import ARGUMENTS
+from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
 from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
-from .build import FINISH_ROWS, TARGETS, Specialisation, kernels
-from .data import NOTHING, Arguments, BackwardData, Facts
+from . import arguments
+from .build import FINISH_ROWS, Specialisation, kernels
+from .data import Arguments, BackwardData, Facts
 from .recording import NOTHING as NO_STAMPS
 from .recording import Recording
 
@@ -60,20 +59,20 @@ def backward(
         site: what the call is called where `config.profile` asks for its times.
 
     Raises:
-        ArgumentError: a plan of another kernel; data that are not the mask's; another seed or threshold; a schedule
+        ArgumentError: a plan of another kernel; data or dropout that are not the call's; a schedule
             that needs more co-resident CTAs than the GPU has SMs.
     """
     device = query.device.index
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
-    if dropout is not None:
-        _check_dropout(dropout, query.device)
+    if dropout is not None or call.dropout is not None:
+        _check_dropout(call, dropout, query.device)
     state = _state(
         call, plan, query.dtype, device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
-        dropout is not None, config.profile,
+        config.profile,
     )  # fmt: skip
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
     q, k, v, do, o = operands
@@ -85,8 +84,10 @@ def backward(
     return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
 
 
-def _check_dropout(dropout: Drops, device: torch.device) -> None:
-    """Raise ArgumentError unless the kernel can read the seed, and the threshold is one of 16 bits."""
+def _check_dropout(call: Call, dropout: Drops | None, device: torch.device) -> None:
+    """Raise ArgumentError unless the call has dropout, a seed that the kernel can read, and a threshold of 16 bits."""
+    if dropout is None or call.dropout is None:
+        raise ArgumentError("dropout", dropout, f"given if the call has dropout: {call}")
     seed, threshold, _rescale = dropout
     if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
         raise ArgumentError("dropout", (seed.dtype, tuple(seed.shape), seed.device), f"an int64 seed [1] on {device}")
@@ -109,7 +110,7 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: Facts | None, rows: int | None, has_dropout: bool, stamped: bool,
+        data: Facts | None, rows: int | None, stamped: bool,
     ) -> None:  # fmt: skip
         if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
@@ -124,7 +125,7 @@ class _State:
         orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
         group = self.q_heads // self.kv_heads
         dims = head_dim, value_dim
-        of = Specialisation.of(call.mask, plan, DTYPES[dtype], dims, group, self.kv_len, has_dropout, stamped)
+        of = Specialisation.of(call.traits, plan, DTYPES[dtype], dims, group, self.kv_len, stamped)
         self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
@@ -161,16 +162,18 @@ class _State:
             describe(v_shape, self.strides[2]), ([accumulator // row, row], [row, 1]), ([tile_rows], [1]),
             ([tile_rows], [1]),
         ]  # fmt: skip
-        sizes = (self.q_heads, self.q_len, self.kv_len, lo, hi)
-        self.prepare_sizes = (counters, *out[:3], *do[:3], *lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
-        self.main_sizes = (walk.tickets, self.batch, *sizes, plan.section, scale, scale * LOG2E)
-        self.finish_sizes = (*self.strides[0][:3], *sizes, work.n_q, scale)
+        self.prepare_sizes = (counters, out[:3], do[:3], lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
+        self.problem = arguments.PROBLEM.values(
+            tickets=walk.tickets, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len, kv_len=self.kv_len,
+            lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=scale * LOG2E,
+        )  # fmt: skip
+        self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
         self.recording = None
         if stamped:
             self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
         self.placed = rows is not None
-        self.about_data = None if data is None else Arguments.of(call.mask, data, walk, self.device)
+        self.about_data = None if data is None else Arguments.of(call, data, walk, self.device)
         ctas = self._ctas(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
@@ -229,28 +232,29 @@ class _State:
         *_, do, out = operands
         accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
         group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
-        of_places: tuple[int | None, ...] = (None,) * len(place_arguments.PLACES)
-        of_targets: tuple[int | None, ...] = (None,) * (4 * len(TARGETS))
-        main_data, finish_data = NOTHING
+        shared = arguments.WORKSPACE.values(
+            semaphores=semaphores, ticket_ptr=ticket, group_sums=sums, group_semaphores=group_semaphores
+        )
+        main_data = finish_data = of_places = None
+        targets: tuple[tuple[int, ...] | None, ...] = (None, None)
         if data is not None and self.about_data is not None:
             main_data, finish_data = self.about_data.of_call(data)
             if self.placed:
-                of_places = data[-len(place_arguments.PLACES) :]
-                of_targets = tuple(itertools.chain(*map(place_arguments.values, (dk, dv), self.strides[1:], self.dims)))
-        of_stamps: tuple[int | None, ...] = (None, None)
+                of_places = data[-2:]
+                targets = tuple(map(target_values, (dk, dv), self.strides[1:], self.dims))
+        stamps = None
         if self.recording is not None:
-            of_stamps = NO_STAMPS if recorded is None else recorded
+            stamps = NO_STAMPS if recorded is None else recorded
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
         return (
             *self.prepare.pack(
-                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, *of_places
+                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_places
             ),
             *self.main.pack(
-                stream, (*rows, dk, dv, accumulator, lse2, delta), semaphores, ticket, sums, group_semaphores,
-                *self.main_sizes, *main_data, *((None,) * len(ARGUMENTS) if drops is None else drops), *of_places,
-                *of_targets, *of_stamps,
+                stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_places,
+                *targets, stamps,
             ),
             *self.finish.pack(
-                stream, (), accumulator, semaphores, dq, *self.finish_sizes, *finish_data, *of_places
+                stream, (), accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_places
             ),
         )  # fmt: skip

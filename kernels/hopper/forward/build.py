@@ -14,28 +14,18 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from ....errors import ArgumentError
-from ....model.mask import ROW_BLOCK, Band
+from ....model.mask import ROW_BLOCK
 from ....model.plan import Tiles
 from ....model.site import DType, Site
+from ....model.traits import Traits
 from ....schedule.table_walk import from_the_end
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
 from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile
-from ..shared import place_arguments
+from ..shared import arguments as shared
+from . import arguments
 from .device.entry import hopper_forward
 from .device.prepare import prepare
 from .device.work import ROWS
-
-DATA_ARGUMENTS = {
-    **dict.fromkeys(("counts_ptr", "steps_ptr"), "*i32"), "tables": "i32",
-    **dict.fromkeys(("q_codes_ptr", "kv_codes_ptr", "seen_bits_ptr"), "*i32"), "keys_seen_ptr": "*i8",
-}  # fmt: skip
-"""Arguments of the main kernel that describe a mask that is data, and their types; kernels of bands have none."""
-
-DROPOUT_ARGUMENTS = {"seed_ptr": "*i64", "threshold": "i32", "rescale": "fp32"}
-"""Arguments of the main kernel about dropout, and their types; kernels without dropout have none."""
-
-TARGET = "out"
-"""The result that the main kernel writes to tokens, where the mask is one of rows."""
 
 
 def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -69,34 +59,40 @@ class Specialisation:
 
     Args:
         head_dim, value_dim: of q and k, of v.
-        has_lo, has_hi: which bounds the mask has.
+        traits: of the call.
         even_kv: kv_len is a multiple of the kv tile.
-        has_codes, has_dense: the part of `data.ForwardData` that says who sees whom, beside a band; one at most.
-        has_dropout: probabilities are dropped, see `data.ForwardDropout`.
-        placed: the mask is one of rows, see `hopper.places`.
         short: with the settings of `SHORT`.
     """
 
     dtype: DType
     head_dim: int
     value_dim: int
-    has_lo: bool
-    has_hi: bool
+    traits: Traits
     even_kv: bool
-    has_codes: bool = False
-    has_dense: bool = False
-    has_dropout: bool = False
-    placed: bool = False
     short: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
             raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
-        if self.has_codes and self.has_dense:
-            raise ArgumentError("has_codes, has_dense", (True, True), "one of them: bits say what codes say")
         dims = dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
         if self.short and not (self.plain and dims in SHORT):
             raise ArgumentError("short", True, f"False but for plain bands at head dims up to one of {[*SHORT]}")
+
+    @staticmethod
+    def of(traits: Traits, dtype: DType, dims: tuple[int, int], q_len: int | None, kv_len: int) -> Specialisation:
+        """Return the facts for which the kernels of a call are compiled.
+
+        Args:
+            traits: of the call.
+            dims: the head dims of q and k, and of v.
+            q_len: None where it is not known, and the settings are not for few queries.
+
+        Raises:
+            ArgumentError: a dtype that is not of 16 bits, or head dims that no kernel fits.
+        """
+        dims = dims_of(*dims)
+        found = Specialisation(dtype, *dims, traits, kv_len % SETTINGS[dims].block_kv == 0)
+        return found if q_len is None else found.for_queries(q_len)
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
@@ -107,14 +103,8 @@ class Specialisation:
         """
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
-        dims = dims_of(site.head_dim, site.value_dim)
-        even = site.kv_len % SETTINGS[dims].block_kv == 0
-        has_bounds = site.band.lo is not None, site.band.hi is not None
-        has_dense, has_dropout = site.mask.dense is not None, site.call.dropout is not None
-        has_codes = not has_dense and (site.mask.keys is not None or site.mask.segments is not None)
-        placed = site.mask.placed is not None
-        found = Specialisation(site.dtype, *dims, *has_bounds, even, has_codes, has_dense, has_dropout, placed)
-        return found if site.q_len is None else found.for_queries(site.q_len)
+        dims = site.head_dim, site.value_dim
+        return Specialisation.of(site.call.traits, site.dtype, dims, site.q_len, site.kv_len)
 
     def for_queries(self, q_len: int) -> Specialisation:
         """The same with the settings for heads of `q_len` queries."""
@@ -126,27 +116,32 @@ class Specialisation:
         return (SHORT if self.short else SETTINGS)[dims_of(self.head_dim, self.value_dim)]
 
     @property
+    def has_dense(self) -> bool:
+        """The kernel reads the bits of a dense mask."""
+        return self.traits.has("dense")
+
+    @property
+    def has_codes(self) -> bool:
+        """The kernel reads codes: the bits of a dense mask say what codes say, too."""
+        return bool(self.traits.terms) and not self.has_dense
+
+    @property
     def codes_ahead(self) -> int:
-        """The settings' value, as far as nothing else takes the registers."""
-        if self.has_dense or self.has_dropout:
+        """The settings' value, as far as nothing else takes the registers; 0 without codes."""
+        if not self.has_codes or self.traits.dropout:
             return 0
-        most = 2 if self.even_kv and not self.has_hi else 1  # a load with a condition and a second bound take some
+        most = 2 if self.even_kv and not self.traits.has_hi else 1  # a condition of loads, a second bound take some
         return min(self.settings.codes_ahead, most)
 
     @property
     def plain(self) -> bool:
         """The mask is a band, and nothing is dropped.  For others neither halves nor short settings were measured."""
-        return not (self.has_codes or self.has_dense or self.placed or self.has_dropout)
+        return not (self.traits.terms or self.traits.dropout)
 
     @property
     def halves(self) -> bool:
         """The settings' value, for bands with a lower bound."""
-        return self.settings.halves and self.has_lo and self.plain
-
-    @property
-    def band(self) -> Band:
-        """Any band with these bounds: their values are arguments."""
-        return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
+        return self.settings.halves and self.traits.has_lo and self.plain
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
@@ -171,43 +166,47 @@ class Kernels:
         self.of, self.settings = of, of.settings
         self.columns, self.value_columns = dims_of(of.head_dim, of.value_dim)  # of a tile
         # the ranges of a band are the same in every schedule; this one runs on all bands
-        self.functions = schedule_module("two_pass", of.band)
+        self.functions = schedule_module("two_pass", of.traits.band)
 
     @cached_property
     def main(self) -> Any:
-        p, f, v = self.of, self.functions, self.settings
-        constants = {
-            "KV_RANGE": f.dash_kv_range, "SEEN_ROWS": f.dash_seen_rows, "SEEN_KEYS": f.dash_seen_keys,
-            "HAS_LO": p.has_lo, "HAS_HI": p.has_hi, "FROM_THE_END": from_the_end(p.has_lo, p.has_dense),
-            "EVEN_KV": p.even_kv, "BLOCK_KV": v.block_kv,
-            "BLOCK_D": self.columns - v.tail, "TAIL_D": v.tail, "BLOCK_DV": self.value_columns,
-            "Q_STAGES": v.q_stages, "STAGES": v.stages, "CONSUMERS": v.consumers, "OUT_IN_Q": v.out_in_q,
-            "REGISTERS": v.registers, "PRODUCER_REGISTERS": v.producer_registers,
-            "HAS_CODES": p.has_codes, "HAS_DENSE": p.has_dense, "DROPOUT": p.has_dropout,
-            "CODES_AHEAD": p.codes_ahead, "PLACED": ROW_BLOCK if p.placed else 0,
-            "HALVES": p.halves,
-        }  # fmt: skip
-        of_places = place_arguments.types(TYPES[p.dtype], TARGET)
-        if not p.placed:
-            constants |= dict.fromkeys(of_places)
-        if not (p.has_codes or p.has_dense):
-            constants |= dict.fromkeys(DATA_ARGUMENTS)
-        if not p.has_dropout:
-            constants |= dict.fromkeys(DROPOUT_ARGUMENTS)
-        rows = int(ROWS.value)
-        types = {
-            **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, rows)),
+        p, traits, v = self.of, self.of.traits, self.settings
+        types: dict[str, Any] = {
+            **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
-            "lse_ptr": "*fp32", "counter_ptr": "*i32", "scale_log2": "fp32", **DATA_ARGUMENTS, **DROPOUT_ARGUMENTS,
-            **of_places,
+            "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
+            "data": arguments.DATA if traits.terms else None, "dropout": arguments.DROPOUT if traits.dropout else None,
+            "places": shared.PLACES if traits.placed else None,
+            "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
         }  # fmt: skip
+        constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
-        multiples = {"seed_ptr": 8} | place_arguments.multiples(TARGET)
-        return compile_kernel(hopper_forward, GluonASTSource, constants, types, multiples, options)
+        return compile_kernel(hopper_forward, GluonASTSource, constants, types, options)
+
+    @property
+    def _schedule(self) -> arguments.Schedule:
+        f = self.functions
+        return arguments.Schedule(f.dash_kv_range, f.dash_seen_rows, f.dash_seen_keys)
+
+    @property
+    def _mask(self) -> arguments.MaskKind:
+        p, traits = self.of, self.of.traits
+        return arguments.MaskKind(
+            *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_codes, p.has_dense,
+            p.codes_ahead, ROW_BLOCK if traits.placed else 0, p.halves,
+        )  # fmt: skip
+
+    @property
+    def _form(self) -> arguments.Form:
+        v = self.settings
+        return arguments.Form(
+            v.block_kv, self.columns - v.tail, v.tail, self.value_columns, v.q_stages, v.stages, v.consumers,
+            v.out_in_q, v.registers, v.producer_registers,
+        )  # fmt: skip
 
     @cached_property
     def prepare(self) -> Any:
-        return compile_kernel(prepare, ASTSource, {}, {"counter_ptr": "*i32"}, {}, {"num_warps": 1})
+        return compile_kernel(prepare, ASTSource, {}, {"counter_ptr": "*i32"}, {"num_warps": 1})
 
 
 @cache

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.mask import ROW_BLOCK, Band
+from ....model.call import Call
+from ....model.mask import ROW_BLOCK
 from ....schedule.table_walk import seen_words
 from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ...common import launcher
 from ...common.strides import dense_strides
 from ..settings import Settings
-from ..shared import place_arguments
+from ..shared.arguments import target_values
 from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
-from .build import DATA_ARGUMENTS, DROPOUT_ARGUMENTS, Specialisation, dims_of, kernels
+from . import arguments
+from .build import Specialisation, kernels
 from .data import ForwardData, ForwardDropout
 from .device.work import ROWS
 
@@ -41,8 +43,8 @@ _LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float, order: Sequence[int],
-    data: ForwardData | None = None, dropout: ForwardDropout | None = None, *, ctas: int | None = None,
+    query: Tensor, key: Tensor, value: Tensor, call: Call, data: ForwardData | None = None,
+    dropout: ForwardDropout | None = None, *, ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
 
@@ -55,11 +57,10 @@ def forward(
             strided last dimension) is copied first.
         key, value: [batch, kv heads, kv_len, head dim or value dim], in the dtype of `query`; q heads are a multiple of
             kv heads, and query head ``h`` reads kv head ``h // (q heads // kv heads)``.
-        band: the mask, anchored at either corner.
-        scale: of the scores; any number whose product with log2(e) is finite in fp32.
-        order: the dimensions of out from the largest stride to the smallest; the last must be 3.
-        data: what the mask has beside the band.
-        dropout: which probabilities are dropped.
+        call: with the order of out; one whose last dimension is not the fourth is given the default order.  Its scale
+            is any number whose product with log2(e) is finite in fp32.
+        data: what a mask of more than a band reads; None for a band alone.
+        dropout: which probabilities are dropped; None for none.
         ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
 
     Returns:
@@ -67,21 +68,23 @@ def forward(
         natural log, contiguous.
 
     Raises:
-        ArgumentError: tensors of other shapes, dtypes or devices; a scale or an order that is not allowed.
+        ArgumentError: tensors of other shapes, dtypes or devices; a scale that is not allowed; data or dropout that
+            are not the call's.
     """
     if not query.ndim == key.ndim == value.ndim == 4:
         shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
         raise ArgumentError("query, key, value", shapes, "[batch, heads, length, head dim]")
-    if not scale > _LEAST:
-        query, scale = _with_positive_scale(query, scale)
+    if not call.scale > _LEAST:
+        query, scale = _with_positive_scale(query, call.scale)
+        call = replace(call, scale=scale)
     device = query.device
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
     if torch._C._cuda_getDevice() != device.index:
         with torch.cuda.device(device):
-            return forward(query, key, value, band, scale, order, data, dropout, ctas=ctas)
+            return forward(query, key, value, call, data, dropout, ctas=ctas)
     state = _state(
-        band, scale, tuple(order), ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
+        call, ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
         None if data is None else _Described.of(data), None if dropout is None else _Drops.of(dropout),
     )  # fmt: skip
@@ -92,7 +95,7 @@ def forward(
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value = readable(query), readable(key), readable(value)
-    return forward(query, key, value, band, scale, order, data, dropout, ctas=ctas)
+    return forward(query, key, value, call, data, dropout, ctas=ctas)
 
 
 def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -164,7 +167,7 @@ _SCALES = f"a number whose product with log2(e) is at most {_LARGEST:.8g} in mag
 @functools.lru_cache(maxsize=1024)
 def _state(*facts: Any) -> _State | None:
     """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
-    q_shape, q, k_shape, k, v_shape, v, *_ = facts[10:]
+    q_shape, q, k_shape, k, v_shape, v, *_ = facts[8:]
     operands = (q_shape, q), (k_shape, k), (v_shape, v)
     return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
 
@@ -173,7 +176,7 @@ class _State:
     """One combination of mask, scale, shapes and strides on one device."""
 
     def __init__(
-        self, band: Band, scale: float, order: tuple[int, ...], ctas: int | None,
+        self, call: Call, ctas: int | None,
         q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
         q_device: torch.device, k_device: torch.device, v_device: torch.device,
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
@@ -181,39 +184,29 @@ class _State:
     ) -> None:  # fmt: skip
         _check_shapes(q_shape, k_shape, v_shape)
         _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
+        _check_given(call, data, drops)
+        band, scale, order = call.mask.band, call.scale, call.orders[0]
         if scale * LOG2E > _LARGEST:
             raise ArgumentError("scale", scale, _SCALES)
-        if sorted(order) != [0, 1, 2, 3] or order[3] != 3:
-            raise ArgumentError("order", order, "a permutation of 0, 1, 2, 3 that ends with 3")
         batch, q_heads, tokens, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
         q_len, rows = tokens, None if data is None else data.rows
         if rows is not None:
             check_tokens(q_shape, k_shape)
             q_len = kv_len = rows
-        dims = dims_of(head_dim, value_dim)
-        of = Specialisation(DTYPES[q_dtype], *dims, band.lo is not None, band.hi is not None, True)
-        of = replace(of, even_kv=kv_len % of.settings.block_kv == 0)
-        self.tables, self.placed = 0, rows is not None
-        if data is not None:
-            self.tables = _check_data(data, (batch, q_heads, q_len, kv_len), of.settings, q_device)
-            of = replace(of, has_codes=data.q_codes is not None, has_dense=data.seen_bits is not None)
-            of = replace(of, placed=rows is not None)
-        self.drops: tuple[int, float] | None = None
-        if drops is not None:
-            of = replace(of, has_dropout=True)
-            self.drops = _check_drops(drops, q_device)
-        of = of.for_queries(q_len)
+        of = Specialisation.of(call.traits, DTYPES[q_dtype], (head_dim, value_dim), q_len, kv_len)
         settings = of.settings
+        self.tables = 0 if data is None else _check_data(data, (batch, q_heads, q_len, kv_len), settings, q_device)
+        self.drops = None if drops is None else _check_drops(drops, q_device)
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
         seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
         if rows is not None:  # every token sees itself
             seen_rows = seen_keys = 0, tokens
-        self.device = q_device
+        self.device, self.traits = q_device, call.traits
         shape = (*q_shape[:3], value_dim)
-        self.out = shape, dense_strides(shape, order), q_dtype
+        self.out = shape, dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3)), q_dtype
         sums = batch, q_heads, q_len
         self.lse = sums, dense_strides(sums, (0, 1, 2)), torch.float32
         operands = [
@@ -228,8 +221,12 @@ class _State:
             raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
         group = q_heads // kv_heads
         keys_in_l2 = (settings.section_mib << 20) // (2 * (head_dim + value_dim))
-        sections = _sections(work, keys_in_l2, group, data is not None and data.seen_bits is not None)
-        self.sizes = (batch * q_heads, q_heads, group, q_len, kv_len, lo, hi, *sections, scale * LOG2E)
+        sections = _sections(work, keys_in_l2, group, of.has_dense)
+        section, last_section = sections
+        self.problem = arguments.PROBLEM.values(
+            batch_heads=batch * q_heads, q_heads=q_heads, group=group, q_len=q_len, kv_len=kv_len, lo=lo, hi=hi,
+            section=section, last_section=last_section, scale_log2=scale * LOG2E,
+        )  # fmt: skip
         built = kernels(of, self.device.index)
         available = torch.cuda.get_device_properties(self.device).multi_processor_count
         grid = min(tiles, available if ctas is None else ctas)
@@ -264,20 +261,24 @@ class _State:
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
         """The two launches of a call with these addresses; `operands` are the addresses of query, key and value."""
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
-        extra: tuple[int | None, ...] = (None,) * len(DATA_ARGUMENTS)  # of a band they are compile-time constants
-        of_places: tuple[int | None, ...] = (None,) * (len(place_arguments.PLACES) + 4)  # like a band's
+        about_data = of_places = target = drops = None
         if data is not None:
             q_codes, kv_codes, keys_seen, counts, steps, seen_bits, *of_mask = data
-            extra = (counts, steps, self.tables, q_codes, kv_codes, seen_bits, keys_seen)
-            if self.placed:
-                of_places = (*of_mask, *place_arguments.values(out, self.out[1], self.value_dim))
-        drops: tuple[float | None, ...] = (None,) * len(DROPOUT_ARGUMENTS)  # without dropout constants too
+            about_data = arguments.DATA.values(
+                counts_ptr=counts, steps_ptr=steps, tables=self.tables, q_codes_ptr=q_codes, kv_codes_ptr=kv_codes,
+                seen_bits_ptr=seen_bits, keys_seen_ptr=keys_seen,
+            )  # fmt: skip
+            if self.traits.placed:
+                of_places, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
         if seed is not None and self.drops is not None:
-            drops = (seed, *self.drops)
+            threshold, rescale = self.drops
+            drops = arguments.DROPOUT.values(seed=seed, threshold=threshold, rescale=rescale)
         return (
             *self.prepare.pack(stream, (), counter),
-            *self.main.pack(stream, (*rows, out), lse, counter, *self.sizes, *extra, *drops, *of_places),
-        )
+            *self.main.pack(
+                stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_places, target
+            ),
+        )  # fmt: skip
 
 
 def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
@@ -287,6 +288,17 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
         raise ArgumentError("value", tuple(v), f"{[*k[:3]]} and the value dim, as key has it")
     if not k[1] or q[1] % k[1]:
         raise ArgumentError("query", tuple(q), f"a multiple of the {k[1]} heads of key")
+
+
+def _check_given(call: Call, data: _Described | None, drops: _Drops | None) -> None:
+    """Raise ArgumentError unless data and dropout are given just as the call has them."""
+    traits = call.traits
+    if (data is None) != (not traits.terms) or (data is not None and (data.row_place is None) == traits.placed):
+        raise ArgumentError("data", data, f"what the mask of {call} reads")
+    if data is not None and (data.seen_bits is None) == traits.has("dense"):
+        raise ArgumentError("data.seen_bits", data.seen_bits, f"bits if the mask has a dense one: {call}")
+    if (drops is None) == traits.dropout:
+        raise ArgumentError("dropout", drops, f"given if the call has dropout: {call}")
 
 
 def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device]) -> None:

@@ -7,8 +7,8 @@ is to know.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
+from ....common.device.aggregates import aggregate, replace
 from ...shared.device.operations import here
 from ...shared.device.told import MASKED, NEXT, tell, told, within_band
 from ...shared.device.work import Work
@@ -18,63 +18,38 @@ from ...shared.device.work import Work
 class ClosedForm:
     """Walks that the schedule's generated functions give.
 
-    told_words: a ring of words for consumers, see Note [What consumers are told] in `told`.  TELLS: they need them.
-    CUTS: the band or the end of the keys cuts tiles; then steps are IN_RUNS, and words say what the next step is, see
-    Note [Runs] in `runs`.  Not CLEARS: rows that take no part are outside of the descriptors.
+    told_words: a ring of words for consumers, see Note [What consumers are told] in `told`.  SCHEDULE, MASK: see
+    `arguments.Schedule` and `arguments.MaskKind`.  TELLS: consumers need words.  IN_RUNS: the band or the end of the
+    keys cuts tiles, and words say what the next step is, see Note [Runs] in `runs`.  Not CLEARS: rows that take no part
+    are outside of the descriptors.
     """
 
     work: Work
     told_words: gl.shared_memory_descriptor
-    VISITS: gl.constexpr
-    Q_TILE: gl.constexpr
-    RANK: gl.constexpr
-    Q_RANGE: gl.constexpr
-    HAS_LO: gl.constexpr
-    HAS_HI: gl.constexpr
-    EVEN_KV: gl.constexpr
-    CUTS: gl.constexpr
-    TELLS: gl.constexpr
+    SCHEDULE: gl.tuple
+    MASK: gl.tuple
     IN_RUNS: gl.constexpr
-    CLEARS: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, work, told_words, VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, CUTS, TELLS):
-        self.work = work
-        self.told_words = told_words
-        self.VISITS = gl.constexpr(VISITS)
-        self.Q_TILE = gl.constexpr(Q_TILE)
-        self.RANK = gl.constexpr(RANK)
-        self.Q_RANGE = gl.constexpr(Q_RANGE)
-        self.HAS_LO = gl.constexpr(HAS_LO)
-        self.HAS_HI = gl.constexpr(HAS_HI)
-        self.EVEN_KV = gl.constexpr(EVEN_KV)
-        self.CUTS = gl.constexpr(CUTS)
-        self.TELLS = gl.constexpr(TELLS)
-        self.IN_RUNS = gl.constexpr(CUTS)
-        self.CLEARS = gl.constexpr(False)
+    TELLS: gl.constexpr
+    CLEARS: gl.constexpr = False
 
     @gluon.jit
     def at(self, position):
         """The walks of the head at `position`."""
-        work = self.work.at(position)
-        return ClosedForm(
-            work, self.told_words, self.VISITS, self.Q_TILE, self.RANK, self.Q_RANGE, self.HAS_LO, self.HAS_HI,
-            self.EVEN_KV, self.CUTS, self.TELLS,
-        )  # fmt: skip
+        return replace(self, work=self.work.at(position))
 
     @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`."""
         work = self.work
-        steps = self.VISITS(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        steps = self.SCHEDULE.VISITS(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         return gl.where(kv * work.BLOCK_KV < work.kv_len, steps, 0)
 
     @gluon.jit
     def word(self, step, kv):
         work = self.work
-        q = self.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
-        if self.CUTS:
-            _first, full_first, full_end, _end = self.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        q = self.SCHEDULE.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        if self.IN_RUNS:
+            _first, full_first, full_end, _end = self.SCHEDULE.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
             q |= gl.where((q < full_first) | (q >= full_end), 1 << MASKED, 0)
         return q
 
@@ -85,7 +60,7 @@ class ClosedForm:
     @gluon.jit
     def rank(self, word, kv):
         work = self.work
-        return self.RANK(self.q_tile(word), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        return self.SCHEDULE.RANK(self.q_tile(word), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
 
     @gluon.jit
     def begin(self, step, kv):
@@ -120,11 +95,6 @@ class BandMask:
     walk: ClosedForm
     kv: gl.tensor
 
-    @gluon.constexpr_function
-    def __init__(self, walk, kv):
-        self.walk = walk
-        self.kv = kv
-
     @gluon.jit
     def q_tile(self, word):
         return self.walk.q_tile(word)
@@ -144,7 +114,7 @@ class BandMask:
         CUT: whether it does; None if only the word says so.
         """
         walk = self.walk
-        if walk.CUTS:
+        if walk.IN_RUNS:
             cut = word >> MASKED != 0 if CUT is None else CUT
             if cut:
                 work = walk.work
@@ -153,8 +123,8 @@ class BandMask:
                 q_row = walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
                 rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
                 keep = gl.expand_dims(rows, 1) < work.kv_len
-                if walk.EVEN_KV:  # which the compiler cannot know
+                if walk.MASK.EVEN_KV:  # which the compiler cannot know
                     keep = gl.full(keep.shape, True, gl.int1, keep.type.layout)
                 queries = gl.arange(0, p.shape[1], columns)
-                p = gl.where(within_band(keep, work, q_row, queries, rows, walk.HAS_LO, walk.HAS_HI), p, 0.0)
+                p = gl.where(within_band(keep, work, q_row, queries, rows, walk.MASK), p, 0.0)
         return p

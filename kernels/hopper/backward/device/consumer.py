@@ -23,15 +23,14 @@ from .tickets import leave_walk, wait_for_walk
 
 
 @gluon.jit
-def consume(
-    walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums, group_semaphores, scale,
-    scale_log2, WARPS: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
-):  # fmt: skip
+def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, FORM):
     """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
 
-    STEP: the form of a step, see `steps`. AHEAD: a step ends with (a half of) the S of the next, so that a walk begins
-    with one of its own. LEFT_IN_REGISTERS: K and V are left operands in registers for the whole walk.
+    FORM: see `arguments.Form`.
     """
+    WARPS: gl.constexpr = shared.CONSUMERS
+    STEP: gl.constexpr = FORM.STEP
+    AHEAD: gl.constexpr = FORM.AHEAD
     BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
     BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
     GROUP: gl.constexpr = walks.work.GROUP
@@ -39,6 +38,7 @@ def consume(
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
     layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
     zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
+    scale_log2 = problem.scale_log2
     n = 0
     done = 0
     position, kv = wait_for_walk(shared, n)
@@ -55,14 +55,14 @@ def consume(
         k = shared.k
         v = shared.v
         mbarrier.wait(shared.k_full.index(0), n & 1)
-        if LEFT_IN_REGISTERS:
+        if FORM.LEFT_IN_REGISTERS:
             k = shared.k.load(left_operand(layout_s))
         if AHEAD:
             if steps > 0:
                 slot = wait_for_q(shared, done)
                 s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
         mbarrier.wait(shared.v_full.index(0), n & 1)
-        if LEFT_IN_REGISTERS:
+        if FORM.LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
         IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and walk.IN_RUNS and not drops.GIVEN
         if IN_RUNS:
@@ -98,13 +98,11 @@ def consume(
         if shared.RESULTS_IN_DQ:
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
         if GROUP > 1:
-            dk, dk_tail, dv = add_to_group(
-                work, kv, dk, dk_tail, dv, group_sums, group_semaphores, shared.turn.index(0), n & 1, shared.TAIL_D
-            )
+            dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, n & 1)
         if work.member == GROUP - 1:
             store_gradients(
-                work, places, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
-                WARPS,
+                work, places, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv,
+                problem.scale, WARPS,
             )  # fmt: skip
         role_barrier()
         if not shared.RESULTS_IN_DQ:

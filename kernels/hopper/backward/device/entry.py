@@ -6,32 +6,21 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...shared.device.dropout import AllKept, Dropout
-from ...shared.device.places import Places, Target
+from ...shared.device.places import Places
 from ...shared.device.told import allocate_words
-from ...shared.device.work import Work, allocate_shared, barriers, pieces
+from ...shared.device.work import Work, allocate_shared, barriers
 from .closed_form import ClosedForm
 from .consumer import consume
 from .producer import produce
-from .reducer import reduce
+from .reducer import Share, reduce
 from .stamps import NoStamps, Stamps, record
 from .table_walk import TableWalk, allocate_told
 
 
 @gluon.jit
 def hopper_backward(
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, semaphores, ticket_ptr,
-    group_sums, group_semaphores, tickets, batch, q_heads, q_len, kv_len, lo, hi, section, scale, scale_log2,
-    visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h, dense_b, dense_h, dense_i,
-    dense_j, seed, threshold, rescale, place_ptr, count_ptr, dk_ptr, dk_h, dk_row, dk_dim, dv_ptr, dv_h, dv_row, dv_dim,
-    stamps_ptr, stamped_heads,
-    LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, VISITS: gl.constexpr, Q_TILE: gl.constexpr, RANK: gl.constexpr,
-    Q_RANGE: gl.constexpr, SEEN_ROWS: gl.constexpr, SEEN_KEYS: gl.constexpr, PARTS: gl.constexpr,
-    CO_RESIDENT: gl.constexpr, GROUP: gl.constexpr, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr, EVEN_KV: gl.constexpr,
-    BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr,
-    BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
-    DQ_STAGES: gl.constexpr, STEP: gl.constexpr, AHEAD: gl.constexpr, LEFT_IN_REGISTERS: gl.constexpr,
-    ROLE_REGISTERS: gl.constexpr, HAS_CODES: gl.constexpr, HAS_DENSE: gl.constexpr, DROPOUT: gl.constexpr,
-    PLACED: gl.constexpr, STAMPED: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, workspace, problem,
+    data, dropout, places, dk_target, dv_target, stamped, SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -41,102 +30,48 @@ def hopper_backward(
     q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of `in_fragments`; lse (base 2) and
     delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past
     q_len.
-    semaphores: int32 [batch * q_heads * n_q], zeros; ticket_ptr: int32 [1], zero; tickets: how
-    many there are, for any number of CTAs, see `tickets`; group_sums, group_semaphores: see
-    `group.add_to_group`.  `visits` to `dense_j` are given with HAS_CODES or HAS_DENSE only, see `table_walk`; seed,
-    threshold and rescale with DROPOUT only, see `dropout`.
 
-    With PLACED, above 0, the mask is one of rows: q_len and kv_len count rows, dq, lse and delta have rows, and the
-    other tensors have tokens; see `places`, also for the arguments from place_ptr on, which are given then only.
-    With STAMPED the kernel writes down when it does what, see `stamps`.
+    All other arguments are groups, see `arguments`: data is given where the mask has codes or a dense mask, see
+    `table_walk`; dropout, if probabilities are dropped, see `dropout`; with `stamped` the kernel writes down when it
+    does what, see `stamps`.  With `places` the mask is one of rows: q_len and kv_len count rows, dq, lse and delta have
+    rows, and the other tensors have tokens; see `places`, also for the targets, which are given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
-    n_q = (q_len + BLOCK_Q - 1) // BLOCK_Q
+    n_q = (problem.q_len + FORM.BLOCK_Q - 1) // FORM.BLOCK_Q
     nobody = gl.to_tensor(0)
     work = Work(
-        nobody, nobody, nobody, q_heads, q_len, kv_len, lo, hi, n_q, SEEN_ROWS, SEEN_KEYS, GROUP, BLOCK_Q, BLOCK_KV
-    )
-    if HAS_CODES or HAS_DENSE:
-        told_words, told_codes = allocate_told(BLOCK_Q, STAGES, pieces(STEP), HAS_CODES)
-        walks = TableWalk(
-            work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
-            dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
-        )  # fmt: skip
+        nobody, nobody, nobody, problem.q_heads, problem.q_len, problem.kv_len, problem.lo, problem.hi, n_q,
+        SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
+    )  # fmt: skip
+    if data is not None:
+        told_words, told_codes = allocate_told(FORM, MASK.HAS_CODES)
+        walks = TableWalk(work, data, told_words, told_codes, MASK)
     else:
-        CUTS: gl.constexpr = HAS_LO or HAS_HI or not EVEN_KV
-        walks = ClosedForm(
-            work, allocate_words(STAGES), VISITS, Q_TILE, RANK, Q_RANGE, HAS_LO, HAS_HI, EVEN_KV, CUTS, CUTS or DROPOUT,
-        )  # fmt: skip
-    drops = Dropout(work, seed, threshold, rescale) if DROPOUT else AllKept()
+        CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
+        walks = ClosedForm(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)
+    drops = Dropout(work, dropout) if dropout is not None else AllKept()
+    STAMPED: gl.constexpr = stamped is not None
     stamps = NoStamps()
     if STAMPED:
-        stamps = Stamps(stamps_ptr, stamped_heads, barriers(STAGES), STAGES)
-    READERS: gl.constexpr = 1 + min(STAGES, 2) + STAMPED  # of the ring of walks: all roles but the producer
-    places = Places(place_ptr, count_ptr, kv_len, PLACED)
-    dk_target = Target(dk_ptr, dk_h, dk_row, dk_dim)
-    dv_target = Target(dv_ptr, dv_h, dv_row, dv_dim)
-    shared = allocate_shared(
-        q_desc.dtype, BLOCK_Q, BLOCK_KV, BLOCK_D, TAIL_D, BLOCK_DV, STAGES, DQ_STAGES, STEP, GROUP,
-        walks.CLEARS, READERS, STAMPED,
-    )  # fmt: skip
+        stamps = Stamps(stamped, barriers(FORM.STAGES), FORM.STAGES)
+    REDUCERS: gl.constexpr = min(FORM.STAGES, 2)  # one for each step in flight
+    WORKERS: gl.constexpr = 1 + REDUCERS + STAMPED  # all roles but the consumers
+    rows = Places(places, problem.kv_len, MASK.PLACED)
+    shared = allocate_shared(q_desc.dtype, FORM, walks.CLEARS, WORKERS, STAMPED)  # all but the producer read walks
     fence_async_shared()
-    WARPS: gl.constexpr = gl.num_warps()
-    # A reducer for each step in flight.  Gluon wants both lists literal: names for their entries would turn
-    # constants into values.
-    if STAGES == 1 and not STAMPED:
-        gl.warp_specialize(
-            [
-                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
-                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
-                           CO_RESIDENT, WARPS)),
-                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 1, WARPS)),
-            ],
-            [1, 1],
-            [ROLE_REGISTERS, ROLE_REGISTERS],
-        )  # fmt: skip
-    elif not STAMPED:
-        gl.warp_specialize(
-            [
-                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
-                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
-                           CO_RESIDENT, WARPS)),
-                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 2, WARPS)),
-                (reduce, (walks, stamps, shared, dq_desc, semaphores, 1, 2, WARPS)),
-            ],
-            [1, 1, 1],
-            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
-        )  # fmt: skip
-    elif STAGES == 1:
-        gl.warp_specialize(
-            [
-                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
-                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
-                           CO_RESIDENT, WARPS)),
-                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 1, WARPS)),
-                (record, (walks, shared, stamps, WARPS)),
-            ],
-            [1, 1, 1],
-            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (consume, (walks, places, drops, shared, dk_desc, dv_desc, dk_target, dv_target, group_sums,
-                           group_semaphores, scale, scale_log2, WARPS, STEP, AHEAD, LEFT_IN_REGISTERS)),
-                (produce, (walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
-                           group_semaphores, ticket_ptr, tickets, batch, section, LAUNCH, KV_TILE, PARTS,
-                           CO_RESIDENT, WARPS)),
-                (reduce, (walks, stamps, shared, dq_desc, semaphores, 0, 2, WARPS)),
-                (reduce, (walks, stamps, shared, dq_desc, semaphores, 1, 2, WARPS)),
-                (record, (walks, shared, stamps, WARPS)),
-            ],
-            [1, 1, 1, 1],
-            [ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS, ROLE_REGISTERS],
-        )  # fmt: skip
+    first = (walks, stamps, shared, dq_desc, workspace.semaphores, Share(0, REDUCERS))
+    second = (walks, stamps, shared, dq_desc, workspace.semaphores, Share(1, REDUCERS))
+    # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.
+    gl.warp_specialize(
+        [
+            (consume, (walks, rows, drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, FORM)),
+            (produce, (walks, rows, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, workspace,
+                       problem, SCHEDULE)),
+            (reduce, first),
+        ]
+        + ([(reduce, second)] if REDUCERS > 1 else [])
+        + ([(record, (walks, shared, stamps))] if STAMPED else []),
+        [1] * WORKERS,
+        [FORM.ROLE_REGISTERS] * WORKERS,
+    )  # fmt: skip

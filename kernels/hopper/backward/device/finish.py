@@ -8,49 +8,48 @@ from ....common.device.ordering import wait_for_turn
 from ....common.device.rows import tokens_of
 
 
-@triton.jit(do_not_specialize=["q_heads", "q_len", "kv_len", "lo", "hi", "n_q"])
+@triton.jit
 def finish(
-    accumulator, semaphores, dq_ptr, dq_b, dq_h, dq_row, q_heads, q_len, kv_len, lo, hi, n_q, scale,
-    contributions, table_b, table_h, place_ptr, count_ptr,
-    KV_RANGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    TAIL_D: tl.constexpr, ROWS: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
+    accumulator, semaphores, dq_ptr, dq_strides, q_heads, q_len, kv_len, lo, hi, n_q, scale, data, places,
+    KV_RANGE: tl.constexpr, FORM,
 ):  # fmt: skip
-    """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile.
+    """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile; groups see `arguments`.
 
     accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D)], per q tile first the BLOCK_D columns, then
     the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
     tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
-    tile that sees no keys: its dq is zero.  contributions: with HAS_DATA, int32 [tables, n_q], how many kv tiles add to
-    a q tile; tables as in `table_walk`.  With PLACED,
-    above 0, q_len and the accumulator have rows, and dq tokens, see `rows.tokens_of`.
+    tile that sees no keys: its dq is zero.  data: `CONTRIBUTIONS`, where the mask is data.  With `places` q_len and the
+    accumulator have rows, and dq tokens, see `rows.tokens_of`.
     """
-    PER_TILE: tl.constexpr = BLOCK_Q // ROWS
+    PER_TILE: tl.constexpr = FORM.BLOCK_Q // FORM.ROWS
     pid = tl.program_id(0)
     tile = pid // PER_TILE
     q = tile % n_q
     head = tile // n_q
     b = (head // q_heads).to(tl.int64)
     h = (head % q_heads).to(tl.int64)
-    local = pid % PER_TILE * ROWS
-    if HAS_DATA:
-        table = head // q_heads * table_b + head % q_heads * table_h
-        count = tl.load(contributions + table.to(tl.int64) * n_q + q)
+    local = pid % PER_TILE * FORM.ROWS
+    if data is not None:
+        table = head // q_heads * data.table_b + head % q_heads * data.table_h
+        count = tl.load(data.contributions + table.to(tl.int64) * n_q + q)
         seen = count > 0
     else:
         walk = q_len, kv_len, lo, hi
-        first, _full_first, _full_end, end = KV_RANGE(q, walk, BLOCK_Q, BLOCK_KV)
+        first, _full_first, _full_end, end = KV_RANGE(q, walk, FORM.BLOCK_Q, FORM.BLOCK_KV)
         count = end - first
         seen = first < end
     if seen:
         wait_for_turn(semaphores + tile, count, False)
-    source = accumulator + tile.to(tl.int64) * (BLOCK_Q * (BLOCK_D + TAIL_D))
-    rows = q * BLOCK_Q + local + tl.arange(0, ROWS)
-    tokens, inside = tokens_of(place_ptr, count_ptr, rows, q_len, PLACED)
-    target = dq_ptr + b * dq_b + h * dq_h + tokens.to(tl.int64)[:, None] * dq_row
-    _convert(source + local * BLOCK_D, seen, scale, target, inside, 0, DIM, ROWS, BLOCK_D)
-    if TAIL_D > 0:
-        tail = source + BLOCK_Q * BLOCK_D + local * TAIL_D
-        _convert(tail, seen, scale, target, inside, BLOCK_D, DIM, ROWS, TAIL_D)
+    source = accumulator + tile.to(tl.int64) * (FORM.BLOCK_Q * (FORM.BLOCK_D + FORM.TAIL_D))
+    rows = q * FORM.BLOCK_Q + local + tl.arange(0, FORM.ROWS)
+    tokens, inside = rows, rows < q_len
+    if FORM.PLACED:
+        tokens, inside = tokens_of(*places, rows, q_len, FORM.PLACED)
+    target = dq_ptr + b * dq_strides.b + h * dq_strides.h + tokens.to(tl.int64)[:, None] * dq_strides.row
+    _convert(source + local * FORM.BLOCK_D, seen, scale, target, inside, 0, FORM.DIM, FORM.ROWS, FORM.BLOCK_D)
+    if FORM.TAIL_D > 0:
+        tail = source + FORM.BLOCK_Q * FORM.BLOCK_D + local * FORM.TAIL_D
+        _convert(tail, seen, scale, target, inside, FORM.BLOCK_D, FORM.DIM, FORM.ROWS, FORM.TAIL_D)
     if pid == tl.num_programs(0) - 1:
         gdc_wait()  # the end of this kernel is the end of the main kernel too
 

@@ -29,22 +29,22 @@ def wait_for_group(work, kv, semaphores, turn):
 
 
 @gluon.jit
-def add_to_group(work, kv, dk, dk_tail, dv, sums, semaphores, turn, phase, TAIL_D: gl.constexpr):
-    """(dk, dk_tail, dv) plus the sums of the members before, once the barrier `turn` is past this phase.
+def add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, phase):
+    """(dk, dk_tail, dv) plus the sums of the members before, once the barrier `shared.turn` is past this phase.
 
-    sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)], dv, dk and its tail in the order of
-    `in_fragments`; semaphores: int32 [batch * kv_heads * n_kv], zeros.
+    workspace: see `arguments.WORKSPACE`; group_sums have dv, dk and its tail in the order of `in_fragments`.
     """
+    TAIL_D: gl.constexpr = shared.TAIL_D
     DV: gl.constexpr = dv.shape[1]
     D: gl.constexpr = dk.shape[1]
     tile = _place(work, kv)
-    start = sums + tile.to(gl.int64) * (work.BLOCK_KV * (D + TAIL_D + DV))
-    mbarrier.wait(turn, phase)
+    start = workspace.group_sums + tile.to(gl.int64) * (work.BLOCK_KV * (D + TAIL_D + DV))
+    mbarrier.wait(shared.turn.index(0), phase)
     dv = _add(work, dv, start)
     dk = _add(work, dk, start + work.BLOCK_KV * DV)
     if TAIL_D > 0:
         dk_tail = _add(work, dk_tail, start + work.BLOCK_KV * (DV + D))
-    consumers_pass_turn_on(semaphores + tile, work.member)
+    consumers_pass_turn_on(workspace.group_semaphores + tile, work.member)
     return dk, dk_tail, dv
 
 

@@ -7,11 +7,10 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from ....common.device.rows import tokens_of
 
 
-@triton.jit(do_not_specialize=["counters", "q_heads", "first_row", "end_row", "n_q"])
+@triton.jit
 def prepare(
-    out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters,
-    out_b, out_h, out_row, do_b, do_h, do_row, lse_b, lse_h, lse_row, q_heads, first_row, end_row, n_q,
-    place_ptr, count_ptr,
+    out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters, out_strides, do_strides, lse_strides,
+    q_heads, first_row, end_row, n_q, places,
     BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, query head, q tile).
@@ -33,14 +32,19 @@ def prepare(
     h = (head % q_heads).to(tl.int64)
     local = tl.arange(0, BLOCK_Q)
     rows = tile * BLOCK_Q + local
-    tokens, exists = tokens_of(place_ptr, count_ptr, rows, end_row, PLACED)
+    tokens, exists = rows, rows < end_row
+    if PLACED:
+        tokens, exists = tokens_of(*places, rows, end_row, PLACED)
     inside = (rows >= first_row) & exists
     columns = tl.arange(0, BLOCK_DV)
     keep = inside[:, None] & (columns < DIM)[None, :]
     offsets = tokens.to(tl.int64)[:, None]
-    out = tl.load(out_ptr + b * out_b + h * out_h + offsets * out_row + columns[None, :], mask=keep, other=0.0)
-    do = tl.load(do_ptr + b * do_b + h * do_h + offsets * do_row + columns[None, :], mask=keep, other=0.0)
-    lse = tl.load(lse_ptr + b * lse_b + h * lse_h + rows.to(tl.int64) * lse_row, mask=inside, other=float("inf"))
+    out_rows = out_ptr + b * out_strides.b + h * out_strides.h + offsets * out_strides.row
+    out = tl.load(out_rows + columns[None, :], mask=keep, other=0.0)
+    do_rows = do_ptr + b * do_strides.b + h * do_strides.h + offsets * do_strides.row
+    do = tl.load(do_rows + columns[None, :], mask=keep, other=0.0)
+    sums = lse_ptr + b * lse_strides.b + h * lse_strides.h + rows.to(tl.int64) * lse_strides.row
+    lse = tl.load(sums, mask=inside, other=float("inf"))
     if HAS_DATA:
         lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(lse2_ptr + place + local, lse * 1.4426950408889634)

@@ -12,10 +12,10 @@ from .tickets import announce, take_ticket, wait_until_left
 
 
 @gluon.jit
-def wait_for_room(shared, stamps, it, WARPS: gl.constexpr):
+def wait_for_room(shared, stamps, it):
     """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles."""
     if it >= shared.STAGES:
-        listen(shared, ROOM, it, WARPS)
+        listen(shared, ROOM, it, shared.CONSUMERS)
     stamps.wait_until_noted(it)
 
 
@@ -53,10 +53,8 @@ def _clear_queries(shared, slot, landings):
 
 @gluon.jit
 def produce(
-    walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, group_semaphores, ticket_ptr,
-    tickets, batch, section, LAUNCH: gl.constexpr, KV_TILE: gl.constexpr, PARTS: gl.constexpr,
-    CO_RESIDENT: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
+    walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, workspace, problem, SCHEDULE
+):
     """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
     Q and dO of a walk's first step are asked for while the walk before goes on; K and V when that has left its own.
@@ -81,16 +79,18 @@ def produce(
     done = 0  # steps of the walks before this one
     key_landings = 0  # of tiles with rows that take no part
     query_landings = 0
-    ticket = take_ticket(ticket_ptr)
-    while ticket < tickets:
-        position, place_in_launch = LAUNCH(ticket, batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, section)
+    ticket = take_ticket(workspace.ticket_ptr)
+    while ticket < problem.tickets:
+        position, place_in_launch = SCHEDULE.LAUNCH(
+            ticket, problem.batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
+        )
         walk = walks.at(position)
         work = walk.work
         b = work.batch
         head = work.head
         q_head = work.q_head()
-        for part in gl.static_range(PARTS):
-            kv = KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
+        for part in gl.static_range(SCHEDULE.PARTS):
+            kv = SCHEDULE.KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
             if kv * BLOCK_KV < work.kv_len:
                 announce(shared, n, position, kv)
                 steps = walk.steps(kv)
@@ -114,7 +114,7 @@ def produce(
                         q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
-                    wait_for_room(shared, stamps, it, WARPS)
+                    wait_for_room(shared, stamps, it)
                     slot = it % shared.STAGES
                     full = shared.q_full.index(slot)
                     if walk.CLEARS:
@@ -159,10 +159,10 @@ def produce(
                 n += 1
                 if work.GROUP > 1:
                     wait_until_left(shared, n)  # the walk before has had its turn
-                    wait_for_group(work, kv, group_semaphores, shared.turn.index(0))
-        ticket = tickets  # of CTAs that need each other none may take two
-        if not CO_RESIDENT:
-            ticket = take_ticket(ticket_ptr)
+                    wait_for_group(work, kv, workspace.group_semaphores, shared.turn.index(0))
+        ticket = problem.tickets  # of CTAs that need each other none may take two
+        if not SCHEDULE.CO_RESIDENT:
+            ticket = take_ticket(workspace.ticket_ptr)
     announce(shared, n, -1, -1)
     for it in range(done, done + shared.STAGES):  # consumers speak of every step, so somebody has to listen
-        wait_for_room(shared, stamps, it, WARPS)
+        wait_for_room(shared, stamps, it)

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ....common.device.aggregates import aggregate
 from ...shared.device.ends import DQ_COMPLETE, listen
 from ...shared.device.operations import (
     as_blocks,
@@ -16,16 +17,23 @@ from ...shared.device.operations import (
 from .tickets import next_walk
 
 
+@aggregate
+class Share:
+    """The steps of a CTA that one of its WARPS reducers serves: WARP, WARP + WARPS, ..."""
+
+    WARP: gl.constexpr
+    WARPS: gl.constexpr
+
+
 @gluon.jit
-def reduce(
-    walks, stamps, shared, dq_desc, semaphores, WARP: gl.constexpr, WARPS: gl.constexpr, CONSUMERS: gl.constexpr
-):
-    """Steps WARP, WARP + WARPS, ... of the CTA; see Note [Ordered accumulation on Hopper].
+def reduce(walks, stamps, shared, dq_desc, semaphores, share):
+    """Add the dq tiles of the steps of a `Share`; see Note [Ordered accumulation on Hopper].
 
     While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
-    the semaphores hold it.  CONSUMERS: warps of the consumers.
+    the semaphores hold it.
     """
     ROWS: gl.constexpr = shared.dq.shape[1]
+    WARPS: gl.constexpr = share.WARPS
     TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
     n = 0
     done = 0
@@ -34,7 +42,7 @@ def reduce(
         walk = walks.at(position)
         work = walk.work
         steps = walk.steps(kv)
-        first = done + (WARP + WARPS - done % WARPS) % WARPS
+        first = done + (share.WARP + WARPS - done % WARPS) % WARPS
         ahead = walk.begin(first - done, kv)
         for it in range(first, done + steps, WARPS):
             step = it - done
@@ -44,7 +52,7 @@ def reduce(
             slot = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_for_turn(semaphores + tile, rank)
-            listen(shared, DQ_COMPLETE, it, CONSUMERS)
+            listen(shared, DQ_COMPLETE, it, shared.CONSUMERS)
             _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)

@@ -21,26 +21,18 @@ Note [Stamps]
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import globaltimer, smid
 
+from ....common.device.aggregates import aggregate
 from ...shared.device.ends import NOTED, listen
 from .tickets import next_walk
-
-ARGUMENTS = ("stamps_ptr", "stamped_heads")
-"""The arguments of the main kernel about stamps, in their order."""
-TYPES = {"stamps_ptr": "*i64"}
 
 
 @aggregate
 class NoStamps:
     """Nothing is written down."""
 
-    GIVEN: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self):
-        self.GIVEN = gl.constexpr(False)
+    GIVEN: gl.constexpr = False
 
     @gluon.jit
     def wait_until_noted(self, it):
@@ -63,24 +55,15 @@ class NoStamps:
 class Stamps:
     """Times of the CTA's steps, see Note [Stamps].
 
-    pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head among all of the batch; entry 1 + q of a
-    kv tile holds the times of the step of q tile `q`, and entry 0 ticket and SM of its walk.  Only the first `heads`
-    query heads are stamped.  noted: a ring of barriers, one per stage.
+    arguments: as in `arguments.STAMPS`.  pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head
+    among all of the batch; entry 1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 ticket and
+    SM of its walk.  Only the first `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
     """
 
-    pointer: gl.tensor
-    heads: gl.tensor
+    arguments: gl.tuple
     noted: gl.shared_memory_descriptor
     STAGES: gl.constexpr
-    GIVEN: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, pointer, heads, noted, STAGES):
-        self.pointer = pointer
-        self.heads = heads
-        self.noted = noted
-        self.STAGES = gl.constexpr(STAGES)
-        self.GIVEN = gl.constexpr(True)
+    GIVEN: gl.constexpr = True
 
     @gluon.jit
     def wait_until_noted(self, it):
@@ -96,9 +79,9 @@ class Stamps:
         """Numbers FIRST and FIRST + 1 of an entry of kv tile `kv`."""
         head = work.batch * work.q_heads + work.q_head()
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-        place = self.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)
-        gl.store(place, a, mask=head < self.heads)
-        gl.store(place + 1, b, mask=head < self.heads)
+        place = self.arguments.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)
+        gl.store(place, a, mask=head < self.arguments.heads)
+        gl.store(place + 1, b, mask=head < self.arguments.heads)
 
     @gluon.jit
     def begin(self, work, kv, ticket):
@@ -107,7 +90,7 @@ class Stamps:
 
 
 @gluon.jit
-def record(walks, shared, stamps, CONSUMERS: gl.constexpr):
+def record(walks, shared, stamps):
     """The recorder: one warp that stamps start and wait of every step."""
     n = 0
     done = 0
@@ -122,7 +105,7 @@ def record(walks, shared, stamps, CONSUMERS: gl.constexpr):
             slot = it % shared.STAGES
             mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
             start = stamps.now()
-            listen(shared, NOTED, it, CONSUMERS)
+            listen(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(slot), count=1)
             stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)

@@ -15,13 +15,13 @@ word a step of theirs before they need it.  Bytes of a dense mask are read where
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
-from triton.language.core import _aggregate as aggregate
 
 from .....schedule.table_walk import TILE_BITS
+from ....common.device.aggregates import aggregate, replace
 from ...shared.device.clear import unseen_keys
 from ...shared.device.operations import begin_copy, here
 from ...shared.device.told import MASKED, allocate_words, tell, told, within_band
-from ...shared.device.work import Work
+from ...shared.device.work import Work, pieces
 
 WORD_BITS = gl.constexpr(TILE_BITS)
 """Bits of the q tile and of the rank in a word; the bit above both is `MASKED`, and the sign asks for `clear`."""
@@ -31,81 +31,36 @@ WORD_BITS = gl.constexpr(TILE_BITS)
 class TableWalk:
     """Walks that tables give, and what else the mask reads.
 
-    The table of a head is ``batch * table_b + q_head * table_h``.  With HAS_CODES, q_codes: int32 [batch, q_len];
-    kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone; none has -1, and no key has -2.
-    keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
-    q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory, for the steps whose dO is
-    there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of their queries, in pieces as
-    dO.  Not IN_RUNS: the mask may cut any step.
+    data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  With HAS_CODES,
+    q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone; none has
+    -1, and no key has -2.  keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense:
+    bytes [batch, q_heads, q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory,
+    for the steps whose dO is there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of
+    their queries, in pieces as dO.  MASK: see `arguments.MaskKind`.  Not IN_RUNS: the mask may cut any step.
     """
 
     work: Work
-    visits: gl.tensor
-    words: gl.tensor
-    q_codes: gl.tensor
-    kv_codes: gl.tensor
-    keys_seen: gl.tensor
-    dense: gl.tensor
-    table_b: gl.tensor
-    table_h: gl.tensor
-    dense_b: gl.tensor
-    dense_h: gl.tensor
-    dense_i: gl.tensor
-    dense_j: gl.tensor
+    data: gl.tuple
     told_words: gl.shared_memory_descriptor
     told_codes: gl.shared_memory_descriptor
-    HAS_LO: gl.constexpr
-    HAS_HI: gl.constexpr
-    HAS_CODES: gl.constexpr
-    HAS_DENSE: gl.constexpr
-    IN_RUNS: gl.constexpr
-    CLEARS: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, work, visits, words, q_codes, kv_codes, keys_seen, dense, table_b, table_h,
-        dense_b, dense_h, dense_i, dense_j, told_words, told_codes, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE,
-    ):  # fmt: skip
-        self.work = work
-        self.visits = visits
-        self.words = words
-        self.q_codes = q_codes
-        self.kv_codes = kv_codes
-        self.keys_seen = keys_seen
-        self.dense = dense
-        self.table_b = table_b
-        self.table_h = table_h
-        self.dense_b = dense_b
-        self.dense_h = dense_h
-        self.dense_i = dense_i
-        self.dense_j = dense_j
-        self.told_words = told_words
-        self.told_codes = told_codes
-        self.HAS_LO = gl.constexpr(HAS_LO)
-        self.HAS_HI = gl.constexpr(HAS_HI)
-        self.HAS_CODES = gl.constexpr(HAS_CODES)
-        self.HAS_DENSE = gl.constexpr(HAS_DENSE)
-        self.IN_RUNS = gl.constexpr(False)
-        self.CLEARS = gl.constexpr(True)
+    MASK: gl.tuple
+    IN_RUNS: gl.constexpr = False
+    CLEARS: gl.constexpr = True
 
     @gluon.jit
     def at(self, position):
         """The walks of the head at `position`."""
-        return TableWalk(
-            self.work.at(position), self.visits, self.words, self.q_codes, self.kv_codes, self.keys_seen, self.dense,
-            self.table_b, self.table_h, self.dense_b, self.dense_h, self.dense_i, self.dense_j,
-            self.told_words, self.told_codes, self.HAS_LO, self.HAS_HI, self.HAS_CODES, self.HAS_DENSE,
-        )  # fmt: skip
+        return replace(self, work=self.work.at(position))
 
     @gluon.jit
     def steps(self, kv):
         """Steps of the walk of kv tile `kv`; none past the last one."""
-        steps = gl.load(self.visits + self._row(self._existing(kv)))
+        steps = gl.load(self.data.visits + self._row(self._existing(kv)))
         return gl.where(kv * self.work.BLOCK_KV < self.work.kv_len, steps, 0)
 
     @gluon.jit
     def word(self, step, kv):
-        return gl.load(self.words + (self._row(kv) * self.work.n_q + step))
+        return gl.load(self.data.words + (self._row(kv) * self.work.n_q + step))
 
     @gluon.jit
     def q_tile(self, word):
@@ -122,7 +77,9 @@ class TableWalk:
         The load is volatile: any other would be put off until the number of steps is there, which is loaded, too.
         """
         n_q = self.work.n_q
-        return gl.load(self.words + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True)
+        return gl.load(
+            self.data.words + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True
+        )
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
@@ -133,8 +90,8 @@ class TableWalk:
     def hidden_keys(self, kv):
         """int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
         work = self.work
-        row = work.batch * self.table_b + work.q_head() * self.table_h
-        return unseen_keys(self.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
+        row = work.batch * self.data.table_b + work.q_head() * self.data.table_h
+        return unseen_keys(self.data.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
     def has_blind(self, word):
@@ -145,14 +102,14 @@ class TableWalk:
     def tell(self, word, slot, full):
         """Tell consumers what they need besides tiles, before the barrier of this slot of dO, `full`, is armed."""
         work = self.work
-        if self.HAS_CODES:
+        if self.MASK.HAS_CODES:
             ROWS: gl.constexpr = self.told_codes.shape[1]
             PIECES: gl.constexpr = work.BLOCK_Q // ROWS
             rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
                 places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
                 codes = self.told_codes.index(slot * PIECES + piece)
-                begin_copy(codes, self.q_codes + (work.batch * work.q_len + places))
+                begin_copy(codes, self.data.q_codes + (work.batch * work.q_len + places))
             async_copy.mbarrier_arrive(full)
         tell(self.told_words, slot, word)
 
@@ -161,9 +118,11 @@ class TableWalk:
         """The mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
         work = self.work
         kv_codes = kv
-        if self.HAS_CODES:  # past the end there is a code that no query has
+        if self.MASK.HAS_CODES:  # past the end there is a code that no query has
             keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
-            kv_codes = gl.load(self.kv_codes + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1)
+            kv_codes = gl.load(
+                self.data.kv_codes + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1
+            )
         return DataMask(self, kv, kv_codes)
 
     @gluon.jit
@@ -176,7 +135,7 @@ class TableWalk:
         """The place of kv tile `kv` among the kv tiles of all tables."""
         work = self.work
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-        table = work.batch * self.table_b + work.q_head() * self.table_h
+        table = work.batch * self.data.table_b + work.q_head() * self.data.table_h
         return table * n_kv + kv
 
 
@@ -190,12 +149,6 @@ class DataMask:
     walk: TableWalk
     kv: gl.tensor
     kv_codes: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, walk, kv, kv_codes):
-        self.walk = walk
-        self.kv = kv
-        self.kv_codes = kv_codes
 
     @gluon.jit
     def q_tile(self, word):
@@ -222,7 +175,7 @@ class DataMask:
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
             piece = slot * (work.BLOCK_Q // p.shape[1]) + PIECE
             p = gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
-            if self.walk.HAS_DENSE:
+            if self.walk.MASK.HAS_DENSE:
                 p = gl.where(self._dense(q_row, queries, rows) != 0, p, 0.0)
         return p
 
@@ -237,8 +190,8 @@ class DataMask:
         keys = gl.expand_dims(gl.minimum(rows, work.kv_len - 1), 1).to(gl.int64)
         queries = gl.expand_dims(gl.minimum(q_row + columns, work.q_len - 1), 0).to(gl.int64)
         batch, q_head = here(work.batch), here(work.q_head())
-        start = walk.dense + batch.to(gl.int64) * walk.dense_b + q_head.to(gl.int64) * walk.dense_h
-        return gl.load(start + keys * walk.dense_j + queries * walk.dense_i).to(gl.int32)
+        start = walk.data.dense + batch.to(gl.int64) * walk.data.dense_b + q_head.to(gl.int64) * walk.data.dense_h
+        return gl.load(start + keys * walk.data.dense_j + queries * walk.data.dense_i).to(gl.int32)
 
     @gluon.jit
     def _sees(self, q_row, columns, rows, piece):
@@ -249,20 +202,21 @@ class DataMask:
         walk = self.walk
         work = walk.work
         keys = gl.expand_dims(rows, 1)
-        if walk.HAS_CODES:
+        if walk.MASK.HAS_CODES:
             q_codes = walk.told_codes.index(piece).load(columns.type.layout)
             keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
         else:
             keep = keys < work.kv_len
-        return within_band(keep, work, q_row, columns, rows, walk.HAS_LO, walk.HAS_HI)
+        return within_band(keep, work, q_row, columns, rows, walk.MASK)
 
 
 @gluon.jit
-def allocate_told(BLOCK_Q: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, HAS_CODES: gl.constexpr):
+def allocate_told(FORM, HAS_CODES: gl.constexpr):
     """(told_words, told_codes) of a `TableWalk`; the latter is the former without codes."""
+    PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    words = allocate_words(STAGES)
+    words = allocate_words(FORM.STAGES)
     codes = words
     if HAS_CODES:
-        codes = gl.allocate_shared_memory(gl.int32, [STAGES * PIECES, BLOCK_Q // PIECES], layout)
+        codes = gl.allocate_shared_memory(gl.int32, [FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES], layout)
     return words, codes

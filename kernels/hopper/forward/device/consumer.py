@@ -73,7 +73,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_l
             store_logsumexp(work, lse_ptr, b, head, rows, m, total)
             share = gl.where(total == 0, 0.0, 1.0 / total)
             if drop.GIVEN:
-                share = share * drop.rescale
+                share = share * drop.arguments.rescale
             if not data.GIVEN:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(shared.v_empty.index(slot))

@@ -7,11 +7,10 @@ and the 16-bit halves of a word lie as P does, rounded and packed in pairs.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
 from .....model import dropout as definition
+from ....common.device.aggregates import aggregate, group
 from ...shared.device.dropout import bound_of
-from ...shared.device.operations import given
 from ...shared.device.steps import accumulator_layout
 from .work import ROWS
 
@@ -22,29 +21,20 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 @aggregate
 class Drop:
-    """The dropout of a kernel, see `data.ForwardDropout`; all fields are None in kernels without dropout.
+    """The dropout of a kernel, see `arguments.DROPOUT` and `data.ForwardDropout`; None in kernels without dropout.
 
     So many of 2**16 sets of random bits drop a probability as `threshold` says; see Note [Comparing random bits] in
     reference_dropout.py.
     """
 
-    seed_ptr: gl.tensor | gl.constexpr
-    threshold: gl.tensor | gl.constexpr
-    rescale: gl.tensor | gl.constexpr
+    arguments: group
     GIVEN: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, seed_ptr, threshold, rescale, GIVEN):
-        self.seed_ptr = given(seed_ptr)
-        self.threshold = given(threshold)
-        self.rescale = given(rescale)
-        self.GIVEN = gl.constexpr(GIVEN)
 
     @gluon.jit
     def seed(self):
         """The two words of the key of all blocks, the lower one first; zeros without dropout."""
         if self.GIVEN:
-            seed = gl.load(self.seed_ptr)
+            seed = gl.load(self.arguments.seed)
             return seed.to(gl.uint32), (seed >> 32).to(gl.uint32)
         else:
             return 0, 0
@@ -76,7 +66,8 @@ class Drop:
     def kept(self, p, bits):
         """P, rounded, with zeros where it is dropped."""
         bits = gl.convert_layout(bits, p.type.layout, assert_trivial=True)
-        return _keep_from(p, bits, bound_of(self.threshold), self.threshold)
+        threshold = self.arguments.threshold
+        return _keep_from(p, bits, bound_of(threshold), threshold)
 
 
 @gluon.constexpr_function

@@ -14,10 +14,10 @@ Note [Words]
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
 from .....schedule.table_walk import FORWARD_UNSEEN
-from ...shared.device.operations import given, role_barrier
+from ....common.device.aggregates import aggregate, group
+from ...shared.device.operations import role_barrier
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
@@ -44,66 +44,43 @@ def has_unseen(word):
 
 @aggregate
 class Data:
-    """The tensors of a mask that is data, see `data.ForwardData`; all of them are None in kernels of bands.
+    """A mask that is data; without arguments the mask is a band.
 
-    tables: tables of a batch element, 1 or one for each head.  With HAS_DENSE there are no codes: `seen` reads bits.
-    CODES_AHEAD: in which steps codes are asked for before the scores are begun, which takes as long as they do: in none
-    (0), in the first of a run (1), or in all (2).
+    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no codes: `seen` reads bits.  CODES_AHEAD: in which
+    steps codes are asked for before the scores are begun, which takes as long as they do: in none (0), in the first of
+    a run (1), or in all (2).
     """
 
-    counts_ptr: gl.tensor | gl.constexpr
-    steps_ptr: gl.tensor | gl.constexpr
-    tables: gl.tensor | gl.constexpr
-    q_codes_ptr: gl.tensor | gl.constexpr
-    kv_codes_ptr: gl.tensor | gl.constexpr
-    seen_bits_ptr: gl.tensor | gl.constexpr
-    keys_seen_ptr: gl.tensor | gl.constexpr
+    arguments: group
     HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
     CODES_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(
-        self, counts_ptr, steps_ptr, tables, q_codes_ptr, kv_codes_ptr, seen_bits_ptr, keys_seen_ptr,
-        HAS_CODES, HAS_DENSE, CODES_AHEAD,
-    ):  # fmt: skip
-        self.counts_ptr = given(counts_ptr)
-        self.steps_ptr = given(steps_ptr)
-        self.tables = given(tables)
-        self.q_codes_ptr = given(q_codes_ptr)
-        self.kv_codes_ptr = given(kv_codes_ptr)
-        self.seen_bits_ptr = given(seen_bits_ptr)
-        self.keys_seen_ptr = given(keys_seen_ptr)
-        self.HAS_CODES = gl.constexpr(HAS_CODES)
-        self.HAS_DENSE = gl.constexpr(HAS_DENSE)
-        self.CODES_AHEAD = gl.constexpr(CODES_AHEAD if HAS_CODES else 0)
-        self.GIVEN = gl.constexpr(HAS_CODES or HAS_DENSE)
-
     @gluon.jit
     def table(self, b, head):
         """The table of a head."""
-        return b * self.tables + head % self.tables
+        return b * self.arguments.tables + head % self.arguments.tables
 
     @gluon.jit
     def words_of(self, work, b, head, q_tile):
         """(pointer to the first word, how many there are) of the q_tile-th tile of a head, as the list counts."""
         row = self.table(b, head).to(gl.int64) * work.q_tiles() + q_tile
         kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-        return self.steps_ptr + row * kv_tiles, gl.load(self.counts_ptr + row)
+        return self.arguments.steps_ptr + row * kv_tiles, gl.load(self.arguments.counts_ptr + row)
 
     @gluon.jit
     def codes(self, work, like, b, rows, kv):
         """The codes of the queries `rows` and of the keys of kv tile `kv`; like: scores, or what has their layout."""
         columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, like.type.layout))
         row_exists = (rows >= 0) & (rows < work.q_len)
-        q_codes = gl.load(self.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
+        q_codes = gl.load(self.arguments.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
         if work.EVEN_KV:  # said so that loads are known to be aligned
             first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
-            kv_codes = gl.load(self.kv_codes_ptr + first + columns)
+            kv_codes = gl.load(self.arguments.kv_codes_ptr + first + columns)
         else:
             keys = kv * work.BLOCK_KV + columns
-            start = self.kv_codes_ptr + b.to(gl.int64) * work.kv_len
+            start = self.arguments.kv_codes_ptr + b.to(gl.int64) * work.kv_len
             kv_codes = gl.load(start + keys, mask=keys < work.kv_len, other=0)
         return q_codes, kv_codes
 

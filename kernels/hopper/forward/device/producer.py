@@ -93,7 +93,7 @@ def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings,
     mbarrier.expect(full, BYTES)
     load_rows(desc, b, head // work.group, row, full, shared.v.index(slot))
     if has_unseen(word):
-        hidden = unseen_keys(data.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
+        hidden = unseen_keys(data.arguments.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
         mbarrier.wait(full, landings & 1)
         clear(shared.v.index(slot), hidden)
         complete(shared.v_full.index(slot))

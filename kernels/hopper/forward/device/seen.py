@@ -31,7 +31,7 @@ def ask(work, data, b, head, block, kv, wanted):
     kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
     table = data.table(b, head).to(gl.int64)
     tile = (table * work.row_blocks() + block) * kv_tiles + kv
-    return gl.load(data.seen_bits_ptr + tile * (2 * ROWS * WORDS) + places, mask=exists, other=0)
+    return gl.load(data.arguments.seen_bits_ptr + tile * (2 * ROWS * WORDS) + places, mask=exists, other=0)
 
 
 @gluon.jit

@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.core import _aggregate as aggregate
 
+from ....common.device.aggregates import aggregate
 from .listed import word_slots
 
 ROWS = gl.constexpr(64)
@@ -45,31 +45,6 @@ class Work:
     BLOCK_KV: gl.constexpr
     CONSUMERS: gl.constexpr
     HALVES: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, batch_heads, q_heads, group, q_len, kv_len, lo, hi, section, last_section,
-        KV_RANGE, SEEN_ROWS, SEEN_KEYS, HAS_LO, HAS_HI, FROM_THE_END, EVEN_KV, BLOCK_KV, CONSUMERS, HALVES,
-    ):  # fmt: skip
-        self.batch_heads = batch_heads
-        self.q_heads = q_heads
-        self.group = group
-        self.q_len = q_len
-        self.kv_len = kv_len
-        self.lo = lo
-        self.hi = hi
-        self.section = section
-        self.last_section = last_section
-        self.KV_RANGE = gl.constexpr(KV_RANGE)
-        self.SEEN_ROWS = gl.constexpr(SEEN_ROWS)
-        self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
-        self.HAS_LO = gl.constexpr(HAS_LO)
-        self.HAS_HI = gl.constexpr(HAS_HI)
-        self.FROM_THE_END = gl.constexpr(FROM_THE_END)
-        self.EVEN_KV = gl.constexpr(EVEN_KV)
-        self.BLOCK_KV = gl.constexpr(BLOCK_KV)
-        self.CONSUMERS = gl.constexpr(CONSUMERS)
-        self.HALVES = gl.constexpr(HALVES)
 
     @gluon.jit
     def row_blocks(self):
@@ -222,30 +197,6 @@ class Shared:
     TAIL_D: gl.constexpr
     OUT_IN_Q: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(
-        self, q, q_tail, k, k_tail, v, out, facts, words, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        Q_STAGES, STAGES, TAIL_D, OUT_IN_Q,
-    ):  # fmt: skip
-        self.q = q
-        self.q_tail = q_tail
-        self.k = k
-        self.k_tail = k_tail
-        self.v = v
-        self.out = out
-        self.facts = facts
-        self.words = words
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.k_full = k_full
-        self.k_empty = k_empty
-        self.v_full = v_full
-        self.v_empty = v_empty
-        self.Q_STAGES = gl.constexpr(Q_STAGES)
-        self.STAGES = gl.constexpr(STAGES)
-        self.TAIL_D = gl.constexpr(TAIL_D)
-        self.OUT_IN_Q = gl.constexpr(OUT_IN_Q)
-
 
 @gluon.constexpr_function
 def facts(consumers):
@@ -277,12 +228,15 @@ def _words(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def allocate_shared(
-    DTYPE: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr, BLOCK_DV: gl.constexpr,
-    Q_STAGES: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, OUT_IN_Q: gl.constexpr,
-    LISTED: gl.constexpr,
-):  # fmt: skip
+def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
     """All shared memory of a CTA, barriers initialised."""
+    BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
+    BLOCK_D: gl.constexpr = FORM.BLOCK_D
+    TAIL_D: gl.constexpr = FORM.TAIL_D
+    BLOCK_DV: gl.constexpr = FORM.BLOCK_DV
+    Q_STAGES: gl.constexpr = FORM.Q_STAGES
+    STAGES: gl.constexpr = FORM.STAGES
+    CONSUMERS: gl.constexpr = FORM.CONSUMERS
     q = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, BLOCK_D)
     k = _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_D)
     q_tail = q
@@ -291,7 +245,7 @@ def allocate_shared(
         q_tail = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, TAIL_D)
         k_tail = _tiles(DTYPE, STAGES, BLOCK_KV, TAIL_D)
     out = q
-    if OUT_IN_Q:
+    if FORM.OUT_IN_Q:
         gl.static_assert(BLOCK_DV == BLOCK_D)
         gl.static_assert(Q_STAGES == 1)
     else:
@@ -301,22 +255,22 @@ def allocate_shared(
     if LISTED:
         words = _words(word_slots(STAGES))
     return Shared(
-        q,
-        q_tail,
-        k,
-        k_tail,
-        _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
-        out,
-        told_facts,
-        words,
-        _barriers(Q_STAGES, 1),
-        _barriers(Q_STAGES, CONSUMERS),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, CONSUMERS),
-        _barriers(STAGES + (1 if LISTED else 0), 1),
-        _barriers(STAGES, CONSUMERS),
-        Q_STAGES,
-        STAGES,
-        TAIL_D,
-        OUT_IN_Q,
+        q=q,
+        q_tail=q_tail,
+        k=k,
+        k_tail=k_tail,
+        v=_tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
+        out=out,
+        facts=told_facts,
+        words=words,
+        q_full=_barriers(Q_STAGES, 1),
+        q_empty=_barriers(Q_STAGES, CONSUMERS),
+        k_full=_barriers(STAGES, 1),
+        k_empty=_barriers(STAGES, CONSUMERS),
+        v_full=_barriers(STAGES + (1 if LISTED else 0), 1),
+        v_empty=_barriers(STAGES, CONSUMERS),
+        Q_STAGES=Q_STAGES,
+        STAGES=STAGES,
+        TAIL_D=TAIL_D,
+        OUT_IN_Q=FORM.OUT_IN_Q,
     )

@@ -14,29 +14,20 @@ dV is multiplied by the factor of kept probabilities when a walk is over, and dP
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
 from .....model import dropout as definition
+from ....common.device.aggregates import aggregate, replace
 from .operations import here, rounded_from_zero
 from .work import Work
 
 ROUNDS = gl.constexpr(definition.ROUNDS)
-ARGUMENTS = ("seed", "threshold", "rescale")
-"""The arguments of the main kernel about dropout, in their order."""
-TYPES = {"seed": "*i64", "rescale": "fp32"}
-ANY_ADDRESS = {"seed": 1}
-"""The known divisor of its address: a seed may be any element of a tensor of seeds."""
 
 
 @aggregate
 class AllKept:
     """No dropout."""
 
-    GIVEN: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self):
-        self.GIVEN = gl.constexpr(False)
+    GIVEN: gl.constexpr = False
 
     @gluon.jit
     def at(self, work):
@@ -63,27 +54,17 @@ class AllKept:
 class Dropout:
     """`threshold` of 2**16 sets of random bits drop a probability, the others are multiplied by `rescale`.
 
-    seed: int64 [1].
+    arguments: as in `arguments.dropout`.
     """
 
     work: Work
-    seed: gl.tensor
-    threshold: gl.tensor
-    rescale: gl.tensor
-    GIVEN: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, work, seed, threshold, rescale):
-        self.work = work
-        self.seed = seed
-        self.threshold = threshold
-        self.rescale = rescale
-        self.GIVEN = gl.constexpr(True)
+    arguments: gl.tuple
+    GIVEN: gl.constexpr = True
 
     @gluon.jit
     def at(self, work):
         """The same for another head."""
-        return Dropout(work, self.seed, self.threshold, self.rescale)
+        return replace(self, work=work)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
@@ -91,13 +72,14 @@ class Dropout:
         work = self.work
         QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
-        seed = gl.load(self.seed)  # in every step: the keys of all rounds must not stay in registers
+        seed = gl.load(self.arguments.seed)  # in every step: the keys of all rounds must not stay in registers
         queries = q_tile * (work.BLOCK_Q // 2) + PIECE * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
         keys = here(kv) * (work.BLOCK_KV // 4) + gl.arange(0, work.BLOCK_KV // 4, gl.SliceLayout(1, layout))
         head, batch = here(work.q_head()), here(work.batch)
         words = philox(seed, gl.expand_dims(queries, 0), gl.expand_dims(keys, 1), head, batch)
         bits = gl.convert_layout(in_place(words, p.shape), p.type.layout)
-        return negative_where_dropped(p, bits, bound_of(self.threshold), self.threshold)
+        threshold = self.arguments.threshold
+        return negative_where_dropped(p, bits, bound_of(threshold), threshold)
 
     @gluon.jit
     def rounded(self, p, DTYPE: gl.constexpr):
@@ -107,11 +89,11 @@ class Dropout:
     @gluon.jit
     def gradient(self, p, dp, delta):
         """dS = P (dP - delta) of signed P, where dP is zero if P was dropped."""
-        return p * gl.where(p >= 0, dp * self.rescale - delta, delta)
+        return p * gl.where(p >= 0, dp * self.arguments.rescale - delta, delta)
 
     @gluon.jit
     def rescaled(self, dv):
-        return dv * self.rescale
+        return dv * self.arguments.rescale
 
 
 @gluon.constexpr_function

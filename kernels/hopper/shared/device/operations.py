@@ -190,12 +190,6 @@ def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
         begin_store(desc, [b, h, row, column], blocks.index(i))
 
 
-@gluon.constexpr_function
-def given(argument):
-    """An argument of a kernel as a member of an aggregate, which must not be None."""
-    return gl.constexpr(None) if argument is None else argument
-
-
 @gluon.jit
 def here(number):
     """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and

@@ -1,37 +1,29 @@
-"""Masks of rows: where the tokens of rows lie (`Places`), and results that are written there (`Target`)."""
+"""Masks of rows: where the tokens of rows lie (`Places`), and how results are written there (`store_tile`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
-from .operations import given, here, store_rows
+from ....common.device.aggregates import aggregate, group
+from .operations import here, store_rows
 
 
 @aggregate
 class Places:
     """The tokens of the rows of a mask, see `model.Placed`.
 
-    place_ptr, count_ptr: int32 [row blocks]; rows: how many there are; PLACED: rows of a row block, or 0 where tokens
-    are rows, and nothing is read.
+    arguments: as in `arguments.PLACES`, int32 [row blocks] each; rows: how many there are; PLACED: rows of a row block,
+    or 0 where tokens are rows, and nothing is read.
     """
 
-    place_ptr: gl.tensor | gl.constexpr
-    count_ptr: gl.tensor | gl.constexpr
+    arguments: group
     rows: gl.tensor
     PLACED: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, place_ptr, count_ptr, rows, PLACED):
-        self.place_ptr = given(place_ptr)
-        self.count_ptr = given(count_ptr)
-        self.rows = rows
-        self.PLACED = gl.constexpr(PLACED)
 
     @gluon.jit
     def token(self, row):
         """The token of `row`, with which a row block begins; a number past all tokens if there is no such row."""
         exists = (row >= 0) & (row < self.rows)
-        return gl.load(self.place_ptr + row // self.PLACED, mask=exists, other=self.rows)
+        return gl.load(self.arguments.place_ptr + row // self.PLACED, mask=exists, other=self.rows)
 
     @gluon.jit
     def count(self, row, ROWS: gl.constexpr):
@@ -40,25 +32,8 @@ class Places:
         for i in gl.static_range(ROWS // self.PLACED):
             first = row + i * self.PLACED
             exists = (first >= 0) & (first < self.rows)
-            count += gl.load(self.count_ptr + first // self.PLACED, mask=exists, other=0)
+            count += gl.load(self.arguments.count_ptr + first // self.PLACED, mask=exists, other=0)
         return count
-
-
-@aggregate
-class Target:
-    """A tensor of results, [1, heads, tokens, dim], with unit stride in the last dimension; None without places."""
-
-    ptr: gl.tensor | gl.constexpr
-    head_stride: gl.tensor | gl.constexpr
-    row_stride: gl.tensor | gl.constexpr
-    dim: gl.tensor | gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, ptr, head_stride, row_stride, dim):
-        self.ptr = given(ptr)
-        self.head_stride = given(head_stride)
-        self.row_stride = given(row_stride)
-        self.dim = given(dim)
 
 
 @gluon.jit
@@ -69,7 +44,7 @@ def store_tile(places, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUM
     document, which are not its own: where a row has no token, threads store the others.  They have read `tile` when
     they meet again.
 
-    WARPS: of the role that calls it.
+    target: as in `arguments.target`, None without places; WARPS: of the role that calls it.
     """
     if places.PLACED:
         row = here(row)

@@ -41,7 +41,7 @@ def told(words, slot):
 
 
 @gluon.jit
-def within_band(keep, work, q_row, columns, rows, HAS_LO: gl.constexpr, HAS_HI: gl.constexpr):
+def within_band(keep, work, q_row, columns, rows, MASK):
     """`keep`, [keys, queries], where the band lets through, too.
 
     q_row: the first query; columns: the others' places after it; rows: the keys.  In a matmul's result bits 1 and 2 of
@@ -50,8 +50,8 @@ def within_band(keep, work, q_row, columns, rows, HAS_LO: gl.constexpr, HAS_HI: 
     columns = gl.expand_dims(columns, 0)
     registers = columns & ~6
     threads = gl.expand_dims(rows, 1) - (columns & 6)
-    if HAS_LO:
+    if MASK.HAS_LO:
         keep = keep & (registers >= threads + (work.lo - q_row))
-    if HAS_HI:
+    if MASK.HAS_HI:
         keep = keep & (registers <= threads + (work.hi - q_row))
     return keep

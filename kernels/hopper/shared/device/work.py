@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.core import _aggregate as aggregate
 
+from ....common.device.aggregates import aggregate, replace
 from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
 from .told import allocate_words
 
@@ -33,34 +33,12 @@ class Work:
     BLOCK_Q: gl.constexpr
     BLOCK_KV: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(
-        self, batch, head, member, q_heads, q_len, kv_len, lo, hi, n_q, SEEN_ROWS, SEEN_KEYS, GROUP, BLOCK_Q, BLOCK_KV
-    ):
-        self.batch = batch
-        self.head = head
-        self.member = member
-        self.q_heads = q_heads
-        self.q_len = q_len
-        self.kv_len = kv_len
-        self.lo = lo
-        self.hi = hi
-        self.n_q = n_q
-        self.SEEN_ROWS = gl.constexpr(SEEN_ROWS)
-        self.SEEN_KEYS = gl.constexpr(SEEN_KEYS)
-        self.GROUP = gl.constexpr(GROUP)
-        self.BLOCK_Q = gl.constexpr(BLOCK_Q)
-        self.BLOCK_KV = gl.constexpr(BLOCK_KV)
-
     @gluon.jit
     def at(self, position):
         """The same for the head at `position`, as the launch order counts the heads of all batch elements."""
         heads = self.q_heads // self.GROUP
         place = position % self.q_heads
-        return Work(
-            position // self.q_heads, place % heads, place // heads, self.q_heads, self.q_len, self.kv_len, self.lo,
-            self.hi, self.n_q, self.SEEN_ROWS, self.SEEN_KEYS, self.GROUP, self.BLOCK_Q, self.BLOCK_KV,
-        )  # fmt: skip
+        return replace(self, batch=position // self.q_heads, head=place % heads, member=place // heads)
 
     @gluon.jit
     def first_row(self):
@@ -116,7 +94,8 @@ class Shared:
     k, v: one tile each; q, lse, do, delta: rings of STAGES, in HALVES pieces per tile; ds, p: one tile; dq: a ring of
     DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv leave with RESULTS_IN_DQ, else
     by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail, q_tail, dq_tail: the columns past
-    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a recorder.  With CLEARS
+    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a recorder.  CONSUMERS: their
+    warps.  With CLEARS
     k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.  What
     consumers say at the end of a step needs no shared memory, see `ends`.
     """
@@ -150,43 +129,7 @@ class Shared:
     RESULTS_PER_SLOT: gl.constexpr
     RESULTS_IN_DQ: gl.constexpr
     STAMPED: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, k, k_tail, v, q, q_tail, do, lse, delta, ds, p, dq, dq_tail,
-        k_full, v_full, kv_empty, q_full, do_full, dq_empty, turn,
-        walks, walk_full, walk_empty, STAGES, DQ_STAGES, TAIL_D, HALVES, RESULTS_PER_SLOT, RESULTS_IN_DQ,
-        STAMPED,
-    ):  # fmt: skip
-        self.k = k
-        self.k_tail = k_tail
-        self.v = v
-        self.q = q
-        self.q_tail = q_tail
-        self.do = do
-        self.lse = lse
-        self.delta = delta
-        self.ds = ds
-        self.p = p
-        self.dq = dq
-        self.dq_tail = dq_tail
-        self.k_full = k_full
-        self.v_full = v_full
-        self.kv_empty = kv_empty
-        self.q_full = q_full
-        self.do_full = do_full
-        self.dq_empty = dq_empty
-        self.turn = turn
-        self.walks = walks
-        self.walk_full = walk_full
-        self.walk_empty = walk_empty
-        self.STAGES = gl.constexpr(STAGES)
-        self.DQ_STAGES = gl.constexpr(DQ_STAGES)
-        self.TAIL_D = gl.constexpr(TAIL_D)
-        self.HALVES = gl.constexpr(HALVES)
-        self.RESULTS_PER_SLOT = gl.constexpr(RESULTS_PER_SLOT)
-        self.RESULTS_IN_DQ = gl.constexpr(RESULTS_IN_DQ)
-        self.STAMPED = gl.constexpr(STAMPED)
+    CONSUMERS: gl.constexpr
 
     @gluon.jit
     def result_tile(self, it, RESULT: gl.constexpr):
@@ -214,19 +157,21 @@ def _accumulators(COUNT: gl.constexpr, VALUES: gl.constexpr):
 
 
 @gluon.jit
-def allocate_shared(
-    DTYPE: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, BLOCK_D: gl.constexpr, TAIL_D: gl.constexpr,
-    BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
-    STEP: gl.constexpr, GROUP: gl.constexpr, CLEARS: gl.constexpr, READERS: gl.constexpr, STAMPED: gl.constexpr,
-):  # fmt: skip
+def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl.constexpr, STAMPED: gl.constexpr):
     """All shared memory of a CTA, barriers initialised."""
+    BLOCK_Q: gl.constexpr = FORM.BLOCK_Q
+    BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
+    BLOCK_D: gl.constexpr = FORM.BLOCK_D
+    TAIL_D: gl.constexpr = FORM.TAIL_D
+    STAGES: gl.constexpr = FORM.STAGES
+    DQ_STAGES: gl.constexpr = FORM.DQ_STAGES
     OWN: gl.constexpr = 1 if CLEARS else 0
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    HALVES: gl.constexpr = pieces(STEP)
+    HALVES: gl.constexpr = pieces(FORM.STEP)
     PER_SLOT: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
-    if STEP == "shared":
+    if FORM.STEP == "shared":
         p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
     q = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
@@ -239,36 +184,37 @@ def allocate_shared(
         q_tail = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
         dq_tail = _accumulators(DQ_STAGES, BLOCK_Q * TAIL_D)
     turn = ds  # never read
-    if GROUP > 1:
+    if FORM.GROUP > 1:
         turn = barriers(1)
     return Shared(
-        k,
-        k_tail,
-        _tiles(DTYPE, [BLOCK_KV, BLOCK_DV]),
-        q,
-        q_tail,
-        _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_DV]),
-        gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
-        ds,
-        p,
-        dq,
-        dq_tail,
-        barriers(1 + OWN),
-        barriers(1 + OWN),
-        barriers(1),
-        barriers(STAGES + OWN),
-        barriers(STAGES + OWN),
-        barriers(DQ_STAGES),
-        turn,
-        allocate_words(2 * ENTRIES),
-        barriers(ENTRIES),
-        barriers(ENTRIES, READERS),
-        STAGES,
-        DQ_STAGES,
-        TAIL_D,
-        HALVES,
-        PER_SLOT,
-        TAIL_D == 0 and BLOCK_D == BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
-        STAMPED,
+        k=k,
+        k_tail=k_tail,
+        v=_tiles(DTYPE, [BLOCK_KV, FORM.BLOCK_DV]),
+        q=q,
+        q_tail=q_tail,
+        do=_tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, FORM.BLOCK_DV]),
+        lse=gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
+        delta=gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
+        ds=ds,
+        p=p,
+        dq=dq,
+        dq_tail=dq_tail,
+        k_full=barriers(1 + OWN),
+        v_full=barriers(1 + OWN),
+        kv_empty=barriers(1),
+        q_full=barriers(STAGES + OWN),
+        do_full=barriers(STAGES + OWN),
+        dq_empty=barriers(DQ_STAGES),
+        turn=turn,
+        walks=allocate_words(2 * ENTRIES),
+        walk_full=barriers(ENTRIES),
+        walk_empty=barriers(ENTRIES, READERS),
+        STAGES=STAGES,
+        DQ_STAGES=DQ_STAGES,
+        TAIL_D=TAIL_D,
+        HALVES=HALVES,
+        RESULTS_PER_SLOT=PER_SLOT,
+        RESULTS_IN_DQ=TAIL_D == 0 and BLOCK_D == FORM.BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
+        STAMPED=STAMPED,
+        CONSUMERS=gl.num_warps(),
     )

@@ -18,6 +18,7 @@ from dash_inductor.schedule.schedules import supports
 from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
 from dash_inductor.schedule.walk import ClosedForm
 
+from ....support.calls import traits_of
 from ....support.cases import some
 from ....support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
 from ....support.hopper_glue import Fault, Pointer, Simulation
@@ -51,12 +52,12 @@ class DataLaunch(Launch):
         return data_of(ClosedForm(self.schedule, self.tables), self._keep, self._codes, None)
 
     def specialisation(self) -> build.Specialisation:
-        return replace(super().specialisation(), even_kv=False, has_codes=True)
+        return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, codes=True))
 
-    def data_arguments(self) -> dict[str, Any]:
+    def data_arguments(self) -> dict[str, dict[str, Any]]:
         names = "visits", "words", "q_codes", "kv_codes", "keys_seen", "dense"
         strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
-        return {name: Pointer(name) for name in names} | strides | {"table_b": 1, "table_h": 0}
+        return {"data": {name: Pointer(name) for name in names} | strides | {"table_b": 1, "table_h": 0}}
 
     def run(self, *args: Any, **how: Any) -> Any:
         tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
@@ -162,7 +163,7 @@ CONTROLS = {
     "q tile and rank together": ("word & ((1 << WORD_BITS) - 1)", "word"),
     "the mask is forgotten": (_MASKED, _MASKED.replace("word >> MASKED != 0", "False")),
     "the mask of full tiles": (_MASKED, _MASKED.replace("word >> MASKED != 0", "True")),
-    "the table of the first batch element": ("table = work.batch * self.table_b", "table = self.table_b"),
+    "the table of the first batch element": ("table = work.batch * self.data.table_b", "table = self.data.table_b"),
     "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
     "keys of the first batch element": ("(work.batch * work.kv_len + keys)", "(keys)"),
     "queries of the first batch element": ("(work.batch * work.q_len + places)", "(places)"),
@@ -192,7 +193,7 @@ CONTROLS = {
         "    fence_async_shared()\n    role_barrier()\n    mbarrier.arrive",
         "    mbarrier.arrive",
     ),
-    "seen keys of the first batch element": ("row = work.batch * self.table_b", "row = self.table_b"),
+    "seen keys of the first batch element": ("row = work.batch * self.data.table_b", "row = self.data.table_b"),
     "the half that is not": (
         "hidden = blind_queries(shared.lse.index(piece))",
         "hidden = blind_queries(shared.lse.index(slot))",

@@ -21,7 +21,17 @@ from dash_inductor.schedule.jobs import Column, tables, walked_query_heads
 from dash_inductor.schedule.schedules import NAMES, supports
 from dash_inductor.schedule.walk import ClosedForm, functions
 
-from ....support.hopper_glue import Descriptor, DType, Fault, Pointer, Simulation, Store
+from ....support.calls import traits_of
+from ....support.hopper_glue import (
+    Descriptor,
+    DType,
+    Fault,
+    Pointer,
+    Simulation,
+    Store,
+    changed,
+    grouped,
+)
 
 BLOCK_Q, BLOCK_KV = 32, 16
 STAGES = [((64, 64), 2), ((128, 128), 2), ((192, 128), 1), ((192, 128), 2), ((256, 256), 1), ((256, 256), 2)]
@@ -69,16 +79,15 @@ class Launch:
         return ClosedForm(self.schedule, self.tables).co_resident
 
     def specialisation(self) -> build.Specialisation:
-        lo, hi = self.mask.lo is not None, self.mask.hi is not None
         tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
         even = self.kv_len % BLOCK_KV == 0
         return build.Specialisation(
-            "bfloat16", *self.dims, self.group, self.schedule, lo, hi, even, tiles, stamped=self.stamped
+            "bfloat16", *self.dims, self.group, self.schedule, traits_of(self.mask), even, tiles, self.stamped
         )
 
-    def constants(self) -> tuple[dict[str, Any], dict[str, str]]:
+    def constants(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Compile-time constants and types of the kernel's arguments, as `build` has them."""
-        found: list[tuple[dict[str, Any], dict[str, str]]] = []
+        found: list[tuple[dict[str, Any], dict[str, Any]]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 build, "compile_kernel", lambda _f, _s, constants, types, *_: found.append((constants, types))
@@ -86,8 +95,8 @@ class Launch:
             _ = build.Kernels(self.specialisation()).main
         return found[0]
 
-    def data_arguments(self) -> dict[str, Any]:
-        """The arguments about a mask that is data."""
+    def data_arguments(self) -> dict[str, dict[str, Any]]:
+        """The groups of arguments about a mask that is data."""
         return {}
 
     def run(
@@ -102,25 +111,24 @@ class Launch:
         """
         values, types = self.constants()
         f, work = schedule or functions(self.schedule, self.tables), self.tables
-        functions_of = {name: getattr(f, value.__name__) for name, value in values.items() if callable(value)}
-        values |= functions_of | (constants or {})
+        functions_of = python_functions(values["SCHEDULE"], f)
+        values = changed(values, **(functions_of | (constants or {})))
         lo, hi = work.bounds
-        arguments: dict[str, Any] = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         tickets = self.batch * work.heads * f.dash_slots(*work.tail())
-        arguments |= {
-            "ticket_ptr": Pointer("ticket"),
-            "tickets": tickets,
-            "batch": self.batch,
-            "q_heads": work.heads,
-            "q_len": self.q_len,
-        }
-        arguments |= {"kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section}
-        arguments |= {"scale": 1.0, "scale_log2": 1.0} | self.data_arguments()
+        workspace = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
+        groups = self.data_arguments() | {
+            "workspace": workspace | {"ticket_ptr": Pointer("ticket")},
+            "problem": {
+                "tickets": tickets, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len,
+                "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section, "scale": 1.0, "scale_log2": 1.0,
+            },
+        }  # fmt: skip
         if self.stamped:
             stamped = self.batch * work.heads if stamped_heads is None else stamped_heads
-            arguments |= {"stamps_ptr": Pointer("stamps"), "stamped_heads": stamped}
+            groups |= {"stamped": {"pointer": Pointer("stamps"), "heads": stamped}}
+        arguments = grouped(types, **groups)
         for name, text in types.items():
-            match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text)
+            match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text) if isinstance(text, str) else None
             if match:
                 shape = tuple(map(int, match[2].split(",")))
                 arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
@@ -308,7 +316,7 @@ def test_roles_agree_with_the_tables(launch: Launch) -> None:
         simulation = launch.run(**way)
         check(launch, simulation, walks_of(launch))
         extra = 0 if launch.co_resident else simulation.ctas
-        assert len(simulation.taken) == simulation.arguments["tickets"] + extra, "every CTA finds the end once"
+        assert len(simulation.taken) == simulation.arguments["problem"].tickets + extra, "every CTA finds the end once"
 
 
 def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:

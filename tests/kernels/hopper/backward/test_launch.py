@@ -15,7 +15,7 @@ from torch import Tensor
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import launch
-from dash_inductor.model import Band, Call, Plan
+from dash_inductor.model import Band, Call, Dropout, Operand, Plan
 from dash_inductor.upstream import compat
 
 from ....support.calls import backward_call
@@ -114,7 +114,7 @@ def test_as_many_ctas_as_sms_and_tickets(device: Device, sms: int, grid: int) ->
     run(tensors())
     assert device.grids["main"] == grid
     (arguments,) = (arguments for name, *_, arguments in device.packed if name == "main")
-    assert arguments[4] == 16  # behind the addresses of semaphores, ticket and sums
+    assert arguments[1][0] == 16  # of `PROBLEM`, behind the workspace
 
 
 def test_co_resident_schedules_have_a_cta_for_every_ticket_or_are_refused(device: Device) -> None:
@@ -129,6 +129,7 @@ def test_co_resident_schedules_have_a_cta_for_every_ticket_or_are_refused(device
 
 
 DROPOUT = torch.zeros(1, dtype=torch.int64), 6554, 1.1
+WITH_DROPOUT = replace(CALL, dropout=Dropout(0.1, Operand(0)))
 
 
 def _move(name: str) -> Callable[[Device, dict[str, Any]], None]:
@@ -166,9 +167,9 @@ CHANGES: dict[str, Callable[[Device, dict[str, Any]], None]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_call_is_given_anew_is_packed_anew(device: Device, change: str) -> None:
     given: dict[str, Any] = tensors() | {"dropout": DROPOUT}
-    run(given)
+    run(given, WITH_DROPOUT)
     CHANGES[change](device, given)
-    run(given)
+    run(given, WITH_DROPOUT)
     assert len(device.packed) == 6
     assert device.packed[:3] != device.packed[3:]
     assert device.launched[3:] == device.packed[3:]

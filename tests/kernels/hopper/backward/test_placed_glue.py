@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.hopper.backward import build
+from dash_inductor.kernels.hopper.shared.arguments import PLACES
 from dash_inductor.model import Band
 from dash_inductor.schedule.schedules import supports
 
+from ....support.calls import traits_of
 from ....support.hopper_glue import Fault, Pointer, Store
 from ....support.placed import Rows
 from .test_data_glue import DataExpected, DataLaunch, check_cleared, visible_walks
@@ -46,12 +48,12 @@ class PlacedLaunch(DataLaunch):
         return torch.where(queries == keys, queries, -2), keys
 
     def specialisation(self) -> build.Specialisation:
-        return replace(super().specialisation(), placed=True)
+        return replace(super().specialisation(), traits=traits_of(self.mask, codes=True, placed=True))
 
-    def data_arguments(self) -> dict[str, Any]:
-        pointers = {name: Pointer(name) for name in ("place_ptr", "count_ptr", "dk_ptr", "dv_ptr")}
-        strides = {f"{name}_{what}": 1 for name in ("dk", "dv") for what in ("h", "row", "dim")}
-        return super().data_arguments() | pointers | strides
+    def data_arguments(self) -> dict[str, dict[str, Any]]:
+        ones = dict.fromkeys(("head_stride", "row_stride", "dim"), 1)
+        targets = {f"{name}_target": {"ptr": Pointer(f"{name}_ptr")} | ones for name in ("dk", "dv")}
+        return super().data_arguments() | {"places": {name: Pointer(name) for name in PLACES.names}} | targets
 
     def run(self, *args: Any, **how: Any) -> Any:
         *_, place, count = self.rows.operands()

@@ -16,7 +16,7 @@ from dash_inductor.config import config
 from dash_inductor.kernels import registry
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import build, launch
-from dash_inductor.kernels.hopper.backward.device import entry, stamps
+from dash_inductor.kernels.hopper.backward.device import entry
 from dash_inductor.lowering import early
 from dash_inductor.model import Band, Plan, Site
 from dash_inductor.planning import plan
@@ -39,12 +39,12 @@ class Launches:
     compiled_for: list[build.Specialisation] = field(default_factory=list)
 
     @property
-    def about_stamps(self) -> list[Any]:
-        """The last arguments of the last launch of the main kernel."""
+    def about_stamps(self) -> Any:
+        """The last argument of the last launch of the main kernel: table and heads, or None."""
         name, arguments = self.calls[-2]
         assert name == "main"
         assert len(arguments) == len(entry.hopper_backward.arg_names) - len(CONSTANTS) - 9
-        return arguments[-len(stamps.ARGUMENTS) :]
+        return arguments[-1]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_profiled_call(launches: Launches) -> None:
         run()
     (found,) = profiles.profile_runs()
     assert [name for name, _ in launches.calls] == ["begin", "prepare", "main", "finish"]  # the last three overlap
-    assert launches.about_stamps == [found.table.data_ptr(), 8]
+    assert launches.about_stamps == (found.table.data_ptr(), 8)
     assert found.table.shape == (2 * 4, 2, 1 + 3, 4)  # kv tiles and q tiles of 128
     assert launches.compiled_for[-1].stamped
     meta = found.to_dict()["meta"]
@@ -115,7 +115,7 @@ def test_a_profiled_call(launches: Launches) -> None:
 def test_calls_that_are_not_profiled(launches: Launches) -> None:
     """Without the setting another kernel runs, which has no such arguments; later calls stamp no head."""
     run()
-    assert launches.about_stamps == [None, None]
+    assert launches.about_stamps is None
     assert not launches.compiled_for[-1].stamped
     assert profiles.profile_runs() == ()
     with config.patch(profile=True):
@@ -123,11 +123,11 @@ def test_calls_that_are_not_profiled(launches: Launches) -> None:
             run()
         assert launches.about_stamps[1] == 8
         run()
-        assert launches.about_stamps == [0, 0]
+        assert launches.about_stamps == (0, 0)
         run(q_len=400)  # another shape of the site
         assert launches.about_stamps[1] == 8
     run()
-    assert launches.about_stamps == [None, None]
+    assert launches.about_stamps is None
     assert len(profiles.profile_runs()) == profiles.CALLS + 1
 
 
@@ -135,7 +135,7 @@ def test_a_graph_is_not_profiled(launches: Launches, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with config.patch(profile=True):
         run()
-    assert launches.about_stamps == [0, 0]
+    assert launches.about_stamps == (0, 0)
     assert profiles.profile_runs() == ()
 
 

@@ -11,6 +11,7 @@ import pytest
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band
+from dash_inductor.model.traits import Traits
 
 from ....support import sass
 from ....support.hopper_forward_builds import Case, built, steps
@@ -276,12 +277,12 @@ def test_smaller_head_dims_are_filled_up(head_dim: int, value_dim: int, dims: tu
 @pytest.mark.parametrize("dims", [(264, 64), (64, 264), (12, 16), (16, 12)])
 def test_other_head_dims_are_refused(dims: tuple[int, int]) -> None:
     with pytest.raises(ArgumentError, match="head_dim, value_dim"):
-        build.Specialisation("bfloat16", *dims, False, False, True)
+        build.Specialisation("bfloat16", *dims, Traits(), True)
 
 
 def test_other_problems_are_refused() -> None:
     with pytest.raises(ArgumentError, match="dtype='float32'"):
-        build.Specialisation("float32", 64, 64, False, False, True)  # type: ignore[arg-type]  # on purpose
+        build.Specialisation("float32", 64, 64, Traits(), True)  # type: ignore[arg-type]  # on purpose
 
 
 def test_what_a_step_must_not_have_is_seen() -> None:

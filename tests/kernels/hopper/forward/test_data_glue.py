@@ -21,18 +21,20 @@ from dash_inductor.schedule.table_walk import seen_words
 from dash_inductor.schedule.walk import functions
 
 from ....support import forward_tables
+from ....support.calls import traits_of
 from ....support.hopper_forward_glue import (
     Descriptor,
     DType,
     Fault,
     ForwardSimulation,
-    Input,
     Output,
     Pointer,
     Role,
     Tile,
     Value,
+    arguments_of,
     constants_of,
+    data_arguments,
 )
 
 ROWS, BLOCK_KV = 8, 16
@@ -168,12 +170,10 @@ class Launch:
         return found, dense.shape[1]
 
     def constants(self, listed: bool) -> dict[str, Any]:
-        band = self.tables.resolved.band
-        problem = build.Specialisation(
-            "bfloat16", *self.columns, band.lo is not None, band.hi is not None, True,
-            listed and self.dense is None, listed and self.dense is not None,
-        )  # fmt: skip
-        return constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0}
+        codes, dense = listed and self.dense is None, listed and self.dense is not None
+        traits = traits_of(self.tables.resolved.band, codes, dense)
+        problem = build.Specialisation("bfloat16", *self.columns, traits, True)
+        return constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=self.kv_len % BLOCK_KV == 0)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows and keys that take no part in a head's attention because of data may hold anything: they hold NaN."""
@@ -200,19 +200,16 @@ class Launch:
         lse = Output(torch.empty(*q.shape[:3]))
         heads = self.batch * self.heads
         section = how.pop("section", min(2 * self.group, heads))
-        arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
-            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": heads,
-            "q_heads": self.heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
-            "hi": hi, "section": section, "last_section": heads // section * section,
+        problem = {
+            "batch_heads": heads, "q_heads": self.heads, "group": self.group, "q_len": self.q_len,
+            "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section, "last_section": heads // section * section,
             "scale_log2": 0.3 * launch_side.LOG2E,
         }  # fmt: skip
+        arguments = arguments_of(
+            **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),
+            counter_ptr=None, problem=problem, data=data_arguments(*self.data()) if listed else None,
+        )  # fmt: skip
         constants = self.constants(listed)
-        if listed:
-            data, tables = self.data()
-            pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
-            given = {name: pointers.get(name) for name in build.DATA_ARGUMENTS} | {"tables": tables}
-            assert set(given) == set(build.DATA_ARGUMENTS)
-            arguments |= given
         simulation = ForwardSimulation(constants, arguments, self.ctas, rows=self.rows, **how)
         simulation.run()
         return Ran(self, simulation, out, lse, (q, k, v))

@@ -19,8 +19,17 @@ from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import functions
 
+from ....support.calls import traits_of
 from ....support.hopper_forward import no_short_settings, whole_tiles
-from ....support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Output, Pointer, constants_of
+from ....support.hopper_forward_glue import (
+    Descriptor,
+    Fault,
+    ForwardSimulation,
+    Output,
+    Pointer,
+    arguments_of,
+    constants_of,
+)
 
 ROWS, BLOCK_KV = 8, 16
 
@@ -57,9 +66,8 @@ class Launch:
 
     @property
     def problem(self) -> build.Specialisation:
-        band = self.tables.resolved.band
-        bounds = band.lo is not None, band.hi is not None
-        return build.Specialisation("bfloat16", *self.columns, *bounds, True, short=self.short)
+        traits = traits_of(self.tables.resolved.band)
+        return build.Specialisation("bfloat16", *self.columns, traits, True, self.short)
 
     @property
     def tables(self) -> Problem:
@@ -79,9 +87,8 @@ class Launch:
         return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
 
     def constants(self) -> dict[str, Any]:
-        found = constants_of(self.problem)
-        halves = found["HALVES"] and self.halves
-        return found | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": self.kv_len % BLOCK_KV == 0, "HALVES": halves}
+        halves = self.problem.halves and self.halves
+        return constants_of(self.problem, BLOCK_KV=BLOCK_KV, EVEN_KV=self.kv_len % BLOCK_KV == 0, HALVES=halves)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -106,12 +113,16 @@ class Launch:
         heads = q.shape[1]
         all_heads = self.batch * heads
         section = how.pop("section", min(2 * self.group, all_heads))
-        arguments = dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)) | {
-            "out_desc": out, "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": all_heads,
-            "q_heads": heads, "group": self.group, "q_len": self.q_len, "kv_len": self.kv_len, "lo": lo,
-            "hi": hi, "section": section, "last_section": how.pop("last_section", all_heads // section * section),
+        problem = {
+            "batch_heads": all_heads, "q_heads": heads, "group": self.group, "q_len": self.q_len,
+            "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section,
+            "last_section": how.pop("last_section", all_heads // section * section),
             "scale_log2": self.scale * launch_side.LOG2E,
         }  # fmt: skip
+        arguments = arguments_of(
+            **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),
+            counter_ptr=None, problem=problem,
+        )  # fmt: skip
         simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
         return Ran(self, simulation, out, lse, (q, k, v))
@@ -239,15 +250,17 @@ def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[
 
 def test_what_is_built_with_halves() -> None:
     """Closed forms with a lower bound; and nothing where `whole_tiles` is to show what halves change."""
-    closed = build.Specialisation("bfloat16", 64, 64, True, True, True)
+    band = Band(0, 0)
+    closed = build.Specialisation("bfloat16", 64, 64, traits_of(band), True)
     others = [
-        replace(closed, has_lo=False), replace(closed, head_dim=128, value_dim=128), replace(closed, has_codes=True),
-        replace(closed, has_dense=True), replace(closed, has_dropout=True), replace(closed, placed=True),
+        replace(closed, traits=traits_of(Band(None, 0))), replace(closed, head_dim=128, value_dim=128),
+        *(replace(closed, traits=traits_of(band, **{kind: True})) for kind in ("codes", "dense", "dropout")),
+        replace(closed, traits=traits_of(band, codes=True, placed=True)),
     ]  # fmt: skip
-    assert constants_of(closed)["HALVES"]
-    assert not any(constants_of(other)["HALVES"] for other in others)
+    assert constants_of(closed)["MASK"].HALVES
+    assert not any(constants_of(other)["MASK"].HALVES for other in others)
     with whole_tiles():
-        assert not constants_of(closed)["HALVES"]
+        assert not constants_of(closed)["MASK"].HALVES
     with pytest.raises(ArgumentError, match="block_kv=64"):
         build.Settings(64, 2, halves=True)
 

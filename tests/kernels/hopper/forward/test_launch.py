@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from torch import Tensor
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward.arguments import DATA, DROPOUT
 from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
 from dash_inductor.kernels.hopper.forward.device import entry
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
@@ -23,12 +23,20 @@ from dash_inductor.upstream import compat
 
 from ....support import forward_tables, hopper_forward
 from ....support.attention import Attention
-from ....support.calls import BSHD
+from ....support.calls import BSHD, forward_call_of, traits_of
 from ....support.dropout import dense as attention_with
 from ....support.dropout import kept_pairs
 from ....support.hopper_forward import results_of_the_cta
 from ....support.hopper_forward_builds import Case
-from ....support.hopper_forward_glue import Descriptor, ForwardSimulation, Input, Output, Pointer, constants_of
+from ....support.hopper_forward_glue import (
+    Descriptor,
+    ForwardSimulation,
+    Input,
+    Output,
+    Pointer,
+    arguments_of,
+    constants_of,
+)
 
 SMS = 132
 FULL = Band()
@@ -79,9 +87,9 @@ def tensors(
 def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, **how: Any) -> tuple[Tensor, Tensor]:
     """As `launch.forward` after its first lines, on tensors that pretend to lie on a GPU."""
     device = torch.device("cuda", 0)
-    order = tuple(how.get("order", BSHD))
+    call = forward_call_of(band, scale, how.get("data"), how.get("dropout"), how.get("order", BSHD))
     state = launch._State(
-        band, scale, order, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
+        call, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
         described(how.get("data")), drops(how.get("dropout")),
     )  # fmt: skip
@@ -118,8 +126,8 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
     (counter,) = prepare[5]
     assert main[5][:2] == [lse.data_ptr(), counter]
     resolved = Problem(band, 100, 90, 64, 128).resolved.band
-    assert main[5][2:9] == [8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0]
-    assert main[5][11] == pytest.approx(0.1 * 1.4426950408889634)
+    assert main[5][2][:7] == (8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0)
+    assert main[5][2][9] == pytest.approx(0.1 * 1.4426950408889634)
     keep = torch.tensor([[band.visible(i, j, 100, 90) for j in range(90)] for i in range(100)])
     rows, keys = (keep.any(axis).nonzero().flatten().tolist() or [0] for axis in (1, 0))
     operands = zip((q, k, v), (rows, keys, keys), main[2][:3], main[4][:3], strict=True)
@@ -163,16 +171,25 @@ def test_a_call_computes_attention(
         for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
     ]
     out, lse = map(Output, got)
-    of_data = len(build.DATA_ARGUMENTS)
-    assert tuple(arguments[-of_data:]) == (None,) * of_data  # constants of a kernel of bands
-    values = (*operands, out, Pointer(lse), None, *arguments[2:-of_data])
-    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
-    constants = constants_of(launches.problems[0])
-    ForwardSimulation(constants, dict(zip(names, values, strict=True)), grid, rows=64).run()
+    assert arguments[3:] == [None] * 4  # constants of a kernel of bands
+    simulated(launches, operands, out, lse, {})
     assert (out.writes == 1).all()
     assert (lse.writes == 1).all()
     monkeypatch.setattr(hopper_forward, "cudnn", lambda p: None)
     hopper_forward.check(p, (out.tensor, lse.tensor))
+
+
+def simulated(launches: Launches, operands: Sequence[Any], out: Output, lse: Output, memory: dict[int, Any]) -> None:
+    """Run the main kernel's roles as plain Python with the arguments of its launch; memory: pointers by address."""
+    _, grid, *_, arguments = launches.calls[1]
+    values = (*operands, out, Pointer(lse), None, *arguments[2:])
+    named = arguments_of(**dict(zip(entry.hopper_forward.arg_names, values, strict=False)))
+    for name, group in (("data", DATA), ("dropout", DROPOUT)):
+        given = named[name]
+        if given is not None:
+            pointers = [argument for argument, kind in group.types.items() if kind.startswith("*")]
+            vars(given).update({argument: memory.get(getattr(given, argument)) for argument in pointers})
+    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
 
 
 def some_codes(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
@@ -215,13 +232,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
     ]
     memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in data if t is not None}
     out, lse = map(Output, got)
-    values = (*operands, out, Pointer(lse), None, *arguments[2:])
-    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
-    named = {
-        name: memory.get(value) if name in build.DATA_ARGUMENTS and name.endswith("_ptr") else value
-        for name, value in zip(names, values, strict=True)
-    }
-    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
+    simulated(launches, operands, out, lse, memory)
     keep = forward_tables.seen(*some_codes(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
     keep = keep if dense is None else keep & dense
     expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
@@ -241,7 +252,7 @@ def test_a_call_with_dropout_computes_attention(
     seed = torch.tensor([-0x123456789ABCDEF])
     dropout = Dropout(p, Operand(0))
     got = run(q, k, v, band, data=data, dropout=ForwardDropout.of(dropout, [seed]))
-    assert launches.problems[0].has_dropout
+    assert launches.problems[0].traits.dropout
     _, grid, descriptors, _, addresses, arguments = launches.calls[1]
     operands = [
         Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
@@ -249,13 +260,7 @@ def test_a_call_with_dropout_computes_attention(
     ]
     memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in (*(data or ()), seed) if t is not None}
     out, lse = map(Output, got)
-    values = (*operands, out, Pointer(lse), None, *arguments[2:])
-    names = list(inspect.signature(entry.hopper_forward.fn).parameters)[: len(values)]
-    named = {
-        name: memory.get(value) if name in _POINTERS and name.endswith("_ptr") else value
-        for name, value in zip(names, values, strict=True)
-    }
-    ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
+    simulated(launches, operands, out, lse, memory)
     visible = Attention(q, k, v, v, band, 0.1).keep()
     if data is not None:
         assert data.q_codes is not None
@@ -265,9 +270,6 @@ def test_a_call_with_dropout_computes_attention(
     expected = attention_with(q.double(), k.double(), v.double(), visible, kept, dropout, 0.1)
     torch.testing.assert_close(out.tensor.double(), expected[0], rtol=2e-2, atol=2e-2 * dropout.rescale**0.5)
     torch.testing.assert_close(lse.tensor.double(), expected[1], rtol=1e-4, atol=1e-4)
-
-
-_POINTERS = build.DATA_ARGUMENTS | build.DROPOUT_ARGUMENTS
 
 
 def test_wrong_dropout_is_refused(launches: Launches) -> None:
@@ -350,9 +352,8 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
     """The mask decides which bounds there are, not the lengths; smaller head dims share a build."""
     for q_len in (1, 300):
         run(*tensors(q_len, kv_len, (40, 64)), band)
-    bounds = band.lo is not None, band.hi is not None
     assert launches.problems == [
-        build.Specialisation("bfloat16", 64, 64, *bounds, even, short=short) for short in (True, False)
+        build.Specialisation("bfloat16", 64, 64, traits_of(band), even, short) for short in (True, False)
     ]
 
 
@@ -376,7 +377,7 @@ def test_which_calls_have_short_settings(launches: Launches) -> None:
             assert dynamic == ((128, 1024) if dims != (72, 40) and not call.dropout else (1024,))
     assert short == [[True, False, False]] * 2 + [[False] * 3] * 2
     with pytest.raises(ArgumentError, match="short=True"):
-        build.Specialisation("bfloat16", 128, 128, True, False, True, short=True)
+        build.Specialisation("bfloat16", 128, 128, traits_of(Band(0)), True, short=True)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,7 @@ def test_states_are_kept(launches: Launches, monkeypatch: pytest.MonkeyPatch) ->
     for t in fake:
         t.device, t.data_ptr = torch.device("cuda", 0), lambda: 0
     for scale in (0.1, 0.1, 0.2):
-        launch.forward(*fake, Band(0), scale, BSHD)  # type: ignore[arg-type]  # enough of a tensor
+        launch.forward(*fake, forward_call_of(Band(0), scale))  # type: ignore[arg-type]  # enough of a tensor
     launch._state.cache_clear()
     assert len(built) == 2
 
@@ -447,9 +448,9 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
     with pytest.raises(ArgumentError, match="ctas=0"):
         run(q, k, v, ctas=0)
     with pytest.raises(ArgumentError, match="device of query='cpu'"):
-        launch.forward(q, k, v, Band(), 0.1, BSHD)
+        launch.forward(q, k, v, forward_call_of(Band(), 0.1))
     with pytest.raises(ArgumentError, match="query, key, value"):
-        launch.forward(q[0], k, v, Band(), 0.1, BSHD)
+        launch.forward(q[0], k, v, forward_call_of(Band(), 0.1))
 
 
 def test_sections() -> None:

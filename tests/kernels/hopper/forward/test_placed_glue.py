@@ -17,7 +17,18 @@ from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
 
 from ....support import forward_tables
-from ....support.hopper_forward_glue import Descriptor, Fault, ForwardSimulation, Input, Output, Pointer, constants_of
+from ....support.calls import traits_of
+from ....support.hopper_forward_glue import (
+    Descriptor,
+    Fault,
+    ForwardSimulation,
+    Input,
+    Output,
+    Pointer,
+    arguments_of,
+    constants_of,
+    data_arguments,
+)
 from ....support.placed import LENGTHS, Rows
 
 ROWS, BLOCK_KV, SCALE = 8, 16, 0.3
@@ -72,28 +83,26 @@ class Launch:
         band, (lo, hi) = tables.resolved.band, tables.bounds
         queries, keys, place, count = self.rows.operands(elsewhere=self.elsewhere)
         codes = torch.where(queries == keys, queries, -2), keys  # numbers are codes, but for queries that see nothing
-        problem = build.Specialisation(
-            "bfloat16", *self.columns, band.lo is not None, band.hi is not None, True, has_codes=True, placed=True
-        )  # fmt: skip
+        problem = build.Specialisation("bfloat16", *self.columns, traits_of(band, codes=True, placed=True), True)
         in_band = visible(band, torch.arange(length), torch.arange(length))
         data = forward_tables.of_codes(
             *codes, in_band, band.lo is not None, problem.settings.consumers, BLOCK_KV, ROWS
         )  # fmt: skip
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
-        pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
         section = how.pop("section", min(2 * self.group, self.heads))
-        arguments = {name: pointers.get(name) for name in build.DATA_ARGUMENTS} | {
-            "tables": 1, "q_desc": Descriptor(q), "k_desc": Descriptor(k), "v_desc": Descriptor(v), "out_desc": out,
-            "lse_ptr": Pointer(lse), "counter_ptr": None, "batch_heads": self.heads, "q_heads": self.heads,
-            "group": self.group, "q_len": length, "kv_len": length, "lo": lo, "hi": hi,
-            "section": section, "last_section": self.heads // section * section,
-            "scale_log2": SCALE * launch_side.LOG2E, "place_ptr": Pointer(Input(place)),
-            "count_ptr": Pointer(Input(count)), "out_ptr": Pointer(out), "out_h": out.tensor.stride(1),
-            "out_row": out.tensor.stride(2), "out_dim": v.shape[3],
+        sizes = {
+            "batch_heads": self.heads, "q_heads": self.heads, "group": self.group, "q_len": length, "kv_len": length,
+            "lo": lo, "hi": hi, "section": section, "last_section": self.heads // section * section,
+            "scale_log2": SCALE * launch_side.LOG2E,
         }  # fmt: skip
-        constants = constants_of(problem) | {"BLOCK_KV": BLOCK_KV, "EVEN_KV": True, "PLACED": ROWS}
-        arguments = {name: value for name, value in arguments.items() if name not in constants}
+        arguments = arguments_of(
+            q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),
+            counter_ptr=None, problem=sizes, data=data_arguments(data, 1),
+            places={"place_ptr": Pointer(Input(place)), "count_ptr": Pointer(Input(count))},
+            target=(Pointer(out), out.tensor.stride(1), out.tensor.stride(2), v.shape[3]),
+        )  # fmt: skip
+        constants = constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=True, PLACED=ROWS)
         simulation = ForwardSimulation(constants, arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
         return Ran(self, out, lse, (q, k, v))

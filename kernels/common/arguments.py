@@ -1,0 +1,65 @@
+"""The arguments of a kernel about one concern: a `Group`, which the kernel takes as one named tuple.
+
+Compiled code has the parameters of the flat list.  A group that is absent is a compile-time None.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ...errors import ArgumentError
+
+
+class Group(NamedTuple):
+    """Arguments about one concern.
+
+    Attributes:
+        types: Triton's type of each argument by its name, in the order of the kernel's parameters.
+        multiples: what is known to divide an argument; 16 bytes for a pointer that is not in it.
+    """
+
+    types: Mapping[str, str]
+    multiples: Mapping[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.types)
+
+    def signature(self) -> tuple[str, ...]:
+        """The types as a named tuple, from which device code has the names."""
+        return _named(self.types)
+
+    def values(self, **values: Any) -> tuple[Any, ...]:
+        """The arguments of a launch in their order.
+
+        Raises:
+            ArgumentError: other names than the group has.
+        """
+        if values.keys() != self.types.keys():
+            raise ArgumentError("values", sorted(values), f"values of {sorted(self.types)}")
+        return tuple(values[name] for name in self.types)
+
+
+def integers(*names: str) -> dict[str, str]:
+    """The types of int32 arguments of these names."""
+    return dict.fromkeys(names, "i32")
+
+
+def constants(values: tuple[Any, ...]) -> tuple[str, ...]:
+    """The signature of a named tuple of compile-time constants."""
+    return _named(dict.fromkeys(values._fields, "constexpr"))  # type: ignore[attr-defined]  # it has names
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Arguments, or their types, with those of groups one by one."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def _named(types: Mapping[str, str]) -> tuple[str, ...]:
+    return namedtuple("Group", types)(**types)  # type: ignore[misc]  # names are known at run time alone

@@ -1,0 +1,57 @@
+"""Aggregates of device code whose constructors are written from their fields, and the same with other fields.
+
+Annotated fields are the parameters of the constructor, in their order.  A field with a value in the class has it where
+none is given; it is a compile-time constant.
+"""
+
+import inspect
+import linecache
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.language.core import _aggregate, base_value
+from triton.runtime.jit import ConstexprFunction
+
+group = gl.tuple | gl.constexpr
+"""The type of a field that is a group of arguments, or None where the kernel has none."""
+
+
+class _Constructor(ConstexprFunction):
+    """A constructor that keeps values as they come, and compile-time constants of groups in their groups.
+
+    It has a source, so that kernels are compiled again where the fields are others.
+    """
+
+    def __call__(self, *arguments, **named):
+        self.fn(*map(_wrapped, arguments), **{name: _wrapped(value) for name, value in named.items()})
+
+
+def _wrapped(value):
+    return value if isinstance(value, base_value) else gl.constexpr(value)
+
+
+def aggregate(cls):
+    """A class of annotated fields and methods as an aggregate of Triton."""
+    fields = inspect.get_annotations(cls)
+    defaults = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
+    parameters = ", ".join(f"{name}={defaults[name]!r}" if name in defaults else name for name in fields)
+    lines = [f"def __init__(self, {parameters}):\n", *(f"    self.{name} = {name}\n" for name in fields)]
+    file = f"<fields of {cls.__module__}.{cls.__qualname__}>"
+    linecache.cache[file] = sum(map(len, lines)), None, lines, file
+    namespace = {"__name__": cls.__module__}
+    exec(compile("".join(lines), file, "exec"), namespace)
+    constructor = namespace["__init__"]
+    constructor.__defaults__ = tuple(map(_wrapped, defaults.values()))
+    for name in defaults:
+        delattr(cls, name)
+    cls.__init__ = _Constructor(constructor)
+    made = _aggregate(cls)
+    made.fields = tuple(fields)
+    return made
+
+
+@builtin
+def replace(instance, _semantic=None, **changes):
+    """An aggregate with other values in some fields."""
+    kept = {name: getattr(instance, name) for name in type(instance).fields if name not in changes}
+    return type(instance)(**kept, **changes)

@@ -1,0 +1,120 @@
+"""The groups of arguments and of compile-time constants that the kernels of the backward take."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...common.arguments import Group, integers
+from ..shared import arguments as shared
+from ..shared.arguments import ANY_ADDRESS
+
+WORKSPACE = Group({"semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32"})
+"""What CTAs share, zeros but for group_sums.
+
+semaphores: int32 [batch * q_heads * n_q]; ticket_ptr: int32 [1].  Where kv heads have several query heads, see
+`device.group`, group_sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)]; group_semaphores: int32
+[batch * kv_heads * n_kv].
+"""
+
+PROBLEM = Group(
+    integers("tickets", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
+    | {"scale": "fp32", "scale_log2": "fp32"}
+)
+"""Sizes, the bounds of the band, anchored top left, and the factor of scores; with log2(e) it is scale_log2.
+
+tickets: how many there are, for any number of CTAs, see `device.tickets`; section: of the launch order.
+"""
+
+_POINTERS = ("visits", "words", "q_codes", "kv_codes", "keys_seen", "dense")
+_TABLES = integers("table_b", "table_h")
+DATA = Group(
+    dict.fromkeys(_POINTERS, "*i32")
+    | {"keys_seen": "*i8", "dense": "*i8"}
+    | _TABLES
+    | dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), "i64"),
+    dict.fromkeys(_POINTERS, ANY_ADDRESS),
+)
+"""A mask that is data, see `device.table_walk`; operands and tables may begin anywhere."""
+
+DROPOUT = shared.dropout(ANY_ADDRESS)
+"""A seed may be any element of a tensor of seeds."""
+
+STAMPS = Group({"pointer": "*i64", "heads": "i32"})
+"""Where the times of steps go, and how many query heads are stamped, see `device.stamps`."""
+
+OUT_STRIDES, LSE_STRIDES = shared.strides(8), shared.strides(1)
+"""Of tensors of 16 bits, of which TMA reads rows, and of log-sum-exps."""
+
+CONTRIBUTIONS = Group({"contributions": "*i32"} | _TABLES, {"contributions": ANY_ADDRESS})
+"""How many kv tiles add to each q tile, int32 [tables, n_q], if the mask is data; tables as in `DATA`."""
+
+
+class Schedule(NamedTuple):
+    """The functions of a schedule that the main kernel calls, and facts about it, as compile-time constants.
+
+    PARTS: kv tiles of a ticket; CO_RESIDENT: CTAs wait both ways, and there is one for every ticket.
+    """
+
+    LAUNCH: Any
+    KV_TILE: Any
+    VISITS: Any
+    Q_TILE: Any
+    RANK: Any
+    Q_RANGE: Any
+    SEEN_ROWS: Any
+    SEEN_KEYS: Any
+    PARTS: int
+    CO_RESIDENT: bool
+
+
+class MaskKind(NamedTuple):
+    """The kind of a mask as compile-time constants.
+
+    HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; HAS_CODES, HAS_DENSE: as in `DATA`; PLACED:
+    rows of a row block of a mask of rows, 0 where tokens are rows.
+    """
+
+    HAS_LO: bool
+    HAS_HI: bool
+    EVEN_KV: bool
+    HAS_CODES: bool
+    HAS_DENSE: bool
+    PLACED: int
+
+
+class Form(NamedTuple):
+    """The tiles of the main kernel and the form of its steps as compile-time constants.
+
+    GROUP: query heads per kv head; BLOCK_D + TAIL_D: columns of q and k, BLOCK_DV of v; STAGES, DQ_STAGES: of rings;
+    STEP: see `device.steps`; AHEAD: a step ends with (a half of) the S of the next, so that a walk begins with one of
+    its own; LEFT_IN_REGISTERS: K and V are left operands in registers for the whole walk; ROLE_REGISTERS: of a thread
+    of a role that is no consumer.
+    """
+
+    GROUP: int
+    BLOCK_Q: int
+    BLOCK_KV: int
+    BLOCK_D: int
+    TAIL_D: int
+    BLOCK_DV: int
+    STAGES: int
+    DQ_STAGES: int
+    STEP: str
+    AHEAD: bool
+    LEFT_IN_REGISTERS: bool
+    ROLE_REGISTERS: int
+
+
+class Finish(NamedTuple):
+    """The tiles of `finish` as compile-time constants.
+
+    DIM: columns of dq; BLOCK_D + TAIL_D: of its accumulator; ROWS: of a program; PLACED: as of `MaskKind`.
+    """
+
+    BLOCK_Q: int
+    BLOCK_KV: int
+    DIM: int
+    BLOCK_D: int
+    TAIL_D: int
+    ROWS: int
+    PLACED: int

@@ -1,0 +1,71 @@
+"""The groups of arguments and of compile-time constants that the main kernel of the forward takes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...common.arguments import Group, integers
+from ..shared import arguments as shared
+
+PROBLEM = Group(
+    integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "section", "last_section")
+    | {"scale_log2": "fp32"}
+)
+"""Sizes, the bounds of the band, anchored top left, the list of tiles (`device.work.Work`), and the factor of scores.
+
+group: query heads per kv head; scale_log2: with log2(e), above zero.
+"""
+
+DATA = Group(
+    {"counts_ptr": "*i32", "steps_ptr": "*i32", "tables": "i32", "q_codes_ptr": "*i32", "kv_codes_ptr": "*i32"}
+    | {"seen_bits_ptr": "*i32", "keys_seen_ptr": "*i8"}
+)
+"""The tensors of a mask that is data, see `data.ForwardData`; tables: of a batch element, 1 or one for each head."""
+
+DROPOUT = shared.dropout(8)
+
+
+class Schedule(NamedTuple):
+    """The functions of a schedule that the main kernel calls, as compile-time constants."""
+
+    KV_RANGE: Any
+    SEEN_ROWS: Any
+    SEEN_KEYS: Any
+
+
+class MaskKind(NamedTuple):
+    """The kind of a mask as compile-time constants.
+
+    HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come first,
+    see `schedule.table_walk`; HAS_CODES, HAS_DENSE: as in `data.ForwardData`; CODES_AHEAD: see `device.listed.Data`;
+    PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALVES: see Note [Halves] in `device.half`.
+    """
+
+    HAS_LO: bool
+    HAS_HI: bool
+    EVEN_KV: bool
+    FROM_THE_END: bool
+    HAS_CODES: bool
+    HAS_DENSE: bool
+    CODES_AHEAD: int
+    PLACED: int
+    HALVES: bool
+
+
+class Form(NamedTuple):
+    """The tiles of the main kernel and its roles as compile-time constants.
+
+    BLOCK_D + TAIL_D: columns of q and k, BLOCK_DV of v; Q_STAGES, STAGES: of the rings of q, and of k and v; CONSUMERS:
+    their number; OUT_IN_Q: out takes the place of q in shared memory; REGISTERS, PRODUCER_REGISTERS: of a thread.
+    """
+
+    BLOCK_KV: int
+    BLOCK_D: int
+    TAIL_D: int
+    BLOCK_DV: int
+    Q_STAGES: int
+    STAGES: int
+    CONSUMERS: int
+    OUT_IN_Q: bool
+    REGISTERS: int
+    PRODUCER_REGISTERS: int
