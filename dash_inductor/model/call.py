@@ -85,7 +85,7 @@ class Call:
         terms = tuple(sorted(mask.terms))
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
-            mask.placed is not None,
+            mask.placed is not None, mask.interval is not None and mask.interval.number is not None,
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -21,6 +21,7 @@ class Traits:
         bias: a bias is added to the scores.
         dropout: probabilities are dropped at random.
         placed: the mask is one of rows, see `model.Placed`.
+        numbers: the interval of the mask is of other numbers of the keys than their positions.
     """
 
     has_lo: bool = False
@@ -29,6 +30,7 @@ class Traits:
     bias: bool = False
     dropout: bool = False
     placed: bool = False
+    numbers: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -51,4 +53,11 @@ class Traits:
 
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
-        return "_".join([*(bounds or ["full"]), *sorted(self.data), *(["placed"] if self.placed else [])])
+        return "_".join(
+            [
+                *(bounds or ["full"]),
+                *sorted(self.data),
+                *(["placed"] if self.placed else []),
+                *(["numbers"] if self.numbers else []),
+            ]
+        )

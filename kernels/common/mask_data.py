@@ -157,8 +157,8 @@ class MaskTables(NamedTuple):
         contributions: int32 [tables, n_q]: kv tiles that add to a q tile of the backward.
         seen_bits: int32 [tables, row blocks, n_kv, threads, words]: who sees whom, bit by bit, see Note [Seen bits] in
             `schedule.table_walk`; of the forward's row blocks and kv tiles.  Empty where there is no dense mask.
-        q_spans: int32 [batch, 2, q_len]: the first number of a key that a query sees, and the first one behind.  Empty
-            where the mask has no interval.
+        q_spans: int32 [batch, 2, q_len]: the first number of a key that a query sees, and the first one behind.  If
+            numbers are positions, a query sees no key that the band hides.  Empty where the mask has no interval.
         kv_numbers: int32 [batch, kv_len], the numbers of the keys.  Empty where they are their positions.
     """
 

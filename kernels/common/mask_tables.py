@@ -124,13 +124,18 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 
 
 def spans(data: MaskData) -> tuple[Tensor, Tensor]:
-    """What `MaskTables` says of an interval: the spans of queries and the numbers of keys."""
+    """What `MaskTables` says of an interval: the spans of queries, in which the band is too, and the numbers of keys."""
     if data.interval is None:
         return (torch.empty(0, dtype=torch.int32, device=data.device),) * 2
     lo, hi, number = (None if t is None else t.long() for t in data.interval)
     if number is None:
+        band, queries = data.band.resolve(data.q_len, data.kv_len), torch.arange(data.q_len, device=data.device)
         first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device) if lo is None else lo
         end = torch.full_like(first, data.kv_len) if hi is None else hi.clamp(max=data.kv_len) + 1
+        if band.hi is not None:
+            first = torch.maximum(first, queries - band.hi)
+        if band.lo is not None:
+            end = torch.minimum(end, queries - band.lo + 1)
         limits = first.clamp(0, data.kv_len), end.clamp(0, data.kv_len)
         return torch.stack(limits, 1).to(torch.int32), torch.empty(0, dtype=torch.int32, device=data.device)
     # Which numbers are at most others is all that matters: so are the places where they stand when they are sorted.

@@ -32,7 +32,7 @@ class Hopper(Family):
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
-    reads = EVERYTHING - {"bias", "interval"}
+    reads = EVERYTHING - {"bias"}
     cta_per_query_head = True
     walks_by_tables = True
     stamps = True

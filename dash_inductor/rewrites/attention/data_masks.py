@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ...graph.emit import Emitter
 from ...kernels.families import family
+from ...model.traits import Traits
 from ...operators.mask_tables import mask_tables
 from .sites import Match
 
@@ -44,13 +45,12 @@ class DataMask:
     """The tables of a site's mask, and what is made with them; see `build`.
 
     Args:
-        has_codes, has_dense: the mask has valid keys or segments, and it has a dense mask.
+        traits: of the call.
     """
 
     emitter: Emitter
     tables: Node
-    has_codes: bool
-    has_dense: bool
+    traits: Traits
 
     @staticmethod
     def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> DataMask:
@@ -73,16 +73,14 @@ class DataMask:
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
-        has_codes = site.mask.keys is not None or site.mask.segments is not None
-        has_dense = site.mask.dense is not None
-        return DataMask(emitter, tables, has_codes, has_dense)
+        return DataMask(emitter, tables, site.call.traits)
 
     def result(self, index: int, before: Node) -> Node:
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
 
     def of_forward(self, before: Node) -> list[Node]:
         """The operands that the forward reads behind the call's own tensors."""
-        if self.has_dense:  # the bits say what codes say, too
+        if self.traits.has("dense"):  # the bits say what codes say, too
             return [self.result(index, before) for index in (KEYS_SEEN, COUNTS, ROW_STEPS, SEEN_BITS)]
         return self._all((KEYS_SEEN, COUNTS, ROW_STEPS), before)
 
@@ -91,5 +89,9 @@ class DataMask:
         return self._all((KEYS_SEEN, VISITS, STEPS, CONTRIBUTIONS), before)
 
     def _all(self, indices: tuple[int, ...], before: Node) -> list[Node]:
-        codes = (Q_CODES, KV_CODES) if self.has_codes else ()
-        return [self.result(index, before) for index in (*codes, *indices)]
+        vectors = [
+            *((Q_CODES, KV_CODES) if self.traits.has("keys") or self.traits.has("segments") else ()),
+            *((Q_SPANS,) if self.traits.has("interval") else ()),
+            *((KV_NUMBERS,) if self.traits.numbers else ()),
+        ]
+        return [self.result(index, before) for index in (*vectors, *indices)]

@@ -36,6 +36,9 @@ DATA = Group(
 )
 """A mask that is data, see `device.table_walk`; operands and tables may begin anywhere."""
 
+DATA_WITH_SPANS = shared.with_spans(DATA)
+"""The same where the mask has an interval."""
+
 DROPOUT = shared.dropout(ANY_ADDRESS)
 """A seed may be any element of a tensor of seeds."""
 
@@ -71,7 +74,7 @@ class MaskKind(NamedTuple):
     """The kind of a mask as compile-time constants.
 
     HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; HAS_CODES, HAS_DENSE: as in `DATA`; PLACED:
-    rows of a row block of a mask of rows, 0 where tokens are rows.
+    rows of a row block of a mask of rows, 0 where tokens are rows; HAS_SPANS, HAS_NUMBERS: as of `shared.SPANS`.
     """
 
     HAS_LO: bool
@@ -80,6 +83,8 @@ class MaskKind(NamedTuple):
     HAS_CODES: bool
     HAS_DENSE: bool
     PLACED: int
+    HAS_SPANS: bool
+    HAS_NUMBERS: bool
 
 
 class Form(NamedTuple):

@@ -158,13 +158,19 @@ class Kernels:
             "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
-            "data": arguments.DATA if kind.terms else None, "dropout": arguments.DROPOUT if kind.dropout else None,
+            "data": self._data, "dropout": arguments.DROPOUT if kind.dropout else None,
             "places": self._places, "dk_target": target, "dv_target": target,
             "stamped": arguments.STAMPS if p.stamped else None,
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         return compile_kernel(hopper_backward, GluonASTSource, constants, types, options)
+
+    @property
+    def _data(self) -> Group | None:
+        """The arguments about a mask that is data."""
+        traits = self.of.traits
+        return (arguments.DATA_WITH_SPANS if traits.has("interval") else arguments.DATA) if traits.terms else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -178,7 +184,8 @@ class Kernels:
     def _mask(self) -> arguments.MaskKind:
         p = self.of
         even = p.even_kv and self.schedule.parts == 1
-        return arguments.MaskKind(*p.traits.bounds, even, *data.kinds(p.traits), p.row_block)
+        spans = p.traits.has("interval"), p.traits.numbers
+        return arguments.MaskKind(*p.traits.bounds, even, *data.kinds(p.traits), p.row_block, *spans)
 
     @property
     def _form(self) -> arguments.Form:

@@ -36,6 +36,7 @@ class BackwardData(NamedTuple):
             contiguous: the keys that a query sees.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
+        q_spans, kv_numbers: of an interval, as of `MaskTables`; the latter if they are not positions.
         row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
     """
 
@@ -46,6 +47,8 @@ class BackwardData(NamedTuple):
     steps: Tensor
     contributions: Tensor
     dense: Tensor | None = None
+    q_spans: Tensor | None = None
+    kv_numbers: Tensor | None = None
     row_place: Tensor | None = None
     row_count: Tensor | None = None
 
@@ -65,14 +68,17 @@ class BackwardData(NamedTuple):
         if not mask.operands:
             return None
         has_codes, _ = kinds(call.traits)
-        given = list(extras[operands:])
-        wanted = 6 if has_codes else 4
+        given, has_spans, has_numbers = list(extras[operands:]), call.traits.has("interval"), call.traits.numbers
+        wanted = 4 + 2 * has_codes + has_spans + has_numbers
         if len(given) != wanted:
             raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} codes and tables: {call}")
         q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
+        q_spans, kv_numbers = given.pop(0) if has_spans else None, given.pop(0) if has_numbers else None
         dense = None if mask.dense is None else extras[mask.dense.mask.index]
         keys_seen, visits, steps, contributions = given
-        data = BackwardData(q_codes, kv_codes, keys_seen, visits, steps, contributions, dense)
+        data = BackwardData(
+            q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, q_spans, kv_numbers
+        )  # fmt: skip
         if mask.placed is None:
             return data
         place, count = mask.placed.place, mask.placed.count
@@ -93,10 +99,12 @@ class Arguments(NamedTuple):
     Attributes:
         tables: strides of tables, by name.
         dense: strides of a dense mask, by name.
+        has_spans: the mask has an interval.
     """
 
     tables: dict[str, int]
     dense: dict[str, int]
+    has_spans: bool
 
     @staticmethod
     def of(call: Call, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
@@ -124,12 +132,14 @@ class Arguments(NamedTuple):
             (tables, p.n_kv, p.n_q),
             (tables, p.n_q),
             None,
+            (p.batch, 2, p.q_len),
+            (p.batch, p.kv_len),
             (p.q_len // ROW_BLOCK,),
             (p.q_len // ROW_BLOCK,),
         )
         has_codes, has_dense = kinds(call.traits)
-        placed = call.traits.placed
-        needed = has_codes, has_codes, True, True, True, True, has_dense, placed, placed
+        placed, spans = call.traits.placed, (call.traits.has("interval"), call.traits.numbers)
+        needed = has_codes, has_codes, True, True, True, True, has_dense, *spans, placed, placed
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
                 raise ArgumentError(
@@ -142,14 +152,15 @@ class Arguments(NamedTuple):
         if dense is not None:
             strides = [0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True)]
         named = dict(zip(("dense_b", "dense_h", "dense_i", "dense_j"), strides, strict=True))
-        return Arguments({"table_b": table_b, "table_h": table_h}, named)
+        return Arguments({"table_b": table_b, "table_h": table_h}, named, spans[0])
 
     def of_call(self, addresses: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The arguments `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for `BackwardData.addresses`."""
-        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
-        main = arguments.DATA.values(
+        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, q_spans, kv_numbers, *_of_rows = addresses
+        group = arguments.DATA_WITH_SPANS if self.has_spans else arguments.DATA
+        main = group.values(
             visits=visits, words=steps, q_codes=q_codes, kv_codes=kv_codes, keys_seen=keys_seen, dense=dense,
-            **self.tables, **self.dense,
+            **self.tables, **self.dense, **({"q_spans": q_spans, "kv_numbers": kv_numbers} if self.has_spans else {}),
         )  # fmt: skip
         return main, arguments.CONTRIBUTIONS.values(contributions=contributions, **self.tables)
 

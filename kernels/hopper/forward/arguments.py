@@ -22,6 +22,9 @@ DATA = Group(
 )
 """The tensors of a mask that is data, see `data.ForwardData`; tables: of a batch element, 1 or one for each head."""
 
+DATA_WITH_SPANS = shared.with_spans(DATA)
+"""The same where the mask has an interval."""
+
 DROPOUT = shared.dropout(8)
 
 
@@ -38,7 +41,8 @@ class MaskKind(NamedTuple):
 
     HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come first,
     see `schedule.table_walk`; HAS_CODES, HAS_DENSE: as in `data.ForwardData`; CODES_AHEAD: see `device.listed.Data`;
-    PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALVES: see Note [Halves] in `device.half`.
+    PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALVES: see Note [Halves] in `device.half`;
+    HAS_SPANS, HAS_NUMBERS: as of `shared.SPANS`.
     """
 
     HAS_LO: bool
@@ -50,6 +54,8 @@ class MaskKind(NamedTuple):
     CODES_AHEAD: int
     PLACED: int
     HALVES: bool
+    HAS_SPANS: bool
+    HAS_NUMBERS: bool
 
 
 class Form(NamedTuple):

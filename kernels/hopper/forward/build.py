@@ -123,14 +123,20 @@ class Specialisation:
     @property
     def has_codes(self) -> bool:
         """The kernel reads codes: the bits of a dense mask say what codes say, too."""
-        return bool(self.traits.terms) and not self.has_dense
+        return (self.traits.has("keys") or self.traits.has("segments")) and not self.has_dense
+
+    @property
+    def has_spans(self) -> bool:
+        """The kernel reads the spans of an interval."""
+        return self.traits.has("interval")
 
     @property
     def codes_ahead(self) -> int:
-        """The settings' value, as far as nothing else takes the registers; 0 without codes."""
-        if not self.has_codes or self.traits.dropout:
+        """The settings' value, as far as nothing else takes the registers; 0 without codes and spans."""
+        if not (self.has_codes or self.has_spans) or self.traits.dropout:
             return 0
-        most = 2 if self.even_kv and not self.traits.has_hi else 1  # a condition of loads, a second bound take some
+        one_comparison = self.even_kv and not self.traits.has_hi and not self.has_spans
+        most = 2 if one_comparison else 1  # a condition of loads, a second bound take some
         return min(self.settings.codes_ahead, most)
 
     @property
@@ -175,13 +181,19 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
-            "data": arguments.DATA if traits.terms else None, "dropout": arguments.DROPOUT if traits.dropout else None,
+            "data": self._data, "dropout": arguments.DROPOUT if traits.dropout else None,
             "places": shared.PLACES if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
         }  # fmt: skip
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}
         return compile_kernel(hopper_forward, GluonASTSource, constants, types, options)
+
+    @property
+    def _data(self) -> Group | None:
+        """The arguments about a mask that is data."""
+        traits = self.of.traits
+        return (arguments.DATA_WITH_SPANS if self.of.has_spans else arguments.DATA) if traits.terms else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -193,7 +205,7 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_codes, p.has_dense,
-            p.codes_ahead, ROW_BLOCK if traits.placed else 0, p.halves,
+            p.codes_ahead, ROW_BLOCK if traits.placed else 0, p.halves, p.has_spans, traits.numbers,
         )  # fmt: skip
 
     @property

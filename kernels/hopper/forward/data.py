@@ -26,6 +26,7 @@ class ForwardData(NamedTuple):
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_walk`.
+        q_spans, kv_numbers: of an interval, as of `MaskTables`; the latter if they are not positions.
         row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
@@ -37,6 +38,8 @@ class ForwardData(NamedTuple):
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
+    q_spans: Tensor | None = None
+    kv_numbers: Tensor | None = None
     row_place: Tensor | None = None
     row_count: Tensor | None = None
 
@@ -53,7 +56,7 @@ class ForwardData(NamedTuple):
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
         """From the operator's extras: the operands of the call, then keys_seen, counts and steps.
 
-        Before these are the mask's codes, or behind them its bits, if there is a dense mask.
+        Before these are the mask's codes, spans and numbers, or behind them its bits, if there is a dense mask.
 
         Raises:
             ArgumentError: a mask that is data, without its tables.
@@ -61,13 +64,18 @@ class ForwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        made, wanted = list(extras[operands:]), 5 if mask.dense is None else 4
+        traits, made = call.traits, list(extras[operands:])
+        has_codes = (traits.has("keys") or traits.has("segments")) and not traits.has("dense")
+        wanted = (4 if traits.has("dense") else 3 + 2 * has_codes) + traits.has("interval") + traits.numbers
         if len(made) != wanted:
             allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
         if mask.dense is not None:
             return ForwardData(None, None, *made)
-        data = ForwardData(*made)
+        codes = [made.pop(0) for _ in range(2)] if has_codes else [None, None]
+        spans = made.pop(0) if traits.has("interval") else None
+        numbers = made.pop(0) if traits.numbers else None
+        data = ForwardData(*codes, *made, q_spans=spans, kv_numbers=numbers)
         if mask.placed is None:
             return data
         place, count = mask.placed.place, mask.placed.count

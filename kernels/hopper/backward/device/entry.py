@@ -45,8 +45,8 @@ def hopper_backward(
         SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
     )  # fmt: skip
     if data is not None:
-        told_words, told_codes = allocate_told(FORM, MASK.HAS_CODES)
-        walks = TableWalk(work, data, told_words, told_codes, MASK)
+        told_words, told_codes, told_spans = allocate_told(FORM, MASK)
+        walks = TableWalk(work, data, told_words, told_codes, told_spans, MASK)
     else:
         CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
         walks = ClosedForm(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)

@@ -36,13 +36,16 @@ class TableWalk:
     -1, and no key has -2.  keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense:
     bytes [batch, q_heads, q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory,
     for the steps whose dO is there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of
-    their queries, in pieces as dO.  MASK: see `arguments.MaskKind`.  Not IN_RUNS: the mask may cut any step.
+    their queries, in pieces as dO; told_spans, with HAS_SPANS, the same of the first number of a key that each query
+    sees, and behind these of the first one behind, from q_spans, int32 [batch, 2, q_len].  kv_numbers, with
+    HAS_NUMBERS: int32 [batch, kv_len], the numbers of the keys; else they are their positions.  MASK: see `arguments.MaskKind`.  Not IN_RUNS: the mask may cut any step.
     """
 
     work: Work
     data: gl.tuple
     told_words: gl.shared_memory_descriptor
     told_codes: gl.shared_memory_descriptor
+    told_spans: gl.shared_memory_descriptor
     MASK: gl.tuple
     IN_RUNS: gl.constexpr = False
     CLEARS: gl.constexpr = True
@@ -102,14 +105,19 @@ class TableWalk:
     def tell(self, word, slot, full):
         """Tell consumers what they need besides tiles, before the barrier of this slot of dO, `full`, is armed."""
         work = self.work
-        if self.MASK.HAS_CODES:
-            ROWS: gl.constexpr = self.told_codes.shape[1]
+        if self.MASK.HAS_CODES or self.MASK.HAS_SPANS:
+            ROWS: gl.constexpr = self.told_codes.shape[1] if self.MASK.HAS_CODES else self.told_spans.shape[1]
             PIECES: gl.constexpr = work.BLOCK_Q // ROWS
             rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
                 places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
-                codes = self.told_codes.index(slot * PIECES + piece)
-                begin_copy(codes, self.data.q_codes + (work.batch * work.q_len + places))
+                if self.MASK.HAS_CODES:
+                    codes = self.told_codes.index(slot * PIECES + piece)
+                    begin_copy(codes, self.data.q_codes + (work.batch * work.q_len + places))
+                if self.MASK.HAS_SPANS:
+                    spans = self.data.q_spans + (2 * work.batch * work.q_len + places)
+                    begin_copy(self.told_spans.index(2 * (slot * PIECES + piece)), spans)
+                    begin_copy(self.told_spans.index(2 * (slot * PIECES + piece) + 1), spans + work.q_len)
             async_copy.mbarrier_arrive(full)
         tell(self.told_words, slot, word)
 
@@ -118,12 +126,18 @@ class TableWalk:
         """The mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
         work = self.work
         kv_codes = kv
+        kv_numbers = kv
         if self.MASK.HAS_CODES:  # past the end there is a code that no query has
             keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
             kv_codes = gl.load(
                 self.data.kv_codes + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1
             )
-        return DataMask(self, kv, kv_codes)
+        if self.MASK.HAS_NUMBERS:  # past the end there is a number that no query sees
+            keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
+            kv_numbers = gl.load(
+                self.data.kv_numbers + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1
+            )
+        return DataMask(self, kv, kv_codes, kv_numbers)
 
     @gluon.jit
     def _existing(self, kv):
@@ -141,14 +155,15 @@ class TableWalk:
 
 @aggregate
 class DataMask:
-    """The scores of kv tile `kv` that count: the band, the codes and the dense mask all let them through.
+    """The scores of kv tile `kv` that count: the band, the codes, the spans and the dense mask let them through.
 
-    kv_codes: the codes of its keys, if the mask has codes.
+    kv_codes, kv_numbers: the codes and the numbers of its keys, if the mask has them.
     """
 
     walk: TableWalk
     kv: gl.tensor
     kv_codes: gl.tensor
+    kv_numbers: gl.tensor
 
     @gluon.jit
     def q_tile(self, word):
@@ -205,18 +220,31 @@ class DataMask:
         if walk.MASK.HAS_CODES:
             q_codes = walk.told_codes.index(piece).load(columns.type.layout)
             keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
-        else:
+        elif not walk.MASK.HAS_SPANS:
             keep = keys < work.kv_len
+        if walk.MASK.HAS_SPANS:
+            first = walk.told_spans.index(2 * piece).load(columns.type.layout)
+            end = walk.told_spans.index(2 * piece + 1).load(columns.type.layout)
+            numbers = keys
+            if walk.MASK.HAS_NUMBERS:
+                numbers = gl.expand_dims(self.kv_numbers, 1)
+            between = (gl.expand_dims(first, 0) <= numbers) & (numbers < gl.expand_dims(end, 0))
+            keep = keep & between if walk.MASK.HAS_CODES else between
+        if walk.MASK.HAS_SPANS and not walk.MASK.HAS_NUMBERS:
+            return keep  # spans of positions end where band and keys do
         return within_band(keep, work, q_row, columns, rows, walk.MASK)
 
 
 @gluon.jit
-def allocate_told(FORM, HAS_CODES: gl.constexpr):
-    """(told_words, told_codes) of a `TableWalk`; the latter is the former without codes."""
+def allocate_told(FORM, MASK):
+    """(told_words, told_codes, told_spans) of a `TableWalk`; the first one stands for the others where it lacks them."""
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = allocate_words(FORM.STAGES)
     codes = words
-    if HAS_CODES:
+    spans = words
+    if MASK.HAS_CODES:
         codes = gl.allocate_shared_memory(gl.int32, [FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES], layout)
-    return words, codes
+    if MASK.HAS_SPANS:
+        spans = gl.allocate_shared_memory(gl.int32, [2 * FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES], layout)
+    return words, codes, spans

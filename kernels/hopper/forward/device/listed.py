@@ -46,7 +46,8 @@ def has_unseen(word):
 class Data:
     """A mask that is data; without arguments the mask is a band.
 
-    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no codes: `seen` reads bits.  CODES_AHEAD: in which
+    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no codes: `seen` reads bits.  With HAS_SPANS
+    a query sees numbers of keys from one to another, of positions unless HAS_NUMBERS; the band is in spans of positions.  CODES_AHEAD: in which
     steps codes are asked for before the scores are begun, which takes as long as they do: in none (0), in the first of
     a run (1), or in all (2).
     """
@@ -56,6 +57,8 @@ class Data:
     HAS_DENSE: gl.constexpr
     CODES_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
+    HAS_SPANS: gl.constexpr
+    HAS_NUMBERS: gl.constexpr
 
     @gluon.jit
     def table(self, b, head):
@@ -71,28 +74,75 @@ class Data:
 
     @gluon.jit
     def codes(self, work, like, b, rows, kv):
-        """The codes of the queries `rows` and of the keys of kv tile `kv`; like: scores, or what has their layout."""
-        columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, like.type.layout))
+        """(codes of the queries `rows`, codes of the keys of kv tile `kv`, spans of the queries, numbers of the keys).
+
+        None stands for what the mask does not have; like: scores, or what has their layout.
+        """
         row_exists = (rows >= 0) & (rows < work.q_len)
-        q_codes = gl.load(self.arguments.q_codes_ptr + b.to(gl.int64) * work.q_len + rows, mask=row_exists, other=0)
-        if work.EVEN_KV:  # said so that loads are known to be aligned
-            first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
-            kv_codes = gl.load(self.arguments.kv_codes_ptr + first + columns)
-        else:
-            keys = kv * work.BLOCK_KV + columns
-            start = self.arguments.kv_codes_ptr + b.to(gl.int64) * work.kv_len
-            kv_codes = gl.load(start + keys, mask=keys < work.kv_len, other=0)
-        return q_codes, kv_codes
+        of_element = b.to(gl.int64) * work.q_len
+        q_codes = None
+        kv_codes = None
+        spans = None
+        numbers = None
+        if self.HAS_CODES:
+            q_codes = gl.load(self.arguments.q_codes_ptr + of_element + rows, mask=row_exists, other=0)
+            kv_codes = _of_keys(self.arguments.kv_codes_ptr, work, like, b, kv)
+        if self.HAS_SPANS:
+            places = self.arguments.q_spans + 2 * of_element + rows
+            first = gl.load(places, mask=row_exists, other=0)
+            spans = first, gl.load(places + work.q_len, mask=row_exists, other=0)
+        if self.HAS_NUMBERS:
+            numbers = _of_keys(self.arguments.kv_numbers, work, like, b, kv)
+        return q_codes, kv_codes, spans, numbers
 
     @gluon.jit
     def hide(self, work, s, codes, b, rows, kv):
-        """Scores of kv tile `kv`, -inf where codes differ; the band is another's matter.
+        """Scores of kv tile `kv`, -inf where codes differ or a key is not in the span; the band is another's matter.
 
         codes: as `codes` gives them, or None, if they have not been asked for.
         """
         if codes is None:
             codes = self.codes(work, s, b, rows, kv)
-        return _keep_equal(s, gl.expand_dims(codes[0], 1), gl.expand_dims(codes[1], 0))
+        q_codes, kv_codes, spans, numbers = codes
+        if self.HAS_CODES:
+            s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
+        if self.HAS_SPANS:
+            first, end = spans
+            if not self.HAS_NUMBERS:
+                numbers = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+            s = keep_between(s, gl.expand_dims(numbers, 0), gl.expand_dims(first, 1), gl.expand_dims(end, 1))
+        return s
+
+
+@gluon.jit
+def _of_keys(ptr, work, like, b, kv):
+    """A number of each key of kv tile `kv`; ptr: int32 [batch, kv_len]."""
+    columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, like.type.layout))
+    if work.EVEN_KV:  # said so that loads are known to be aligned
+        first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
+        return gl.load(ptr + first + columns)
+    else:
+        keys = kv * work.BLOCK_KV + columns
+        start = ptr + b.to(gl.int64) * work.kv_len
+        return gl.load(start + keys, mask=keys < work.kv_len, other=0)
+
+
+@gluon.jit
+def keep_between(s, keys, first, end):
+    """s where ``first <= keys < end``, else -inf; as one operation, see `steps._keep_below`."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %keep;
+        setp.lt.s32 %keep, $2, $4;
+        setp.ge.and.s32 %keep, $2, $3, %keep;
+        selp.f32 $0, $1, 0fFF800000, %keep;
+        }""",
+        "=f,f,r,r,r",
+        [s, keys, first, end],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from ...shared.device.operations import role_barrier
 from ...shared.device.steps import accumulator_layout, left_operand
+from .listed import keep_between
 from .seen import ask, hide
 from .work import ROWS
 
@@ -84,9 +85,9 @@ def masked(work, data, s, codes, b, rows, kv):
 
     For `codes` see `listed.Data.hide`.
     """
-    if work.HAS_LO or work.HAS_HI or not work.EVEN_KV:
+    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and (data.HAS_NUMBERS or not data.HAS_SPANS):
         s = _in_band(work, s, rows, kv)
-    if data.HAS_CODES:
+    if data.HAS_CODES or data.HAS_SPANS:
         s = data.hide(work, s, codes, b, rows, kv)
     return s
 
@@ -99,7 +100,7 @@ def _in_band(work, s, rows, kv):
         end = gl.minimum(end, rows - work.lo + 1)
     end = gl.expand_dims(end, 1)
     if work.HAS_HI:
-        return _keep_between(s, keys, gl.expand_dims(rows - work.hi, 1), end)
+        return keep_between(s, keys, gl.expand_dims(rows - work.hi, 1), end)
     return _keep_below(s, keys, end)
 
 
@@ -117,24 +118,6 @@ def _keep_below(s, keys, end):
         }""",
         "=f,f,r,r",
         [s, keys, end],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _keep_between(s, keys, first, end):
-    """s where ``first <= keys < end``, else -inf."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred %keep;
-        setp.lt.s32 %keep, $2, $4;
-        setp.ge.and.s32 %keep, $2, $3, %keep;
-        selp.f32 $0, $1, 0fFF800000, %keep;
-        }""",
-        "=f,f,r,r,r",
-        [s, keys, first, end],
         dtype=gl.float32,
         is_pure=True,
         pack=1,
