@@ -125,6 +125,11 @@ class Mask:
         found = {name: getattr(self, name) for name in TERMS}
         return {name: term for name, term in found.items() if term is not None}
 
+    @property
+    def by_query(self) -> bool:
+        """Whether data show other keys to some queries than to others, as documents do: segments or an interval."""
+        return self.segments is not None or self.interval is not None
+
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that the terms read, each once."""

@@ -135,7 +135,7 @@ def candidates(site: Site, arch: str, named: bool = False) -> tuple[tuple[str, C
 
 def schedules_for(site: Site) -> tuple[str, ...]:
     """The schedules among which the planner chooses at a site, as far as they support its mask."""
-    return NAMES if site.mask.segments is None else UPWARD
+    return UPWARD if site.mask.by_query else NAMES
 
 
 def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
@@ -266,8 +266,8 @@ def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate
     length = NOMINAL_LEN if site.kv_len is None else site.kv_len
     if family(kernel).cta_per_query_head:
         longest = max(length, NOMINAL_LEN if site.q_len is None else site.q_len)
-        longest = longest if site.mask.segments is None else -(-longest // SEGMENTS)
-        together = name == "ascending" or (site.band.is_window and site.mask.segments is None)
+        longest = -(-longest // SEGMENTS) if site.mask.by_query else longest
+        together = name == "ascending" or (site.band.is_window and not site.mask.by_query)
         return _fits_l2(site, longest, SIDE_BY_SIDE if together else 1)
     return launched_together(name, site.band, arch, -(-length // candidate.dkdv.block_kv))
 

@@ -56,6 +56,14 @@ class Hopper(Family):
         able = site.call.traits.data <= self.reads and (not site.call.traits.data or backward == self.name)
         return SETTINGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
 
+    def covers(self, site: Site, arch: str) -> bool:
+        """Bits of a dense mask say all that a forward learns of pairs: there are none of an interval beside it."""
+        return super().covers(site, arch) and not {"dense", "interval"} <= site.call.traits.data
+
+    def why_not(self, site: Site, arch: str) -> str:
+        both = {"dense", "interval"} <= site.call.traits.data and self.covers_dims(site, arch)
+        return "its kernels do not read an interval beside a dense mask" if both else super().why_not(site, arch)
+
     def leaves(self, site: Site) -> str | None:
         return _narrow(site)
 

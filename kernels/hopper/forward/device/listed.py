@@ -74,26 +74,26 @@ class Data:
 
     @gluon.jit
     def codes(self, work, like, b, rows, kv):
-        """(codes of the queries `rows`, codes of the keys of kv tile `kv`, spans of the queries, numbers of the keys).
-
-        None stands for what the mask does not have; like: scores, or what has their layout.
+        """(codes of the queries `rows`, codes of the keys of kv tile `kv`, first and end of the spans of the queries, numbers
+        of the keys); any integers for what the mask does not have.  like: scores, or what has their layout.
         """
         row_exists = (rows >= 0) & (rows < work.q_len)
         of_element = b.to(gl.int64) * work.q_len
-        q_codes = None
-        kv_codes = None
-        spans = None
-        numbers = None
+        q_codes = rows
+        kv_codes = rows
+        first = rows
+        end = rows
+        numbers = rows
         if self.HAS_CODES:
             q_codes = gl.load(self.arguments.q_codes_ptr + of_element + rows, mask=row_exists, other=0)
             kv_codes = _of_keys(self.arguments.kv_codes_ptr, work, like, b, kv)
         if self.HAS_SPANS:
             places = self.arguments.q_spans + 2 * of_element + rows
             first = gl.load(places, mask=row_exists, other=0)
-            spans = first, gl.load(places + work.q_len, mask=row_exists, other=0)
+            end = gl.load(places + work.q_len, mask=row_exists, other=0)
         if self.HAS_NUMBERS:
             numbers = _of_keys(self.arguments.kv_numbers, work, like, b, kv)
-        return q_codes, kv_codes, spans, numbers
+        return q_codes, kv_codes, first, end, numbers
 
     @gluon.jit
     def hide(self, work, s, codes, b, rows, kv):
@@ -103,11 +103,10 @@ class Data:
         """
         if codes is None:
             codes = self.codes(work, s, b, rows, kv)
-        q_codes, kv_codes, spans, numbers = codes
+        q_codes, kv_codes, first, end, numbers = codes
         if self.HAS_CODES:
             s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
         if self.HAS_SPANS:
-            first, end = spans
             if not self.HAS_NUMBERS:
                 numbers = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
             s = keep_between(s, gl.expand_dims(numbers, 0), gl.expand_dims(first, 1), gl.expand_dims(end, 1))
