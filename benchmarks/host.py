@@ -24,6 +24,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 

@@ -62,4 +62,4 @@ def flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _named(types: Mapping[str, str]) -> tuple[str, ...]:
-    return namedtuple("Group", types)(**types)  # type: ignore[misc]  # names are known at run time alone
+    return namedtuple("Group", types)(**types)

@@ -17,6 +17,7 @@ from dash_inductor.model import Band, Dropout, Operand
 
 from ..support import forward_tables
 from ..support.attention import Attention
+from ..support.calls import forward_call_of, traits_of
 from ..support.dropout import dense, kept_pairs
 from ..support.hopper import MARKS
 from ..support.hopper_forward import Forward, check_distance

@@ -22,9 +22,11 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.kernels.hopper.forward.device import consumer, producer
 from dash_inductor.model import Band
+from dash_inductor.model.traits import Traits
 from dash_inductor.upstream import compat
 
 from ..support.attention import Attention
+from ..support.calls import forward_call
 from ..support.distribution import ROOT
 from ..support.hopper import MARKS, any_forward
 from ..support.hopper_forward import (

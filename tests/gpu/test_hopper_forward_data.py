@@ -20,6 +20,7 @@ from dash_inductor.model import Band
 
 from ..support import forward_tables
 from ..support.attention import Attention
+from ..support.calls import forward_call_of, traits_of
 from ..support.hopper import MARKS
 from ..support.hopper_forward import Forward, check_distance, rounded_under
 from ..support.hopper_forward import forward as without_data

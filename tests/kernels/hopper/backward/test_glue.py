@@ -31,6 +31,7 @@ from ....support.hopper_glue import (
     Store,
     changed,
     grouped,
+    python_functions,
 )
 
 BLOCK_Q, BLOCK_KV = 32, 16
@@ -387,10 +388,10 @@ CONTROLS = {
     ),
     "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    tell", "tell"),
     "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
-    "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not CO_RESIDENT:", "if True:"),
+    "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
     "room a phase later": (FLAGSHIP, WAITS, "listen(shared, ROOM, it, ", "listen(shared, ROOM, it + 1, "),
     "room not waited for": (
-        FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it, WARPS)",
+        FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it)",
         "            pass",
     ),
     "slots of Q from zero in every walk": (
@@ -407,7 +408,7 @@ CONTROLS = {
     ),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "wait_until_read()\n            mbarrier", "mbarrier"),
     "dq tile not waited for": (
-        FLAGSHIP, f"{HALF}|^$", "listen(shared, DQ_COMPLETE, it, CONSUMERS)", "pass",
+        FLAGSHIP, f"{HALF}|^$", "listen(shared, DQ_COMPLETE, it, shared.CONSUMERS)", "pass",
     ),
     "dS without a fence": (FLAGSHIP, "before a fence", "ds.store(ds)\n    fence_async_shared()", "ds.store(ds)"),
     "dS over one that the other warpgroup reads": (
@@ -463,7 +464,7 @@ CONTROLS = {
     "a member of a group out of turn": (
         FLAGSHIP, "before it is written", "wait_for_turn(semaphores + _place(work, kv), work.member)", "pass",
     ),
-    "a turn that is not waited for": (FLAGSHIP, "before it is written", "mbarrier.wait(turn, phase)", "pass"),
+    "a turn that is not waited for": (FLAGSHIP, "before it is written", "mbarrier.wait(shared.turn.index(0), phase)", "pass"),
     "the turn of the walk before": (
         SHORT, WAITS, "wait_until_left(shared, n)  # the walk before", "pass  # the walk before",
     ),

@@ -110,7 +110,7 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
 ADDED = "            added = stamps.now()\n"
 PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())\n"
-DONE = "            listen(shared, NOTED, it, CONSUMERS)\n"
+DONE = "            listen(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
 CONTROLS = {

@@ -387,8 +387,8 @@ CONTROLS = {
     "codes of another batch element, ragged": (
         Launch("padded", Band(), 40, 60, batch=3),
         WRONG,
-        "self.kv_codes_ptr + b * work.kv_len",
-        "self.kv_codes_ptr + 0 * work.kv_len",
+        "self.arguments.kv_codes_ptr + b * work.kv_len",
+        "self.arguments.kv_codes_ptr + 0 * work.kv_len",
     ),
     "codes past the end": (
         Launch("left", Band(), 40, 60),
@@ -402,8 +402,8 @@ CONTROLS = {
         "* work.q_len + rows, mask=row_exists, other=0",
         "* work.q_len + rows",
     ),
-    "tables of another batch element": (PACKED, "", "b * self.tables + head % self.tables", "0"),
-    "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.tables", "0"),
+    "tables of another batch element": (PACKED, "", "b * self.arguments.tables + head % self.arguments.tables", "0"),
+    "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.arguments.tables", "0"),
     "bits of another head": (DENSE_BY_HEAD, WRONG, "table = data.table(b, head)", "table = data.table(b, 0)"),
     "bits of another batch element": (
         DENSE_BY_HEAD,
