@@ -68,8 +68,9 @@ class Site:
         """The band that the tile pairs seen under a mask that is data are likely to fill; None where it is a band.
 
         A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is
-        cut, as DDP cuts it; and so is an interval, as of a prefix that everyone sees.  A schedule for causal masks costs others nothing, while `ascending` takes nearly twice as
-        long for a causal one, and its CTAs wait (docs/schedules.md).
+        cut, as DDP cuts it; and so is an interval, as of a prefix that everyone sees.  A schedule for causal masks
+        costs others nothing, while `ascending` takes nearly twice as long for a causal one, and its CTAs wait
+        (docs/schedules.md).
         """
         if not self.mask.operands:
             return None

@@ -124,7 +124,7 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 
 
 def spans(data: MaskData) -> tuple[Tensor, Tensor]:
-    """What `MaskTables` says of an interval: the spans of queries, in which the band is too, and the numbers of keys."""
+    """What `MaskTables` says of an interval: spans of queries, in which the band is too, and numbers of keys."""
     if data.interval is None:
         return (torch.empty(0, dtype=torch.int32, device=data.device),) * 2
     lo, hi, number = (None if t is None else t.long() for t in data.interval)

@@ -19,6 +19,7 @@ from ....model.plan import Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
 from ....schedule.table_walk import from_the_end
+from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
 from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile
 from ..shared import arguments as shared

@@ -14,7 +14,7 @@ PLACES = Group({"place_ptr": "*i32", "count_ptr": "*i32"}, {"place_ptr": ANY_ADD
 
 
 SPANS = Group({"q_spans": "*i32", "kv_numbers": "*i32"}, {"q_spans": ANY_ADDRESS, "kv_numbers": ANY_ADDRESS})
-"""An interval of the mask, by the tensors of `MaskTables`: without numbers it is of positions, and the band is in it."""
+"""An interval of the mask, see `MaskTables`: without numbers it is of positions, and the band is in it."""
 
 
 def with_spans(data: Group) -> Group:

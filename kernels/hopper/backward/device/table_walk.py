@@ -34,11 +34,13 @@ class TableWalk:
     data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  With HAS_CODES,
     q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone; none has
     -1, and no key has -2.  keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense:
-    bytes [batch, q_heads, q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  In shared memory,
-    for the steps whose dO is there: told_words, a ring of words; told_codes, with HAS_CODES, a ring of the codes of
-    their queries, in pieces as dO; told_spans, with HAS_SPANS, the same of the first number of a key that each query
-    sees, and behind these of the first one behind, from q_spans, int32 [batch, 2, q_len].  kv_numbers, with
-    HAS_NUMBERS: int32 [batch, kv_len], the numbers of the keys; else they are their positions.  MASK: see `arguments.MaskKind`.  Not IN_RUNS: the mask may cut any step.
+    bytes [batch, q_heads, q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  With HAS_SPANS,
+    q_spans: int32 [batch, 2, q_len], the first number of a key that a query sees, and the first one behind; kv_numbers,
+    with HAS_NUMBERS: int32 [batch, kv_len], the numbers of the keys; else these are their positions.
+
+    In shared memory, for the steps whose dO is there: told_words, a ring of words; told_codes, with HAS_CODES, a ring
+    of the codes of their queries, in pieces as dO; told_spans, with HAS_SPANS, of every piece what is first, and then
+    what is behind.  MASK: see `arguments.MaskKind`.  Not IN_RUNS: the mask may cut any step.
     """
 
     work: Work
@@ -237,7 +239,7 @@ class DataMask:
 
 @gluon.jit
 def allocate_told(FORM, MASK):
-    """(told_words, told_codes, told_spans) of a `TableWalk`; the first one stands for the others where it lacks them."""
+    """(told_words, told_codes, told_spans) of a `TableWalk`; the first stands for others that it lacks."""
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = allocate_words(FORM.STAGES)

@@ -46,10 +46,10 @@ def has_unseen(word):
 class Data:
     """A mask that is data; without arguments the mask is a band.
 
-    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no codes: `seen` reads bits.  With HAS_SPANS
-    a query sees numbers of keys from one to another, of positions unless HAS_NUMBERS; the band is in spans of positions.  CODES_AHEAD: in which
+    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no codes: `seen` reads bits.  CODES_AHEAD: in which
     steps codes are asked for before the scores are begun, which takes as long as they do: in none (0), in the first of
-    a run (1), or in all (2).
+    a run (1), or in all (2).  With HAS_SPANS a query sees numbers of keys from one to another, of their positions
+    unless HAS_NUMBERS; spans of positions end where band and keys do.
     """
 
     arguments: group
@@ -74,8 +74,8 @@ class Data:
 
     @gluon.jit
     def codes(self, work, like, b, rows, kv):
-        """(codes of the queries `rows`, codes of the keys of kv tile `kv`, first and end of the spans of the queries, numbers
-        of the keys); any integers for what the mask does not have.  like: scores, or what has their layout.
+        """(codes of the queries `rows`, codes of the keys of kv tile `kv`, first and end of the spans of the queries,
+        numbers of the keys); any integers for what the mask does not have.  like: what has the layout of scores.
         """
         row_exists = (rows >= 0) & (rows < work.q_len)
         of_element = b.to(gl.int64) * work.q_len
