@@ -21,8 +21,8 @@ from ..model.terms import TERMS
 if TYPE_CHECKING:
     from .execution import Execution
 
-EVERYTHING = frozenset({*TERMS, "bias", "dropout"})
-"""All kinds of data that a call may read, see `Traits.data`."""
+EVERYTHING = frozenset({*TERMS, "bias", "dropout", "softcap"})
+"""All that a call may ask for, see `Traits.asks`."""
 
 Documents = tuple[int, ...]
 """Lengths of packed documents, one after the other."""
@@ -55,7 +55,7 @@ class Family:
     Attributes:
         name: the value of `Plan.kernel`, and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
-        reads: the kinds of `Traits.data` that it reads.
+        reads: what it can do of `Traits.asks`.
         cta_per_query_head: every query head has CTAs of its own; else the CTAs of a kv head walk for its whole group.
         walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         stamps: the backward can write down when it does what, see `records.profiles`.
@@ -107,7 +107,7 @@ class Family:
 
     def covers(self, site: Site, arch: str) -> bool:
         """Whether it can run `site` on `arch`, an architecture with tables of its own."""
-        return self.covers_dims(site, arch) and site.call.traits.data <= self.reads
+        return self.covers_dims(site, arch) and site.call.traits.asks <= self.reads
 
     def why_not(self, site: Site, arch: str) -> str:
         """Why it cannot run a site that it does not cover, in words."""
@@ -115,7 +115,7 @@ class Family:
             return f"there are no such kernels for {arch} and {site.dtype}"
         if not self.covers_dims(site, arch):
             return f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {self.head_dims}"
-        return f"its kernels do not read {', '.join(sorted(site.call.traits.data - self.reads))}"
+        return f"its kernels do not read {', '.join(sorted(site.call.traits.asks - self.reads))}"
 
     def unpredicted(self, plan: Plan, site: Site, arch: str, gpu: str, documents: Documents | None) -> str | None:
         """Why the time of a backward is not predicted, in words; None where it is.

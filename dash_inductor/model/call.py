@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ from .traits import Traits
 Order = tuple[int, ...]
 """The dimensions of a tensor from the largest stride to the smallest."""
 
-_TEXT = re.compile(r"([^/]+)/scale=([^/]+?)(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?(?:/orders=([0-3,]+))?")
+_TEXT = re.compile(
+    r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?(?:/orders=([0-3,]+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Call:
             where no operator is called yet.
         bias: the bias that is added to the scores, None for none.
         dropout: what drops probabilities at random; None where nothing does.
+        softcap: the bound of the scaled scores s, which become ``softcap * tanh(s / softcap)`` before a bias is added;
+            None for none.
     """
 
     mask: Mask
@@ -56,8 +61,11 @@ class Call:
     orders: tuple[Order, ...] = ()
     bias: Bias | None = None
     dropout: Dropout | None = None
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.softcap is not None and not 0.0 < self.softcap < math.inf:
+            raise ArgumentError("softcap", self.softcap, "None or a finite number above 0")
         for order in self.orders:
             if sorted(order) != list(range(4)):
                 raise ArgumentError("orders", self.orders, "permutations of 0, 1, 2, 3")
@@ -67,7 +75,7 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.mask, self.scale, self.orders, self.bias, self.dropout))
+        return hash((self.mask, self.scale, self.orders, self.bias, self.dropout, self.softcap))
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
@@ -83,16 +91,18 @@ class Call:
         """The facts about the call for which kernels are compiled."""
         band, mask = self.mask.band, self.mask
         terms = tuple(sorted(mask.terms))
+        numbers = mask.interval is not None and mask.interval.number is not None
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
-            mask.placed is not None, mask.interval is not None and mask.interval.number is not None,
+            mask.placed is not None, numbers, self.softcap is not None,
         )  # fmt: skip
 
     def __str__(self) -> str:
         orders = ",".join("".join(map(str, order)) for order in self.orders)
         bias = "" if self.bias is None else f"/bias={self.bias}"
         dropout = "" if self.dropout is None else f"/dropout={self.dropout}"
-        return f"{self.mask}/scale={self.scale!r}{bias}{dropout}" + (f"/orders={orders}" if orders else "")
+        softcap = "" if self.softcap is None else f"/softcap={self.softcap!r}"
+        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}" + (f"/orders={orders}" if orders else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -106,10 +116,10 @@ class Call:
         if match is None:
             raise ArgumentError("call", text, "a string made by str(Call)")
         try:
-            scale = float(match[2])
+            scale, softcap = float(match[2]), None if match[3] is None else float(match[3])
         except ValueError as error:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
-        bias = Bias(Operand(int(match[3])), match[4] is not None) if match[3] else None
-        dropout = Dropout.parse(match[5]) if match[5] else None
-        orders = tuple(tuple(map(int, order)) for order in match[6].split(",")) if match[6] else ()
-        return Call(Mask.parse(match[1]), scale, orders, bias, dropout)
+        bias = Bias(Operand(int(match[4])), match[5] is not None) if match[4] else None
+        dropout = Dropout.parse(match[6]) if match[6] else None
+        orders = tuple(tuple(map(int, order)) for order in match[7].split(",")) if match[7] else ()
+        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap)

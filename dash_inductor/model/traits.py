@@ -22,6 +22,7 @@ class Traits:
         dropout: probabilities are dropped at random.
         placed: the mask is one of rows, see `model.Placed`.
         numbers: the interval of the mask is of other numbers of the keys than their positions.
+        softcap: scores are bounded, see `model.Call`.
     """
 
     has_lo: bool = False
@@ -31,6 +32,7 @@ class Traits:
     dropout: bool = False
     placed: bool = False
     numbers: bool = False
+    softcap: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -51,13 +53,12 @@ class Traits:
         """The kinds of data that the call reads beside query, key and value: `terms`, "bias" and "dropout"."""
         return frozenset((*self.terms, *(["bias"] if self.bias else []), *(["dropout"] if self.dropout else [])))
 
+    @functools.cached_property  # every call asks
+    def asks(self) -> frozenset[str]:
+        """The kinds of `data`, and "softcap": what kernels must be able to do beside a band."""
+        return self.data | ({"softcap"} if self.softcap else frozenset())
+
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
-        return "_".join(
-            [
-                *(bounds or ["full"]),
-                *sorted(self.data),
-                *(["placed"] if self.placed else []),
-                *(["numbers"] if self.numbers else []),
-            ]
-        )
+        others = {"placed": self.placed, "numbers": self.numbers, "softcap": self.softcap}
+        return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

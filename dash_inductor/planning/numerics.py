@@ -24,8 +24,9 @@ def numerics_key(
 
 
 def terms(site: Site) -> str:
-    """The mask, and whether there is a bias."""
-    return str(site.mask) if site.call.bias is None else f"{site.mask} + bias"
+    """The mask, whether there is a bias, and the bound of the scores."""
+    softcap = [] if site.call.softcap is None else [f"softcap {site.call.softcap!r}"]
+    return " + ".join([str(site.mask), *softcap, *(["bias"] if site.call.bias is not None else [])])
 
 
 def _shape(tiles: Tiles) -> str:

@@ -49,7 +49,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
 
 def _check_data(call: Call) -> None:
     """Raise ArgumentError unless the kernels read all that a call reads of data."""
-    if not call.traits.data <= FAMILY.reads:
+    if not call.traits.asks <= FAMILY.reads:
         raise ArgumentError("call", str(call), f"one that reads {sorted(FAMILY.reads)} alone")
 
 

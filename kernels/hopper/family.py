@@ -32,7 +32,7 @@ class Hopper(Family):
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
-    reads = EVERYTHING - {"bias"}
+    reads = EVERYTHING - {"bias", "softcap"}
     cta_per_query_head = True
     walks_by_tables = True
     stamps = True
@@ -53,7 +53,7 @@ class Hopper(Family):
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
         """A mask that is data has this forward beside this backward alone: its tables are made for both."""
         dims = dims_of_tile(site.head_dim, site.value_dim)
-        able = site.call.traits.data <= self.reads and (not site.call.traits.data or backward == self.name)
+        able = site.call.traits.asks <= self.reads and (not site.call.traits.data or backward == self.name)
         return SETTINGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
 
     def covers(self, site: Site, arch: str) -> bool:
