@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import os
 import re
@@ -131,7 +130,7 @@ def hook() -> Iterator[Seen]:
         value = os.environ["DASH_INDUCTOR"]
         yield WARNING, f"dash_inductor is off: DASH_INDUCTOR={value} is set", "Unset the variable to use it."
         return
-    importlib.import_module("torch._inductor.compile_fx")  # the hook installs now, at the latest
+    compat.load_inductor()  # the hook installs now, at the latest
     from ..install import installation
 
     if state.failure is None:
@@ -195,7 +194,7 @@ def compilers() -> Iterator[Seen]:
 
 def caches() -> Iterator[Seen]:
     """Whether the folders of compiled code can be written to, have space, and may hold programs."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from ..upstream.caches import cache_dir
 
     folders = {"TORCHINDUCTOR_CACHE_DIR": cache_dir()}
     if os.environ.get("TRITON_CACHE_DIR"):  # else Inductor puts it into its own

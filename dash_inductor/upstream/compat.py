@@ -62,6 +62,11 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def load_inductor() -> None:
+    """Import Inductor as a first compile does, which installs us into it."""
+    importlib.import_module("torch._inductor.compile_fx")
+
+
 def joint_passes() -> list[Any]:
     """Inductor's list of joint-graph passes; an entry is any object with ``apply(graph) -> int``."""
     from torch._inductor.fx_passes import joint_graph

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from ....errors import ArgumentError
 from ....model.mask import ROW_BLOCK, Band, Mask
 from ....model.plan import Plan, Tiles
 from ....model.site import DType, Site
 from ....schedule import schedules
+from ....upstream.gluon import GluonASTSource
+from ....upstream.triton_compiler import ASTSource
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
 from ..family import FAMILY
 from ..settings import VARIANTS, dims_of_tile

@@ -7,8 +7,8 @@ is to know.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
+from .....upstream.gluon import aggregate
 from ...shared.device.operations import here
 from ...shared.device.told import MASKED, NEXT, tell, told, within_band
 from ...shared.device.work import Work

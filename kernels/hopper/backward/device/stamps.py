@@ -21,9 +21,9 @@ Note [Stamps]
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import globaltimer, smid
 
+from .....upstream.gluon import aggregate
 from ...shared.device.ends import NOTED, listen
 from .tickets import next_walk
 

@@ -15,9 +15,9 @@ word a step of theirs before they need it.  Bytes of a dense mask are read where
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
-from triton.language.core import _aggregate as aggregate
 
 from .....schedule.table_walk import TILE_BITS
+from .....upstream.gluon import aggregate
 from ...shared.device.clear import unseen_keys
 from ...shared.device.operations import begin_copy, here
 from ...shared.device.told import MASKED, allocate_words, tell, told, within_band

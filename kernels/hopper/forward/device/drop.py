@@ -7,9 +7,9 @@ and the 16-bit halves of a word lie as P does, rounded and packed in pairs.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
 from .....model import dropout as definition
+from .....upstream.gluon import aggregate
 from ...shared.device.dropout import bound_of
 from ...shared.device.operations import given
 from ...shared.device.steps import accumulator_layout

@@ -14,9 +14,9 @@ Note [Words]
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
 from .....schedule.table_walk import FORWARD_UNSEEN
+from .....upstream.gluon import aggregate
 from ...shared.device.operations import given, role_barrier
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)

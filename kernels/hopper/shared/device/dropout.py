@@ -14,9 +14,9 @@ dV is multiplied by the factor of kept probabilities when a walk is over, and dP
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
 from .....model import dropout as definition
+from .....upstream.gluon import aggregate
 from .operations import here, rounded_from_zero
 from .work import Work
 

@@ -2,8 +2,8 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
+from .....upstream.gluon import aggregate
 from .operations import given, here, store_rows
 
 

@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.core import _aggregate as aggregate
 
+from .....upstream.gluon import aggregate
 from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
 from .told import allocate_words
 
