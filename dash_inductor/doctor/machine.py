@@ -21,6 +21,7 @@ import _dash_inductor_state as state
 from .. import _switch
 from ..model.architectures import SAME_AS, WORKERS
 from ..upstream import compat, probe
+from ..upstream.seams import SEAMS
 from ..version import __version__
 from .findings import Check, Seen, Severity
 
@@ -143,6 +144,7 @@ def hook() -> Iterator[Seen]:
         yield ERROR, what, "Something has replaced torch._inductor.fx_passes.joint_graph.pass_patterns: remove it."
     else:
         yield OK, "installed into Inductor, and all of it loads", ""
+        yield OK, f"takes part in PyTorch at {', '.join(seam.attribute for seam in SEAMS)}", ""
 
 
 def gpu() -> Iterator[Seen]:

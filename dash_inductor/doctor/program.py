@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,9 +16,9 @@ from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..model.reasons import Reason
 from ..records.records import sites
+from ..upstream import seams
 from ..upstream.dispatch import OpOverload
 from ..upstream.fresh import every_graph_compiled
-from ..upstream.patches import replaced
 from . import settings
 from .findings import Check, Finding, Seen, Severity, run
 from .running import Running
@@ -89,7 +88,6 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
     Args:
         running: is told of graphs in which the flag changes.
     """
-    from ..upstream.compile_fx import compile_fx
 
     def look_at_dynamo(graph: Any, *args: Any, **kwargs: Any) -> None:
         for line, value in switches(graph.graph):
@@ -99,16 +97,15 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
         backward = [draws_in(graph.graph)] if kwargs.get("is_backward") else []
         found.update(dict.fromkeys(run([*COMPILING, *backward])))
 
-    looks = {"compile_fx": look_at_dynamo, "fx_codegen_and_compile": look_at_part}  # compile_fx looks them up by name
-    changed = {name: _after(look, getattr(compile_fx, name)) for name, look in looks.items()}
-    with replaced(compile_fx, changed), every_graph_compiled():
+    whole = seams.COMPILE_GRAPH.wrapped(lambda function: _after(look_at_dynamo, function))
+    part = seams.GENERATE.wrapped(lambda function: _after(look_at_part, function))
+    with whole, part, every_graph_compiled():
         yield
 
 
 def _after(look: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called after something has looked at its arguments."""
 
-    @functools.wraps(function)
     def look_and_call(*args: Any, **kwargs: Any) -> Any:
         look(*args, **kwargs)
         return function(*args, **kwargs)
