@@ -28,6 +28,7 @@ __all__ = [
     "meta_registrations",
     "nested_attention",
     "pattern_matcher",
+    "priority_order",
     "trace_patterns",
 ]
 
@@ -43,6 +44,11 @@ def flex_attention() -> ModuleType:
 def nested_attention() -> ModuleType:
     """The module of the attention of nested tensors, which is written in Python."""
     return importlib.import_module("torch.nested._internal.sdpa")
+
+
+def priority_order() -> list[int]:
+    """Values of `torch.nn.attention.SDPBackend`, from the first kernel of attention that PyTorch tries to the last."""
+    return torch._C._get_sdp_priority_order()
 
 
 @functools.cache

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...upstream import compat, devices
-from ...upstream.attention import priority_order
 from ...upstream.patches import replaced
 from . import Untraceable
 from .stand_in import stands_for_a_gpu
@@ -66,7 +65,7 @@ def _first(call: Call, arch: str) -> str:
         EFFICIENT: lambda: can_use_efficient(call, arch),
         MATH: on.math_sdp_enabled,
     }
-    for number in priority_order():
+    for number in devices.priority_order():
         name = _BY_NUMBER.get(number, CUDNN)
         if name in able and able[name]():
             return name
