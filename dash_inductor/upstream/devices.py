@@ -19,6 +19,8 @@ from torch._functorch.partitioners import default_partition
 from torch._inductor import pattern_matcher
 from torch._inductor.fx_passes.joint_graph import lazy_init as trace_patterns
 
+from ..errors import UnsupportedVersionError
+
 __all__ = [
     "DispatchKey",
     "aot_function",
@@ -52,30 +54,29 @@ def priority_order() -> list[int]:
 
 
 @functools.cache
-def let_autograd_know_cuda() -> str:
+def let_autograd_know_cuda() -> None:
     """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU would end the process.
 
     PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
     that the machine lacks.  In a build for the CPU nothing is in its place, so we put such a kind there: the devices of
     lazy tensors.
 
-    Returns:
-        Why this build cannot do so; "" where it can.
+    Raises:
+        UnsupportedVersionError: this build cannot do so.
     """
     if torch.backends.cuda.is_built():
-        return ""
+        return
     try:
         (library,) = Path(torch.__file__).parent.joinpath("lib").glob("libc10.*")
         c10 = ctypes.CDLL(str(library))
         kinds = (ctypes.c_void_p * (_LAZY + 1)).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
         register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
     except (OSError, ValueError, AttributeError) as error:
-        return f"this build of PyTorch is not laid out as expected: {error}"
+        raise UnsupportedVersionError(f"this build of PyTorch is not laid out as expected: {error}") from None
     if kinds[_CUDA] is None and kinds[_LAZY] is not None:
         register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
         register(_CUDA, kinds[_LAZY])
         torch._C._ensureCUDADeviceGuardSet()
     if kinds[_CUDA] in (None, kinds[_LAZY]):
         register(_CUDA, None)
-        return "this build of PyTorch knows no CUDA devices, not even fake ones"
-    return ""
+        raise UnsupportedVersionError("this build of PyTorch knows no CUDA devices, not even fake ones")
