@@ -11,11 +11,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
-from torch._inductor.ir import ExternKernel, FixedLayout, IRNode, TensorBox
-from torch._inductor.lowering import lowerings, register_lowering
-from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import CeilDiv
 
 from ..kernels import registry
 from ..kernels.portable import templates
@@ -25,6 +20,18 @@ from ..model.site import NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
 from ..operators import attention as ops
 from ..schedule import schedules
 from ..upstream import compat
+from ..upstream.inductor import (
+    ExternKernel,
+    FixedLayout,
+    IRNode,
+    TensorBox,
+    V,
+    WorkspaceArg,
+    WorkspaceZeroMode,
+    lowerings,
+    register_lowering,
+)
+from ..upstream.symbolic import CeilDiv
 from . import early
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template

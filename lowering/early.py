@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch._inductor.config as inductor_config
 
 from ..config import config
 from ..errors import ArgumentError, DashError
@@ -23,7 +22,7 @@ from ..kernels.families import FAMILIES, family
 from ..model.plan import Plan, Tiles
 from ..model.site import Site
 from ..records import profiles
-from ..upstream import arch, compat
+from ..upstream import arch, compat, configs
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
@@ -62,7 +61,7 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
 
 def check_settings(plan: Plan) -> None:
     """Ordered templates must not be benchmarked: that replays a kernel on semaphores that were zeroed once."""
-    if plan.dq is None and inductor_config.benchmark_fusion:
+    if plan.dq is None and configs.inductor.benchmark_fusion:
         raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
 
 

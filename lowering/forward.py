@@ -6,9 +6,6 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from torch._inductor.ir import FixedLayout, TensorBox
-from torch._inductor.lowering import register_lowering
-from torch._inductor.virtualized import V
 
 from ..kernels import registry
 from ..kernels.portable import templates
@@ -16,6 +13,7 @@ from ..model.call import Call
 from ..model.plan import Plan
 from ..operators import attention as ops
 from ..upstream import compat
+from ..upstream.inductor import FixedLayout, TensorBox, V, register_lowering
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
 from .vectors import Vectors, lengths

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch._inductor.ir import FallbackKernel, IRNode, TensorBox
-from torch._inductor.virtualized import V
-from torch.utils import _pytree as pytree
+from ..upstream.dispatch import OpOverload
+from ..upstream.inductor import FallbackKernel, IRNode, TensorBox, V
+from ..upstream.pytree import tree_map_only
 
 
 class _OperatorCall(FallbackKernel):
@@ -24,7 +23,7 @@ class _OperatorCall(FallbackKernel):
         return name.removesuffix(".default") + ".direct"
 
 
-def operator_call(operator: torch._ops.OpOverload, *args: Any) -> Sequence[TensorBox]:
+def operator_call(operator: OpOverload, *args: Any) -> Sequence[TensorBox]:
     """The results of an operator that has the attribute `direct`."""
-    results: Sequence[TensorBox] = pytree.tree_map_only(IRNode, TensorBox.create, _OperatorCall.create(operator, *args))
+    results: Sequence[TensorBox] = tree_map_only(IRNode, TensorBox.create, _OperatorCall.create(operator, *args))
     return results

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch._inductor.ir import TensorBox
-from torch._inductor.lowering import lowerings, register_lowering
-from torch._inductor.virtualized import V
 
 from ..errors import DashError
 from ..operators import attention as ops
+from ..upstream.inductor import TensorBox, V, lowerings, register_lowering
 
 aten = torch.ops.aten
 

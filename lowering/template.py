@@ -12,14 +12,12 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import BaseView, ExternKernel, FixedLayout, TensorBox
-from torch._inductor.lowering import empty_strided, lowerings
-from torch._inductor.select_algorithm import SymbolicGridFn
 
 from ..kernels.common.strides import dense_strides
 from ..model.call import Call
 from ..model.plan import Tiles
 from ..upstream import compat, toolchain
+from ..upstream.inductor import BaseView, ExternKernel, FixedLayout, SymbolicGridFn, TensorBox, empty_strided, lowerings
 
 aten = torch.ops.aten
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._inductor.ir import Pointwise, TensorBox
-from torch._inductor.lowering import lowerings
-from torch._inductor.virtualized import V, ops
 
 from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
+from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
 from .template import realized
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import os
 import re
@@ -22,6 +21,7 @@ import _dash_inductor_state as state
 from .. import _switch
 from ..model.architectures import SAME_AS, WORKERS
 from ..upstream import compat, probe
+from ..upstream.seams import SEAMS
 from ..version import __version__
 from .findings import Check, Seen, Severity
 
@@ -131,7 +131,7 @@ def hook() -> Iterator[Seen]:
         value = os.environ["DASH_INDUCTOR"]
         yield WARNING, f"dash_inductor is off: DASH_INDUCTOR={value} is set", "Unset the variable to use it."
         return
-    importlib.import_module("torch._inductor.compile_fx")  # the hook installs now, at the latest
+    compat.load_inductor()  # the hook installs now, at the latest
     from ..install import installation
 
     if state.failure is None:
@@ -144,6 +144,7 @@ def hook() -> Iterator[Seen]:
         yield ERROR, what, "Something has replaced torch._inductor.fx_passes.joint_graph.pass_patterns: remove it."
     else:
         yield OK, "installed into Inductor, and all of it loads", ""
+        yield OK, f"takes part in PyTorch at {', '.join(seam.attribute for seam in SEAMS)}", ""
 
 
 def gpu() -> Iterator[Seen]:
@@ -195,7 +196,7 @@ def compilers() -> Iterator[Seen]:
 
 def caches() -> Iterator[Seen]:
     """Whether the folders of compiled code can be written to, have space, and may hold programs."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from ..upstream.caches import cache_dir
 
     folders = {"TORCHINDUCTOR_CACHE_DIR": cache_dir()}
     if os.environ.get("TRITON_CACHE_DIR"):  # else Inductor puts it into its own

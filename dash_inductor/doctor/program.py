@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from .. import _switch
@@ -18,8 +16,9 @@ from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..model.reasons import Reason
 from ..records.records import sites
+from ..upstream import seams
+from ..upstream.dispatch import OpOverload
 from ..upstream.fresh import every_graph_compiled
-from ..upstream.patches import replaced
 from . import settings
 from .findings import Check, Finding, Seen, Severity, run
 from .running import Running
@@ -39,7 +38,7 @@ def deterministic_algorithms() -> Iterator[Seen]:
     if torch.is_deterministic_algorithms_warn_only_enabled():
         what = "warn_only=True: operators of PyTorch without a deterministic kernel run, and only warn"
         yield WARNING, what, "torch.use_deterministic_algorithms(True), without warn_only."
-    if torch._C._get_deterministic_fill_uninitialized_memory():
+    if torch.utils.deterministic.fill_uninitialized_memory:  # type: ignore[attr-defined]  # a property of the module
         what = "memory of torch.empty is filled with NaN first, which costs a write of all of it"
         advice = "torch.utils.deterministic.fill_uninitialized_memory = False saves it: what is written keeps its bits."
         yield NOTE, what, advice
@@ -89,7 +88,6 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
     Args:
         running: is told of graphs in which the flag changes.
     """
-    from torch._inductor import compile_fx
 
     def look_at_dynamo(graph: Any, *args: Any, **kwargs: Any) -> None:
         for line, value in switches(graph.graph):
@@ -99,16 +97,15 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
         backward = [draws_in(graph.graph)] if kwargs.get("is_backward") else []
         found.update(dict.fromkeys(run([*COMPILING, *backward])))
 
-    looks = {"compile_fx": look_at_dynamo, "fx_codegen_and_compile": look_at_part}  # compile_fx looks them up by name
-    changed = {name: _after(look, getattr(compile_fx, name)) for name, look in looks.items()}
-    with replaced(compile_fx, changed), every_graph_compiled():
+    whole = seams.COMPILE_GRAPH.wrapped(lambda function: _after(look_at_dynamo, function))
+    part = seams.GENERATE.wrapped(lambda function: _after(look_at_part, function))
+    with whole, part, every_graph_compiled():
         yield
 
 
 def _after(look: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called after something has looked at its arguments."""
 
-    @functools.wraps(function)
     def look_and_call(*args: Any, **kwargs: Any) -> Any:
         look(*args, **kwargs)
         return function(*args, **kwargs)
@@ -133,7 +130,9 @@ def draws_in(backward: Graph) -> Check:
 
     def drawn_again() -> Iterator[Seen]:
         """Whether it draws random numbers, where the partitioner was told to save less than it would."""
-        budget = torch._functorch.config.activation_memory_budget
+        from ..upstream import configs
+
+        budget = configs.functorch.activation_memory_budget
         draws = [node for node in backward.nodes if _draws(node)] if budget < 1 else []
         for line in dict.fromkeys(model_line([node, *node.users])[0] or "an unknown line" for node in draws):
             what = (

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo import eval_frame
 from torch.nn.attention import varlen
 
-from ..upstream import compat
+from ..upstream.dispatch import mode_count
+from ..upstream.dynamo import eval_frame, skip_code
 from ..upstream.patches import replaced
 from .findings import Check, Seen, Severity
 
@@ -67,7 +67,7 @@ class Running:
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
         tensors = [query, *(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))]
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if trains and torch.are_deterministic_algorithms_enabled() and not torch._C._len_torch_dispatch_stack():
+        if trains and torch.are_deterministic_algorithms_enabled() and not mode_count():
             self._eager[_line(), _compiled_around()] = None
 
     def _flag(self, mode: bool, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +129,7 @@ def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Calla
     looking: Any = call
     setattr(looking, _LOOKS, function)
     # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
-    compat.resolve("torch._dynamo.decorators", "skip_code")(looking.__code__)
+    skip_code(looking.__code__)
     return call
 
 

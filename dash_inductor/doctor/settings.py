@@ -17,6 +17,8 @@ import torch
 
 from ..upstream import compat, toolchain
 from ..upstream.arch import allow_tf32
+from ..upstream.attention import scaled_dot_product_attention
+from ..upstream.cuda import has_tunable_op
 from . import machine
 from .findings import Check, Seen, Severity
 from .running import original
@@ -87,7 +89,7 @@ def joint_passes() -> Iterator[Seen]:
 
 def compiling() -> Iterator[Seen]:
     """Whether torch.compile compiles, and whether it says so where it fails."""
-    import torch._dynamo.config as dynamo
+    from ..upstream.configs import dynamo
 
     if dynamo.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         what = "torch.compile is switched off, so that attention runs in eager mode"
@@ -102,14 +104,14 @@ def _inductor_is_deterministic() -> bool:
 
     A program can switch it off again, which shows while the flag is on, as when the doctor runs a script.
     """
-    from torch._inductor import config as inductor
+    from ..upstream.configs import inductor
 
     return inductor.deterministic or not torch.are_deterministic_algorithms_enabled()
 
 
 def autotuning() -> Iterator[Seen]:
     """The things that Inductor chooses by timing, so that two compilations may differ."""
-    from torch._inductor import config as inductor
+    from ..upstream.configs import inductor
 
     for timed in TIMED:
         if not operator.attrgetter(timed.name)(inductor) or (timed.stopped and _inductor_is_deterministic()):
@@ -125,7 +127,7 @@ def autotuning() -> Iterator[Seen]:
 
 def padding() -> Iterator[Seen]:
     """Matmuls whose sizes are not aligned: Inductor times whether padding them is faster."""
-    from torch._inductor import config as inductor
+    from ..upstream.configs import inductor
 
     if machine.gpus() and inductor.shape_padding and not _inductor_is_deterministic():
         what = (
@@ -139,7 +141,7 @@ def padding() -> Iterator[Seen]:
 def tunable_op() -> Iterator[Seen]:
     """PyTorch's TunableOp, which chooses matmuls by timing at run time."""
     on = os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
-    if on or (hasattr(torch._C, "_cuda_tunableop_is_enabled") and torch.cuda.tunable.is_enabled()):
+    if on or (has_tunable_op() and torch.cuda.tunable.is_enabled()):
         what = "TunableOp is on: it chooses matmul kernels by timing while the program runs"
         yield WARNING, what, "Unset PYTORCH_TUNABLEOP_ENABLED; torch.cuda.tunable.enable(False)."
 
@@ -223,7 +225,7 @@ def kernel_compiler() -> Iterator[Seen]:
 def attention_function() -> Iterator[Seen]:
     """Whether `scaled_dot_product_attention` is PyTorch's, and which of its implementations are on."""
     found = original(torch.nn.functional.scaled_dot_product_attention)
-    if found is not torch._C._nn.scaled_dot_product_attention:
+    if found is not scaled_dot_product_attention:
         where = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', '?')}"
         what = f"torch.nn.functional.scaled_dot_product_attention has been replaced by {where}"
         yield WARNING, what, "Remove the patch: dash_inductor replaces PyTorch's own function only."
@@ -239,7 +241,7 @@ def attention_function() -> Iterator[Seen]:
 
 def disabled_caches() -> Iterator[Seen]:
     """Whether every process compiles anew."""
-    from torch._inductor import config as inductor
+    from ..upstream.configs import inductor
 
     if inductor.force_disable_caches:
         what = "Inductor's caches are off: every process compiles anew"

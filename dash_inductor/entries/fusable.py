@@ -23,9 +23,10 @@ from torch.fx import Graph, Node
 
 from ..config import config
 from ..graph import sizes
+from ..upstream.attention import scaled_dot_product_attention
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-CALLS = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+CALLS = (F.scaled_dot_product_attention, scaled_dot_product_attention)
 """The functions that Dynamo's graph calls."""
 _PLANE = 3
 """Dimensions behind the batch: heads, length, head dim."""

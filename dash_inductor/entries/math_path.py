@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from ..graph import sizes
 from ..graph.nodes import op_name
 from ..records.records import Tensors
+from ..upstream.dispatch import OpOverload
 from .fusable import CALLS
 
 OP = "aten::_scaled_dot_product_attention_math"
@@ -176,7 +177,7 @@ def _in_words(tensor: Tensor) -> str:
 def _aten(node: Node) -> str:
     """The operator before decomposition, else the one that the node calls."""
     original = node.meta.get("original_aten")
-    return original._schema.name if isinstance(original, torch._ops.OpOverload) else op_name(node)
+    return original._schema.name if isinstance(original, OpOverload) else op_name(node)
 
 
 def _call(node: Node, kind: str) -> tuple[str, ...] | None:

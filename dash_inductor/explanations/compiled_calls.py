@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
 from .. import _switch
 from ..records import records
 from ..records.records import GraphRecord
+from ..upstream.compilation import counters
 from ..upstream.patches import replaced
 from .explain import explained
 

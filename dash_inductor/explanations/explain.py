@@ -11,12 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import pgo
-from torch._inductor import compile_fx
-from torch._inductor import config as inductor_config
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from .. import _switch
 from ..config import config
@@ -25,6 +20,10 @@ from ..model.architectures import tables_of
 from ..records import records
 from ..records.records import GraphRecord
 from ..upstream import arch as machine
+from ..upstream import configs
+from ..upstream.compile_fx import compile_fx
+from ..upstream.dynamo import pgo
+from ..upstream.pytree import tree_leaves
 from .elsewhere import why
 from .explanation import Explanation
 
@@ -140,7 +139,7 @@ def _is_here(arch: str | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not torch.cuda.is_available() or machine.arch_of(torch.device("cuda")) != arch:
         return False
     modules = [part for part in (fn, getattr(fn, "__self__", None), *args, *kwargs.values()) if _is_module(part)]
-    tensors = [*pytree.tree_leaves((args, kwargs)), *(tensor for part in modules for tensor in part.parameters())]
+    tensors = [*tree_leaves((args, kwargs)), *(tensor for part in modules for tensor in part.parameters())]
     return all(tensor.is_cuda for tensor in tensors if isinstance(tensor, Tensor))
 
 
@@ -168,7 +167,7 @@ def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     limits: dict[str, Any] = {"recompile_limit": 1 << 20, "accumulated_recompile_limit": 1 << 20}
-    dynamo = dynamo_config.patch(caching_precompile=False, suppress_errors=False, **limits)
+    dynamo = configs.dynamo.patch(caching_precompile=False, suppress_errors=False, **limits)
     ours = config.patch(strict=False, dump=dump, cpu="reference" if arch not in (None, "cpu") else config.cpu)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
@@ -192,13 +191,13 @@ def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _run_passes(graph: GraphModule, inputs: Sequence[Any]) -> None:
-    with suppress(_Seen), inductor_config.patch(force_disable_caches=True):
+    with suppress(_Seen), configs.inductor.patch(force_disable_caches=True):
         compile_fx.compile_fx(graph, inputs, inner_compile=_stop)
 
 
 def _outputs(graph: GraphModule) -> Callable[..., Any]:
     """A function that stands for a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
-    outputs = [_Result.of(node) for node in pytree.tree_leaves(graph.graph.output_node().args[0])]
+    outputs = [_Result.of(node) for node in tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
 

@@ -6,13 +6,15 @@ Dynamo captured.  Only Dynamo's graph knows where these come from; so its names 
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from ..upstream import seams
 
 _captured: ContextVar[tuple[str, ...]] = ContextVar("dash_inductor_arguments", default=())
 """Names of the inputs of the graph that is being compiled, in the order of Dynamo's graph."""
@@ -20,11 +22,10 @@ _captured: ContextVar[tuple[str, ...]] = ContextVar("dash_inductor_arguments", d
 
 def install() -> None:
     """Note the names of every graph that Inductor is given, for as long as it compiles it."""
-    from torch._inductor import compile_fx
+    seams.COMPILE_GRAPH.wrap(_noting)
 
-    compile_graph = compile_fx.compile_fx  # Dynamo's backends look it up by this name whenever they call it
 
-    @functools.wraps(compile_graph)
+def _noting(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     def compile_and_note(model_: Any, *args: Any, **kwargs: Any) -> Any:
         token = _captured.set(names_of(model_.graph) if isinstance(model_, torch.fx.GraphModule) else ())
         try:
@@ -32,7 +33,7 @@ def install() -> None:
         finally:
             _captured.reset(token)
 
-    compile_fx.compile_fx = compile_and_note
+    return compile_and_note
 
 
 def names_of(graph: Graph) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..upstream.fake import detect_fake_mode
+from ..upstream.pytree import tree_leaves, tree_map_only
 from . import sizes
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ class Emitter:
         self.created.append(node)
         node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
         values = tree_map_only(Node, lambda n: n.meta["val"], args)
-        mode = torch._guards.detect_fake_mode((values, before.meta.get("val"), like.meta.get("val")))
+        mode = detect_fake_mode((values, before.meta.get("val"), like.meta.get("val")))
         assert mode is not None, f"no fake tensor near {node.format_node()}"
         with mode:
             node.meta["val"] = target(*values, **(kwargs or {}))

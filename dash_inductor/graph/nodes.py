@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
+
+from ..upstream.dispatch import HigherOrderOperator, OpOverload
 
 _ALIASES = ("aten::alias", "aten::detach")
 
@@ -14,9 +15,9 @@ def op_name(node: Node) -> str:
     """``namespace::name`` of the operator that a node calls (higher-order: ``name``), "" for other nodes."""
     if node.op != "call_function":
         return ""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return node.target._schema.name
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return str(node.target.name())
     return ""
 
@@ -37,7 +38,7 @@ def is_alias(node: Node) -> bool:
 
 def bind(node: Node) -> dict[str, Any]:
     """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values."""
-    assert isinstance(node.target, torch._ops.OpOverload)
+    assert isinstance(node.target, OpOverload)
     schema = node.target._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     bound.update(zip((argument.name for argument in schema), node.args, strict=False))  # the rest is in kwargs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch.fx import Node
+
+from ..upstream.dispatch import OpOverload
 
 _UNMARKED = ("aten::_unsafe_view", "aten::reshape")
 """Operators whose schema does not say that their result may have the memory of their argument."""
@@ -24,7 +25,7 @@ def viewed(node: Node) -> Node | None:
 
 
 def _is_view(target: object) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     schema = target._schema
     aliases = [result.alias_info for result in schema.returns]

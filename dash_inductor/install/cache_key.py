@@ -24,7 +24,7 @@ import torch
 from ..config import config
 from ..errors import DashError
 from ..observers import active
-from ..upstream import toolchain
+from ..upstream import seams, toolchain
 from ..version import __version__
 
 _PACKAGE = __name__.partition(".")[0]
@@ -82,15 +82,14 @@ def has_our_ops(gm: torch.nn.Module | None) -> bool:
 
 def install(looked_at: Callable[[], bool]) -> None:
     """Add our entry to the details that both caches hash.  `looked_at` says whether a graph compiled now will be."""
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
-    from torch._inductor.codecache import FxGraphHashDetails
+    from ..upstream.caches import AOTAutogradCacheDetails
 
-    plain_init = FxGraphHashDetails.__init__
+    def around(plain: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
+            plain(self, gm, *args, **kwargs)
+            if has_our_ops(gm) or (isinstance(self, AOTAutogradCacheDetails) and looked_at()):
+                self.dash_inductor = entry()
 
-    @functools.wraps(plain_init)
-    def init(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
-        plain_init(self, gm, *args, **kwargs)
-        if has_our_ops(gm) or (isinstance(self, AOTAutogradCacheDetails) and looked_at()):
-            self.dash_inductor = entry()
+        return init
 
-    FxGraphHashDetails.__init__ = init  # type: ignore[method-assign]  # both caches construct this class
+    seams.CACHE_DETAILS.wrap(around)

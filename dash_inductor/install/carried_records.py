@@ -8,9 +8,10 @@ compiled forward keeps the text.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
+
+from ..upstream import seams
 
 ATTRIBUTE = "dash_inductor_records"
 """The text, as an attribute of AOTAutograd's result and of the compiled forward.  "" says that there is no attention in
@@ -23,21 +24,25 @@ def install(active: Callable[[], bool]) -> None:
     Args:
         active: whether a graph compiled now is looked at.
     """
-    from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-    from torch._inductor.output_code import CompiledFxGraph
+    seams.FINISH_GRAPH.wrap(lambda plain: _noting(plain, active))
+    seams.MAKE_ENTRY.wrap(_carrying)
+    seams.LOAD_ENTRY.wrap(lambda plain: _publishing(plain, active))
 
-    post_compile = CompiledFxGraph.post_compile
-    make_entry = AOTAutogradCache.make_entry
-    load = GenericAOTAutogradResult.wrap_post_compile
 
-    @functools.wraps(post_compile)
+def _noting(post_compile: Callable[..., None], active: Callable[[], bool]) -> Callable[..., None]:
+    """Keeps the text in the compiled forward; every graph, compiled or cached, gets here."""
+
     def noted(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         post_compile(self, example_inputs, constants, graph_kwargs)
         if not graph_kwargs.get("is_backward"):  # records are made when a joint graph is read, before its forward
             setattr(self, ATTRIBUTE, _made() if active() else "")
 
-    @functools.wraps(make_entry)
+    return noted
+
+
+def _carrying(make_entry: Callable[..., Any]) -> Callable[..., Any]:
+    """Writes the text of the compiled forward into the result."""
+
     def made(compiled_fw_func: Any, *args: Any, **kwargs: Any) -> Any:
         entry = make_entry(compiled_fw_func, *args, **kwargs)
         forward = compiled_fw_func
@@ -47,7 +52,12 @@ def install(active: Callable[[], bool]) -> None:
             setattr(entry, ATTRIBUTE, getattr(forward, ATTRIBUTE))
         return entry
 
-    @functools.wraps(load)
+    return made
+
+
+def _publishing(load: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+    """Publishes the records of a result that is loaded."""
+
     def loaded(self: Any, args: Any, aot_config: Any, fx_config: Any) -> Any:
         result = load(self, args, aot_config, fx_config)
         text = getattr(self, ATTRIBUTE, None)
@@ -58,9 +68,7 @@ def install(active: Callable[[], bool]) -> None:
             restore(text, "precompile" if aot_config is self.sanitized_aot_config else "AOTAutogradCache")
         return result
 
-    CompiledFxGraph.post_compile = noted  # type: ignore[method-assign]  # every graph, compiled or cached, gets here
-    AOTAutogradCache.make_entry = staticmethod(made)  # type: ignore[method-assign]
-    GenericAOTAutogradResult.wrap_post_compile = loaded  # type: ignore[method-assign]
+    return loaded
 
 
 def _made() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import _switch
+from ..upstream.backend import InductorBackend
 
 
 def dash(
@@ -21,7 +22,7 @@ def dash(
 
     DASH_INDUCTOR=0 is stronger, and deterministic algorithms must be on: else this is Inductor and nothing more.
     """
-    inductor = torch._TorchCompileInductorWrapper(mode, options, dynamic=None)
+    inductor = InductorBackend(mode, options, dynamic=None)
     with _switch.override(True):
         compiled: Callable[..., Any] = inductor(gm, example_inputs)
     return compiled

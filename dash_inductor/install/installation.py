@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from ..errors import UnsupportedVersionError
 from ..graph import arguments
 from ..observers import active
 from ..rewrites import embeddings
-from ..upstream import compat, partitioner, probe
+from ..upstream import compat, partitioner, probe, seams
 from . import cache_key, carried_records
 
 log = logging.getLogger("dash_inductor")
@@ -79,11 +80,12 @@ def install() -> None:
         )
     from . import precompile  # derives from a class that the probe has just found
 
-    compat.joint_passes().append(JointPass())
-    _make_calls_fusable()
-    _record_what_no_pass_sees()
-    _choose_no_pointwise_kernel_by_timing()
-    _dump_what_is_compiled()
+    seams.JOINT_PASSES.value().append(JointPass())
+    seams.RUN_PRE_GRAD_PASSES.wrap(_making_calls_fusable)
+    seams.RUN_JOINT_PASSES.wrap(_recording_what_no_pass_sees)
+    seams.GENERATE.wrap(_choosing_no_pointwise_kernel_by_timing)
+    seams.GENERATE.wrap(_dumping)
+    seams.COMPILE_GRAPH.wrap(_compiling_anew)
     embeddings.install(lambda: rewriter() is not None)
     partitioner.install()
     cache_key.install(lambda: rewriter() is not None)
@@ -99,33 +101,26 @@ def lower_operators() -> None:
     _loaded()
 
 
-def _make_calls_fusable() -> None:
-    """Give calls that only their layout keeps from fused operators another one, before autograd decomposes them."""
-    from torch._inductor import compile_fx
+def _making_calls_fusable(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives calls that only their layout keeps from fused operators another one, before autograd decomposes them."""
 
-    run = compile_fx._recursive_pre_grad_passes  # compile_fx looks it up by this name, for nested graphs too
-
-    @functools.wraps(run)
     def run_on_fusable_calls(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         if rewriter() is not None:
             from ..entries.fusable import make_fusable
 
             if make_fusable(gm.graph):
                 gm.recompile()
-        return run(gm, *args, **kwargs)
+        result: torch.fx.GraphModule = run(gm, *args, **kwargs)
+        return result
 
-    compile_fx._recursive_pre_grad_passes = run_on_fusable_calls
+    return run_on_fusable_calls
 
 
-def _record_what_no_pass_sees() -> None:
-    """Make the runner of the joint-graph passes tell of attention that our pass never saw: kept, in the records too."""
-    from torch._inductor import compile_fx
+def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Tells of attention that our pass never saw: kept, in the records too."""
 
-    run = compile_fx._recursive_joint_graph_passes  # compile_fx looks it up by this name whenever it calls it
-
-    @functools.wraps(run)
     def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
-        result = run(gm, *args, **kwargs)
+        result: torch.fx.GraphModule = run(gm, *args, **kwargs)
         rewrite = rewriter()
         if rewrite is not None:
             off = compat.settings_that_stop_passes()
@@ -135,38 +130,29 @@ def _record_what_no_pass_sees() -> None:
                 _warn_that_nothing_runs()
         return result
 
-    compile_fx._recursive_joint_graph_passes = run_and_look
+    return run_and_look
 
 
-def _choose_no_pointwise_kernel_by_timing() -> None:
-    """Make Inductor generate pointwise kernels in one configuration, in graphs compiled while we are active.
+def _choosing_no_pointwise_kernel_by_timing(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Generates pointwise kernels in one configuration, in graphs compiled while we are active.
 
     Even in its deterministic mode Inductor times several block shapes of a pointwise kernel and takes the fastest.  The
     compiler contracts products and sums of another block shape in another way, so two processes could train a model
     with other bits (docs/what-we-know.md).  The program's own choice by ``max_autotune_pointwise`` stays.
     """
-    from torch._inductor import compile_fx
-    from torch._inductor import config as inductor_config
 
-    generate = compile_fx.fx_codegen_and_compile  # compile_fx looks it up by this name whenever it calls it
-
-    @functools.wraps(generate)
     def generate_without_a_clock(*args: Any, **kwargs: Any) -> Any:
         if rewriter() is None:
             return generate(*args, **kwargs)
-        with inductor_config.patch({"triton.autotune_pointwise": False}):
+        with compat.one_configuration():
             return generate(*args, **kwargs)
 
-    compile_fx.fx_codegen_and_compile = generate_without_a_clock
+    return generate_without_a_clock
 
 
-def _dump_what_is_compiled() -> None:
-    """While ``config.dump`` is set, take no graph from a cache, and dump the code that Inductor generates."""
-    from torch._inductor import compile_fx
+def _compiling_anew(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes no graph from a cache while ``config.dump`` is set."""
 
-    compile_graph, generate = compile_fx.compile_fx, compile_fx.fx_codegen_and_compile  # looked up by these names
-
-    @functools.wraps(compile_graph)
     def compile_anew(*args: Any, **kwargs: Any) -> Any:
         if config.dump and not torch.compiler.config.force_disable_caches and rewriter() is not None:
             # it applies them again around the backward, which may be compiled much later
@@ -174,7 +160,12 @@ def _dump_what_is_compiled() -> None:
             return compile_graph(*args, **{**kwargs, "config_patches": patches})
         return compile_graph(*args, **kwargs)
 
-    @functools.wraps(generate)
+    return compile_anew
+
+
+def _dumping(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Dumps the code that Inductor generates while ``config.dump`` is set."""
+
     def generate_and_dump(*args: Any, **kwargs: Any) -> Any:
         compiled = generate(*args, **kwargs)
         if config.dump and rewriter() is not None:
@@ -184,7 +175,7 @@ def _dump_what_is_compiled() -> None:
             writer.generated_code(compiled, "backward" if kwargs.get("is_backward") else inference)
         return compiled
 
-    compile_fx.compile_fx, compile_fx.fx_codegen_and_compile = compile_anew, generate_and_dump
+    return generate_and_dump
 
 
 @functools.cache

@@ -13,14 +13,14 @@ replace.  Functions that a program saves and loads by itself (`aot_compile`) are
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.package import CompilePackage, SystemInfo
 
 from .. import _switch
-from ..upstream import compat
+from ..upstream import compat, seams
+from ..upstream.packages import SystemInfo
 from . import cache_key
 
 OFF = "off"
@@ -55,9 +55,11 @@ class CompiledUnder(SystemInfo):
 
 def install() -> None:
     """Let packages of compiled functions note under which state they were compiled, and check it when loaded."""
-    initialize, cache_entry = CompilePackage.initialize, CompilePackage.cache_entry
+    seams.LOAD_PACKAGE.wrap(_checking)  # every load goes through this one,
+    seams.STORE_PACKAGE.wrap(_noting)  # and every store through this one
 
-    @functools.wraps(initialize)
+
+def _checking(initialize: Callable[..., None]) -> Callable[..., None]:
     def checked(self: Any, fn: Any, dynamo: Any = None, *args: Any, **kwargs: Any) -> None:
         system = getattr(dynamo, "system_info", None)
         if system is not None and not isinstance(system, CompiledUnder) and state() != OFF:
@@ -65,7 +67,10 @@ def install() -> None:
         initialize(self, fn, dynamo, *args, **kwargs)
         self.dash_inductor_states = system.states if isinstance(system, CompiledUnder) else frozenset()
 
-    @functools.wraps(cache_entry)
+    return checked
+
+
+def _noting(cache_entry: Callable[..., Any]) -> Callable[..., Any]:
     def noted(self: Any) -> Any:
         entry = cache_entry(self)
         if torch.are_deterministic_algorithms_enabled():
@@ -73,5 +78,4 @@ def install() -> None:
         entry.system_info = CompiledUnder(**vars(entry.system_info), states=self.dash_inductor_states)
         return entry
 
-    CompilePackage.initialize = checked  # type: ignore[method-assign]  # every load goes through this one,
-    CompilePackage.cache_entry = noted  # type: ignore[method-assign]  # and every store through this one
+    return noted

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias, cast
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
-from torch.utils._sympy.functions import FloorDiv, PythonMod
+
+from ..upstream.symbolic import FloorDiv, PythonMod
 
 Leaf: TypeAlias = "bool | sympy.Expr"
 Value: TypeAlias = "bool | sympy.Expr | Branch"

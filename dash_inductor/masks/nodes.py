@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..graph.nodes import op_name
+from ..upstream.dispatch import OpOverload
 from .index_expr import NotRecognised
 
 Position = tuple[sympy.Expr, ...]
@@ -157,7 +158,7 @@ def _tensors_read(node: Node) -> list[Node]:
 def _require_unchanged(node: Node) -> None:
     """Graphs after AOTAutograd are functional; should one not be, a tensor that is written in place cannot be read."""
     for user in node.users:
-        if isinstance(user.target, torch._ops.OpOverload):
+        if isinstance(user.target, OpOverload):
             schema = user.target._schema
             written = (
                 argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments

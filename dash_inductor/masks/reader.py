@@ -21,6 +21,7 @@ import torch
 from torch.fx import Node
 
 from ..graph.nodes import bind
+from ..upstream.dispatch import OpOverload
 from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value
 from .nodes import Position, as_expr, is_data, is_size, meta_of, rule_name, shape_of
 from .token_data import Load, Loads
@@ -114,7 +115,7 @@ class MaskReader:
 
     def _by_rule(self, node: Node, position: Position) -> Value:
         if node not in self._bound:
-            self._bound[node] = bind(node) if isinstance(node.target, torch._ops.OpOverload) else {}
+            self._bound[node] = bind(node) if isinstance(node.target, OpOverload) else {}
         rule = self._rules.get(rule_name(node))
         if rule is None:
             raise NotRecognised("unknown_op", f"{node.target} ({node.name})")

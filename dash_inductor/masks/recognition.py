@@ -18,10 +18,10 @@ from typing import Any, Literal, cast
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.nodes import op_name
 from ..model.mask import MAX_LENGTH, Band
+from ..upstream.dispatch import disable_current_modes
 from . import verification
 from .bands import Scores, visibility
 from .index_expr import Algebra, NotRecognised
@@ -122,7 +122,7 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
         the band is anchored top left and a bound that excludes nothing is None; for dynamic lengths a mask that follows
         ``kv_len - q_len`` is anchored bottom right.
     """
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         try:
             chain = producers(node, RULES)
             known = _known.setdefault(node.graph, _Known())

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import sympy
 import torch
 from torch.fx import Node
-from torch.utils._sympy.functions import FloorDiv, PythonMod
 
+from ..upstream.symbolic import FloorDiv, PythonMod
 from .index_expr import INT64_MAX, Algebra
 from .nodes import meta_of
 from .token_data import Axis, Load

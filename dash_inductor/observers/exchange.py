@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..upstream.tensors import use_count
+
 log = logging.getLogger("dash_inductor")
 
 _PATIENCE = 10.0  # seconds; a thread that gets a core lets go at once
@@ -66,7 +68,7 @@ def _counts(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     A tensor that C++ holds has one more of the former; newer versions of PyTorch drop one of the latter, under the
     interpreter's lock, after that is gone.
     """
-    return [(Tensor._use_count(tensor), sys.getrefcount(tensor)) for tensor in tensors]  # type: ignore[attr-defined]
+    return [(use_count(tensor), sys.getrefcount(tensor)) for tensor in tensors]
 
 
 _FREE = _counts([torch.empty(0)])[0]  # nobody holds this tensor, except for the list

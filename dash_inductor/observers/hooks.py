@@ -1,7 +1,7 @@
 """Global hooks through which eager PyTorch tells observers of modules and optimizers; they change nothing.
 
 Inside compiled code the hooks vanish: Dynamo traces them, and `is_compiling` is a constant there, so that no graph
-breaks and no graph changes.  Outside, Dynamo must not compile them: `_disable_dynamo` says so without importing
+breaks and no graph changes.  Outside, Dynamo must not compile them: `not_compiled` says so without importing
 Dynamo, which it must not do while torch itself is being imported (`start`).
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..upstream.eager import not_compiled
 from . import active
 
 
@@ -51,13 +51,13 @@ def _after_forward(module: nn.Module, args: Any, result: Any) -> None:
             observer.module_ended(module, result)
 
 
-@_disable_dynamo
+@not_compiled
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for observer in tuple(active.observers):
         observer.before_optimizer(optimizer)
 
 
-@_disable_dynamo
+@not_compiled
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for observer in tuple(active.observers):
         observer.after_optimizer(optimizer)

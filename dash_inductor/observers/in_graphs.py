@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..operators import observe as operator_of_graphs
+from ..upstream.dispatch import disable_current_modes
 from . import active
 from .fingerprints import hashing
 from .fingerprints.fingerprint import add_one, description, plain_view
@@ -39,7 +39,7 @@ class Journal:
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []
         # Modes are off, because a graph that is being compiled has fake tensors.
-        with _disable_current_modes(), torch.inference_mode(False), torch.cuda.device(device):
+        with disable_current_modes(), torch.inference_mode(False), torch.cuda.device(device):
             self._entries = torch.zeros(1, 1 + 3 * CAPACITY, dtype=torch.int64, device=device)
             self._load_kernels()
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from ..upstream.eager import not_compiled
+from ..upstream.pytree import tree_leaves
 from . import phases
 from .names import Names, inner
 
@@ -91,7 +91,7 @@ class Modules:
         if not torch.compiler.is_compiling():
             self._inputs(module, args, kwargs)
 
-    @_disable_dynamo
+    @not_compiled
     def enter(self, module: nn.Module) -> None:
         """A module begins."""
         calls = self._calls
@@ -102,7 +102,7 @@ class Modules:
             self.add(module)
         calls.running.append((module, self._sink.place()))
 
-    @_disable_dynamo
+    @not_compiled
     def leave(self, module: nn.Module, result: Any) -> None:
         """A module ends."""
         running = getattr(self._calls, "running", [])
@@ -125,7 +125,7 @@ class Modules:
         if tensor.requires_grad and tensor.grad_fn is not None:
             tensor.register_hook(lambda gradient: self._observe(phases.ACTIVATION_GRADIENT, label, gradient))
 
-    @_disable_dynamo
+    @not_compiled
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The tensors that a module was given; the place is from before it ran."""
         left, place = self._calls.left

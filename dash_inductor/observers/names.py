@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from typing import Any
 
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..upstream.eager import compiled_from
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -20,11 +21,7 @@ def inner(module: nn.Module) -> nn.Module | None:
     if isinstance(module, (DataParallel, DistributedDataParallel)):
         found: nn.Module = module.module
         return found
-    compiled: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this question
-    if compiled is not None and isinstance(module, compiled.OptimizedModule):
-        original: nn.Module = module._orig_mod
-        return original
-    return None
+    return compiled_from(module)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

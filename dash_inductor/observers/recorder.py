@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ArgumentError, DashError
+from ..upstream.dispatch import disable_current_modes
 from . import active, environment, hooks, in_graphs, phases
 from .fingerprints.fingerprint import description, why_unseen
 from .fingerprints.rows import CAPACITY, Rows
@@ -231,7 +231,7 @@ class Recorder(Observer):
         with self._lock:
             in_graphs.prepare(device)
             if device not in self._rows:
-                with _disable_current_modes(), torch.inference_mode(False):
+                with disable_current_modes(), torch.inference_mode(False):
                     self._rows[device] = Rows(device)
 
     def replicate(self, model: DistributedDataParallel) -> None:

@@ -36,6 +36,8 @@ from ..errors import ArgumentError, DashError
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
+from ..upstream import profiler
+from ..upstream.dispatch import mode_count
 from . import flops
 from . import observe as _observe  # noqa: F401  # defines an operator that graphs may hold beside these
 
@@ -292,9 +294,9 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
 
     @functools.wraps(implementation)
     def run(*args: Any) -> Any:
-        if not torch.autograd.profiler._is_profiler_enabled:
+        if not profiler.is_on():
             return implementation(*args)
-        with torch._C._profiler._RecordFunctionFast(f"dash_inductor {args[site]}"):
+        with profiler.Span(f"dash_inductor {args[site]}"):
             return implementation(*args)
 
     return run
@@ -308,7 +310,7 @@ def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) ->
 
     @functools.wraps(implementation)
     def run(*args: Any) -> Any:
-        if torch.autograd.profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
+        if profiler.is_on() or mode_count():
             return operator(*args)
         return implementation(*args)
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from ..model.terms import Segments
+from ..upstream.dispatch import OpOverload
+from ..upstream.fake import is_fake
 
 
-def register(forward: torch._ops.OpOverload, backwards: Sequence[torch._ops.OpOverload]) -> None:
+def register(forward: OpOverload, backwards: Sequence[OpOverload]) -> None:
     """Register the formulas of our operators."""
     register_flop_formula(forward.overloadpacket, get_raw=True)(_forward)
     register_flop_formula([backward.overloadpacket for backward in backwards], get_raw=True)(_backward)

@@ -10,12 +10,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Literal
 
-from torch._dynamo.utils import counters
-from torch._guards import CompileContext, TracingContext
-from torch._logging._internal import trace_structured
 from torch.fx import Graph
 
 from ..model.reasons import Reason
+from ..upstream.compilation import CompileContext, TracingContext, counters, trace_structured
 from . import records as _records
 from .records import GraphRecord, SiteRecord
 

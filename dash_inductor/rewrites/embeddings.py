@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ..upstream import seams
+
 aten = torch.ops.aten
 FEW = 4
 """Rows of a table whose gradients are sums: Inductor makes one kernel of so many."""
@@ -25,9 +27,9 @@ FEW = 4
 
 def install(is_active: Callable[[], bool]) -> None:
     """Keep the operator whole on CUDA, in graphs that are traced while `is_active`."""
-    from torch._inductor.decomposition import decompositions
-    from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+    from ..upstream.inductor import fallback_handler, lowerings, register_lowering
 
+    decompositions = seams.DECOMPOSITIONS.value()
     overload = aten.embedding_dense_backward.default
     decompose = decompositions[overload]
 

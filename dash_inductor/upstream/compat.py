@@ -10,9 +10,12 @@ import inspect
 import operator
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+from . import seams
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with the triton that it asks for
 
@@ -62,11 +65,14 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def load_inductor() -> None:
+    """Import Inductor as a first compile does, which installs us into it."""
+    importlib.import_module("torch._inductor.compile_fx")
+
+
 def joint_passes() -> list[Any]:
     """Inductor's list of joint-graph passes; an entry is any object with ``apply(graph) -> int``."""
-    from torch._inductor.fx_passes import joint_graph
-
-    passes: list[Any] = joint_graph.pass_patterns
+    passes: list[Any] = seams.JOINT_PASSES.value()
     return passes
 
 
@@ -75,6 +81,14 @@ def settings_that_stop_passes() -> list[str]:
     from torch._inductor import config
 
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
+
+
+def one_configuration() -> AbstractContextManager[Any]:
+    """Inside the block, Inductor generates pointwise kernels in one configuration, and times none."""
+    from torch._inductor import config
+
+    patch: AbstractContextManager[Any] = config.patch({"triton.autotune_pointwise": False})
+    return patch
 
 
 def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:

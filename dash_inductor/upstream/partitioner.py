@@ -12,10 +12,13 @@ reason to run a forward again.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
+
+from . import seams
 
 _STANDS_FOR = "dash_inductor_stands_for"  # in a node's metadata: (name, bytes) of the node in whose place it is
 
@@ -30,22 +33,24 @@ def stand_for(node: Node, replaced: Node) -> None:
 
 def install() -> None:
     """Make the partitioner look at what a node stands for.  It looks at all other nodes as ever."""
-    from torch._functorch import partitioners
+    seams.PARTITIONED_TARGET.wrap(_target)
+    seams.PARTITIONED_SIZE.wrap(_size)
 
-    module: Any = partitioners  # which calls both functions by these names
-    plain_target, plain_size = module.get_aten_target, module._size_of
 
-    @functools.wraps(plain_target)
+def _target(plain: Callable[..., Any]) -> Callable[..., Any]:
     def target(node: Node) -> Any:
         found = node.meta.get(_STANDS_FOR)
-        return plain_target(node) if found is None else _operator(found[0])
+        return plain(node) if found is None else _operator(found[0])
 
-    @functools.wraps(plain_size)
+    return target
+
+
+def _size(plain: Callable[..., Any]) -> Callable[..., Any]:
     def size(node: Node) -> Any:
         found = node.meta.get(_STANDS_FOR)
-        return plain_size(node) if found is None else found[1]
+        return plain(node) if found is None else found[1]
 
-    module.get_aten_target, module._size_of = target, size
+    return size
 
 
 @functools.cache

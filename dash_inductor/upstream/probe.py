@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from . import compat
+from .seams import SEAMS
 
 _GLUON = "triton.experimental.gluon"
 _HOPPER = f"{_GLUON}.language.nvidia.hopper"
@@ -22,25 +23,11 @@ _PORTABLE, _SM_90 = "the portable kernels", "the Hopper kernel"
 # Module, names in it, and what we need them for.  A dotted name is an attribute of an object in the module; of names
 # separated by | one is enough.  tests/upstream/test_compat.py holds the tables against the sources.
 TORCH = (
-    ("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes"),
-    ("torch._inductor.compile_fx", "_recursive_joint_graph_passes", "whether joint-graph passes run"),
-    ("torch._inductor.compile_fx", "_recursive_pre_grad_passes", "calls that only their layout keeps from fusion"),
+    *(seam.probed for seam in SEAMS),
     ("torch._C._nn", "scaled_dot_product_attention", "calls that only their layout keeps from fusion"),
-    ("torch._inductor.compile_fx", "fx_codegen_and_compile", "pointwise kernels that are not chosen by timing"),
-    ("torch._inductor.compile_fx", "compile_fx", "names of the model's arguments"),
     ("torch._inductor.config", "pattern_matcher use_joint_graph_passes", "whether joint-graph passes run"),
-    ("torch._inductor.decomposition", "decompositions", "gradients of embeddings"),
-    ("torch._inductor.codecache", "FxGraphHashDetails", "the key of FxGraphCache"),
     ("torch._inductor.codecache", "PyCodeCache.load", "generated index functions"),
     ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
-    ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCache.make_entry", "records of cached graphs"),
-    (
-        "torch._functorch._aot_autograd.aot_autograd_result",
-        "GenericAOTAutogradResult.wrap_post_compile",
-        "records of cached graphs",
-    ),
-    ("torch._inductor.output_code", "CompiledFxGraph.post_compile", "records of cached graphs"),
-    ("torch._dynamo.package", "CompilePackage.initialize CompilePackage.cache_entry", "the precompile cache"),
     ("torch._dynamo.package", "SystemInfo.check_compatibility", "the precompile cache"),
     ("torch._inductor.lowering", "register_lowering fallback_handler empty_strided lowerings", "lowerings"),
     ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
@@ -71,7 +58,6 @@ TORCH = (
     ("torch._dynamo.pgo", "get_code_state", "explanations"),
     ("torch._prims_common", "elementwise_dtypes ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT", "reading masks"),
     ("torch._functorch.config", "activation_memory_budget", "seeds of dropout"),
-    ("torch._functorch.partitioners", "get_aten_target _size_of", "what a backward computes again"),
     ("torch._functorch.partitioners", "OpTypes.is_compute_intensive", "what a backward computes again"),
     ("torch._subclasses.fake_tensor", "is_fake", "counting FLOPs"),
     ("torch.utils.flop_counter", "register_flop_formula sdpa_flop_count sdpa_backward_flop_count", "counting FLOPs"),

@@ -8,13 +8,13 @@ from types import ModuleType
 from typing import Any
 
 import triton
-from torch._inductor.codecache import PyCodeCache
-from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 
 from ...model.mask import Band
 from ...schedule import codegen
 from ...upstream import toolchain
+from ...upstream.caches import PyCodeCache
+from ...upstream.triton_compiler import GPUTarget
 from . import arguments
 from .arguments import Group
 

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from triton import knobs
-from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from ...errors import DashError, LaunchError
+from ...upstream.triton_launch import TMA_DTYPE_DEVICE_TO_HOST, knobs
 from .arguments import flat
 
 _PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.(\w+)[^,\n]*?(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE)

@@ -270,8 +270,8 @@ def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
 def build(kernel: Rendered, arch: str) -> Any:
     """Triton's compiled kernel for "sm_80", "sm_90", ..., without a GPU."""
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+
+    from ...upstream.triton_compiler import ASTSource, GPUTarget
 
     capability = int(arch.removeprefix("sm_"))
     function = kernel.load()
@@ -287,7 +287,7 @@ def build(kernel: Rendered, arch: str) -> Any:
 
 def resources(compiled: Any, arch: str) -> Resources:
     """The resources of Triton's compiled kernel on `arch`, by the report of the assembler."""
-    from triton.backends.nvidia.compiler import get_ptxas
+    from ...upstream.triton_compiler import get_ptxas
 
     # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs
     ptxas = get_ptxas(int(arch.removeprefix("sm_")))

@@ -22,6 +22,7 @@ from dash_inductor.config import config
 from dash_inductor.explanations.elsewhere import Untraceable, device, moving, sdpa
 from dash_inductor.explanations.explanation import Explanation
 from dash_inductor.model.reasons import Reason
+from dash_inductor.upstream import devices
 
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
@@ -209,7 +210,7 @@ def test_a_tensor_of_an_unknown_kind() -> None:
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA has what is missing here")
 def test_a_build_that_is_laid_out_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    device._let_autograd_know_cuda.cache_clear()
+    devices.let_autograd_know_cuda.cache_clear()
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     assert "not laid out as expected" in on_h100(causal, *qkv()).unknown
     monkeypatch.undo()

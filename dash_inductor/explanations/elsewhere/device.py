@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.device_interface import CudaInterface
-from torch._inductor import config as inductor_config
-from torch._inductor.fx_passes import joint_graph
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...upstream import arch as machine
+from ...upstream import configs, devices
+from ...upstream.dynamo import CudaInterface
+from ...upstream.fake import FakeTensorMode
 from ...upstream.patches import replaced
-from . import Untraceable, sdpa, stand_in
+from . import sdpa, stand_in
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,10 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
     """Have a GPU of an architecture in the block: its tensors are fake and belong to the mode that is returned.
 
     Raises:
-        Untraceable: this build of PyTorch cannot record the gradients of such tensors.
+        UnsupportedVersionError: this build of PyTorch cannot record the gradients of such tensors.
     """
-    joint_graph.lazy_init()  # it traces Inductor's patterns for the machine that is there
-    _let_autograd_know_cuda()
+    devices.trace_patterns()  # it traces Inductor's patterns for the machine that is there
+    devices.let_autograd_know_cuda()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     settings = {"joint_graph_constant_folding": False, "shape_padding": False}  # both compute on the device
     with ExitStack() as stack:
@@ -48,7 +44,7 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
         stack.enter_context(machine.asked_about(arch))
         stack.enter_context(sdpa.chosen_for(arch))
         stack.enter_context(stand_in.flex_attention_there())
-        stack.enter_context(inductor_config.patch(settings))
+        stack.enter_context(configs.inductor.patch(settings))
         stack.enter_context(_autocast())
         stack.enter_context(mode)
         yield mode
@@ -85,33 +81,3 @@ def _autocast() -> AbstractContextManager[Any]:
     """Autocast for CUDA where it is on for the CPU: the program would have asked for its device."""
     on = torch.is_autocast_enabled("cpu")
     return torch.autocast("cuda", torch.get_autocast_dtype("cpu")) if on else nullcontext()
-
-
-_CUDA, _LAZY = 1, 17
-"""``c10::DeviceType``."""
-
-
-@functools.cache
-def _let_autograd_know_cuda() -> None:
-    """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU would end the process.
-
-    PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
-    that the machine lacks.  In a build for the CPU nothing is in its place, so we put such a kind there: the devices of
-    lazy tensors.
-    """
-    if torch.backends.cuda.is_built():
-        return
-    try:
-        (library,) = Path(torch.__file__).parent.joinpath("lib").glob("libc10.*")
-        c10 = ctypes.CDLL(str(library))
-        kinds = (ctypes.c_void_p * (_LAZY + 1)).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-        register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
-    except (OSError, ValueError, AttributeError) as error:
-        raise Untraceable(f"this build of PyTorch is not laid out as expected: {error}") from None
-    if kinds[_CUDA] is None and kinds[_LAZY] is not None:
-        register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
-        register(_CUDA, kinds[_LAZY])
-        torch._C._ensureCUDADeviceGuardSet()
-    if kinds[_CUDA] in (None, kinds[_LAZY]):
-        register(_CUDA, None)
-        raise Untraceable("this build of PyTorch knows no CUDA devices, not even fake ones")

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass, transform_subclass
 
+from ...upstream.dispatch import disable_current_modes, is_traceable_wrapper_subclass, transform_subclass
+from ...upstream.fake import FakeTensor, FakeTensorMode
 from . import Untraceable
 
 
@@ -151,7 +151,7 @@ class _Mover:
 
     def _jagged(self, tensor: Any) -> Tensor:
         """A nested tensor of packed rows.  Those with the same offsets have the same lengths, here too."""
-        with _disable_current_modes():
+        with disable_current_modes():
             bounds = {"min_seqlen": tensor._get_min_seqlen(), "max_seqlen": tensor._get_max_seqlen()}
             parts = tensor.values().detach(), tensor.offsets(), tensor.lengths()
         values, offsets, lengths = map(self.value, parts)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...upstream import compat
+from ...upstream import compat, devices
 from ...upstream.patches import replaced
 from . import Untraceable
 from .stand_in import stands_for_a_gpu
@@ -65,7 +65,7 @@ def _first(call: Call, arch: str) -> str:
         EFFICIENT: lambda: can_use_efficient(call, arch),
         MATH: on.math_sdp_enabled,
     }
-    for number in torch._C._get_sdp_priority_order():
+    for number in devices.priority_order():
         name = _BY_NUMBER.get(number, CUDNN)
         if name in able and able[name]():
             return name
@@ -221,7 +221,7 @@ def _first_columns(tensor: Tensor, size: int) -> Tensor:
 def chosen_for(arch: str) -> Iterator[None]:
     """Let calls traced in the block choose as on `arch`, where tensors are on a GPU or on what stands for one."""
     operator: Any = torch.ops.aten.scaled_dot_product_attention.default
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    key = devices.DispatchKey.CompositeImplicitAutograd
 
     def traced(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if stands_for_a_gpu(query.device):
@@ -249,14 +249,12 @@ def _kernel(operator: Any, key: Any, function: Callable[..., Any]) -> Iterator[N
 @contextmanager
 def _chosen_for_nested(arch: str) -> Iterator[None]:
     """The same for nested tensors, whose attention is written in Python and asks PyTorch rule by rule."""
-    from torch.nested._internal import sdpa
-
     rules: dict[str, Callable[..., bool]] = {
         "can_use_flash_attention": lambda params, debug=False: can_use_flash(_call(params), arch),
         "can_use_efficient_attention": lambda params, debug=False: can_use_efficient(_call(params), arch),
         "can_use_cudnn_attention": lambda params, debug=False: False,
     }
-    with replaced(sdpa, rules):
+    with replaced(devices.nested_attention(), rules):
         yield
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, _meta_registrations
-from torch._functorch.aot_autograd import aot_function
-from torch._functorch.partitioners import default_partition
-from torch._inductor import config as inductor_config
-from torch._inductor import pattern_matcher
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...upstream import configs, devices
+from ...upstream.dispatch import is_traceable_wrapper_subclass
+from ...upstream.fake import FakeTensor
 from ...upstream.patches import replaced
+from ...upstream.pytree import tree_leaves
 
 _NAME = re.compile(r"cuda(?::(\d+))?")
 
@@ -56,12 +52,12 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
                 _move(node)
             module.recompile()
     held = [inputs, vars(graph), dict(graph.named_parameters()), dict(graph.named_buffers())]
-    passes = _first(inductor_config.joint_custom_pre_pass)
+    passes = _first(configs.inductor.joint_custom_pre_pass)
     with (
         _tensors_there(held),
-        inductor_config.patch(joint_custom_pre_pass=passes),
-        replaced(_meta_registrations, {"device_hint": _hint}),
-        replaced(pattern_matcher, {"aot_function": _patterns_there(aot_function)}),
+        configs.inductor.patch(joint_custom_pre_pass=passes),
+        replaced(devices.meta_registrations, {"device_hint": _hint}),
+        replaced(devices.pattern_matcher, {"aot_function": _patterns_there(devices.aot_function)}),
     ):
         yield
 
@@ -69,7 +65,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
 @contextmanager
 def flex_attention_there() -> Iterator[None]:
     """Inside the block, the gradients that FlexAttention takes while Dynamo traces it are taken on the stand-in."""
-    flex_attention = importlib.import_module("torch._higher_order_ops.flex_attention")  # beside it is an operator
+    flex_attention = devices.flex_attention()
     create = flex_attention.create_fw_bw_graph
 
     def create_there(score_mod: Callable[..., Any], *given: Any) -> Any:
@@ -102,11 +98,11 @@ def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
         recorded: list[Graph] = []
 
         def partition(joint: GraphModule, *rest: Any, **more: Any) -> Any:
-            copied = pattern_matcher.clone_graph(joint)
+            copied = devices.pattern_matcher.clone_graph(joint)
             _arguments_back(copied.graph)
             recorded.append(copied.graph)
             partition_fn(copied, *rest, **more)  # it keeps the graph; what follows is run, on the stand-in
-            return default_partition(joint, *rest, **more)
+            return devices.default_partition(joint, *rest, **more)
 
         def call(*given: Any) -> Any:
             with _tensors_there(given):
@@ -120,7 +116,7 @@ def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
     return there
 
 
-_hint_of = _meta_registrations.device_hint
+_hint_of = devices.meta_registrations.device_hint
 
 
 def _hint(tensor: Tensor) -> str:
@@ -184,7 +180,7 @@ def _values_back(graph: Graph) -> None:
 def _fakes(values: Any) -> list[FakeTensor]:
     """The fake tensors in nested containers, and inside other tensors."""
     found = []
-    for leaf in pytree.tree_leaves(values):
+    for leaf in tree_leaves(values):
         if isinstance(leaf, FakeTensor):
             found.append(leaf)
         elif isinstance(leaf, Tensor) and is_traceable_wrapper_subclass(leaf):

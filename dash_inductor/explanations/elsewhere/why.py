@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ...errors import DashError
 from ...records.records import GraphRecord
+from ...upstream.fake import DataDependentOutputException
 
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, sys.modules["dash_inductor"]))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx import Node
 
 from ...graph.arguments import name_of
+from ...upstream.promotion import elementwise_dtype
 from ..index_expr import Leaf, NotRecognised, Value
 from ..nodes import Position, as_expr, is_size, meta_of
 from ..reader import MaskReader, Rule
@@ -59,9 +59,7 @@ def _negate(x: Leaf) -> Value:
 
 def common_dtype(operands: list[Any]) -> torch.dtype:
     """The type in which an elementwise op meets its operands."""
-    metas = [x.meta["val"] if isinstance(x, Node) else x for x in operands]
-    found: torch.dtype = elementwise_dtypes(*metas, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
-    return found
+    return elementwise_dtype(*(x.meta["val"] if isinstance(x, Node) else x for x in operands))
 
 
 def elementwise(

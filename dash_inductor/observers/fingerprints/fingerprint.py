@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...upstream.tensors import is_functorch_wrapped
 from . import hashing
 from .sizes import DIGEST, LANES
 
@@ -48,7 +49,7 @@ def why_unseen(tensor: Tensor) -> str:
         return "a nested tensor"
     if tensor.is_quantized:
         return "a quantized tensor"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_functorch_wrapped(tensor):
         return "a tensor inside a transformation of functions"
     return "a tensor without data" if tensor.device.type == "meta" else ""
 

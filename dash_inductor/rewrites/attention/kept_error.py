@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch._dynamo import config
-from torch._dynamo.exc import ShortenTraceback
-
 from ...errors import SiteKeptError
+from ...upstream import configs
+from ...upstream.dynamo import ShortenTraceback
 
 
 class _Shortened(SiteKeptError, ShortenTraceback):
@@ -15,7 +14,7 @@ class _Shortened(SiteKeptError, ShortenTraceback):
     """
 
     def remove_dynamo_frames(self) -> _Shortened:
-        return self if config.verbose else self.with_traceback(None)
+        return self if configs.dynamo.verbose else self.with_traceback(None)
 
 
 _Shortened.__name__ = _Shortened.__qualname__ = SiteKeptError.__name__  # what a traceback shows

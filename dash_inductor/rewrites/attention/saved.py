@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...graph import sizes
 from ...graph.emit import Emitter
 from ...graph.views import viewed
 from ...operators.attention import BACKWARDS
+from ...upstream.pytree import tree_map_only
 
 aten = torch.ops.aten
 

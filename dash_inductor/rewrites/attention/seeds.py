@@ -10,20 +10,18 @@ the backward, because a second draw would be another one.
 
 from __future__ import annotations
 
-import torch._inductor.config as inductor_config
-from torch._inductor import inductor_prims
-from torch._inductor.fx_passes.replace_random import fuse_seed_creation_pass
 from torch.fx import Graph, Node
 
 from ...graph.emit import Emitter
 from ...operators.attention import dropout_seed
+from ...upstream import configs, seeds
 from .saved import saved
 from .sites import Match
 
 
 def seed(emitter: Emitter, match: Match, before: Node) -> Node:
     """The seed of a site, in front of `before`: int64 [1].  Nothing computes it again, however much else is."""
-    drawn = emitter.call(inductor_prims.seed, (match.device,), before=before, like=before)
+    drawn = emitter.call(seeds.seed, (match.device,), before=before, like=before)
     node = emitter.call(dropout_seed, (drawn, match.node.name), before=before, like=before)
     saved(node)
     return node
@@ -31,5 +29,5 @@ def seed(emitter: Emitter, match: Match, before: Node) -> Node:
 
 def draw_at_once(graph: Graph) -> None:
     """Draw all seeds by one node where Inductor does not do it: with its setting `fallback_random`."""
-    if inductor_config.fallback_random:
-        fuse_seed_creation_pass(graph)
+    if configs.inductor.fallback_random:
+        seeds.fuse_seed_creation_pass(graph)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import config as functorch_config
 from torch.fx import Node
 
 from ...config import config
@@ -34,7 +33,7 @@ from ...model.site import DType, Site
 from ...model.terms import Dense, Interval, Keys, Operand, Placed, Segments
 from ...planning import decide
 from ...records.records import Tensors
-from ...upstream import arch, toolchain
+from ...upstream import arch, configs, toolchain
 from .operands import Operands, find_operands, output
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -255,7 +254,7 @@ def _dropout(p: object, seed: Operand) -> Dropout | None:
         return None
     if value is None or not 0.0 < value < 1.0:
         raise NotReadable(Reason.DROPOUT, f"dropout_p={p}")
-    if functorch_config.activation_memory_budget == 0:  # saves inputs alone, whatever a node says of itself
+    if configs.functorch.activation_memory_budget == 0:  # saves inputs alone, whatever a node says of itself
         raise NotReadable(Reason.DROPOUT, "activation_memory_budget=0 has random numbers drawn again in the backward")
     return Dropout(value, seed)
 

@@ -8,9 +8,9 @@ import inspect
 import linecache
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
-from triton.language.core import _aggregate, base_value
-from triton.runtime.jit import ConstexprFunction
+
+from ....upstream.gluon import ConstexprFunction, base_value, builtin
+from ....upstream.gluon import aggregate as aggregate_of_triton
 
 group = gl.tuple | gl.constexpr
 """The type of a field that is a group of arguments, or None where the kernel has none."""
@@ -45,7 +45,7 @@ def aggregate(cls):
     for name in defaults:
         delattr(cls, name)
     cls.__init__ = _Constructor(constructor)
-    made = _aggregate(cls)
+    made = aggregate_of_triton(cls)
     made.fields = tuple(fields)
     return made
 

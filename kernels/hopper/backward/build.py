@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from ....errors import ArgumentError
 from ....model.mask import ROW_BLOCK
@@ -20,6 +18,8 @@ from ....model.plan import Plan, Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
 from ....schedule import schedules
+from ....upstream.gluon import GluonASTSource
+from ....upstream.triton_compiler import ASTSource
 from ...common.arguments import Group
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
 from ..family import FAMILY

@@ -18,6 +18,7 @@ from ....model.call import Call
 from ....model.plan import Plan
 from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
+from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher
 from ...common.strides import dense_strides
 from ..family import FAMILY
@@ -63,7 +64,7 @@ def backward(
             that needs more co-resident CTAs than the GPU has SMs.
     """
     device = query.device.index
-    if torch._C._cuda_getDevice() != device:
+    if current_device() != device:
         with torch.cuda.device(device):
             return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
     if dropout is not None or call.dropout is not None:
@@ -208,7 +209,7 @@ class _State:
         # Before the kernels, so that nothing comes between two of them that overlap.
         recorded = None if self.recording is None else self.recording.begin(site, self.device)
         facts = (
-            torch._C._cuda_getCurrentRawStream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
+            raw_stream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
             dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
             None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
             None if recorded is None else (recorded.table.data_ptr(), recorded.heads),

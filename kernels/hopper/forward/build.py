@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-
 from ....errors import ArgumentError
 from ....model.mask import ROW_BLOCK
 from ....model.plan import Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
 from ....schedule.table_walk import from_the_end
+from ....upstream.gluon import GluonASTSource
+from ....upstream.triton_compiler import ASTSource
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
 from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile

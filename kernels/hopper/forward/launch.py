@@ -20,6 +20,7 @@ from ....model.mask import ROW_BLOCK
 from ....schedule.table_walk import seen_words
 from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
+from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher
 from ...common.strides import dense_strides
 from ..settings import Settings
@@ -80,7 +81,7 @@ def forward(
     device = query.device
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
-    if torch._C._cuda_getDevice() != device.index:
+    if current_device() != device.index:
         with torch.cuda.device(device):
             return forward(query, key, value, call, data, dropout, ctas=ctas)
     state = _state(
@@ -244,7 +245,7 @@ class _State:
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
         facts = (
-            torch._C._cuda_getCurrentRawStream(self.device.index), operands, out.data_ptr(), lse.data_ptr(),
+            raw_stream(self.device.index), operands, out.data_ptr(), lse.data_ptr(),
             counter.data_ptr(), None if data is None else data.addresses(),
             None if dropout is None else dropout.seed.data_ptr(),
         )  # fmt: skip

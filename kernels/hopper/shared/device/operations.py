@@ -49,14 +49,13 @@ Note [Forward progress on Hopper]
 
 import math
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.experimental.gluon.language.nvidia.hopper.tma import store_wait
 
 from .....upstream import compat
+from .....upstream.gluon import builtin, ir
 
 # Whatever this version of Gluon calls them:
 role_barrier = compat.resolve(*compat.BARRIER)

@@ -81,8 +81,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found.properties)
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: found.current, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: found.stream, raising=False)
+    monkeypatch.setattr(launch, "current_device", lambda: found.current)
+    monkeypatch.setattr(launch, "raw_stream", lambda device: found.stream)
     monkeypatch.setattr(compat, "empty_cuda", found.empty)
     launch._state.cache_clear()
     yield found

@@ -70,7 +70,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(launcher, "launch", seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(launch, "raw_stream", lambda device: 7)
     monkeypatch.setattr(
         compat, "empty_cuda", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
     )
@@ -390,7 +390,7 @@ def test_as_many_ctas_as_sms_and_tiles(launches: Launches, q_len: int, ctas: int
 
 def test_states_are_kept(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     """`forward` builds a state once for each combination of facts."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
     built: list[Any] = []
     monkeypatch.setattr(launch, "_State", lambda *facts: built.append(facts) or SimpleNamespace(run=lambda *t: t))
     launch._state.cache_clear()

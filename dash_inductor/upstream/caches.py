@@ -1,0 +1,7 @@
+"""The caches of Inductor and AOTAutograd: folders, generated code, details of keys.  Imports Inductor."""
+
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+__all__ = ["AOTAutogradCacheDetails", "PyCodeCache", "cache_dir"]

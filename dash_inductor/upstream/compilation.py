@@ -1,0 +1,7 @@
+"""The compile that is going on: its id, its context, Dynamo's counters and the structured trace.  Imports Dynamo."""
+
+from torch._dynamo.utils import counters
+from torch._guards import CompileContext, TracingContext
+from torch._logging._internal import trace_structured
+
+__all__ = ["CompileContext", "TracingContext", "counters", "trace_structured"]

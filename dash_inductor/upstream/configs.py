@@ -1,0 +1,7 @@
+"""Settings of PyTorch's compilers; `patch` of each changes some for a block.  Imports Dynamo."""
+
+from torch._dynamo import config as dynamo
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor
+
+__all__ = ["dynamo", "functorch", "inductor"]

@@ -1,0 +1,30 @@
+"""The current CUDA device and stream as launches ask for them, and what else torch.cuda has no public name for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch.cuda import _sleep as sleep
+
+__all__ = ["current_device", "has_tunable_op", "raw_stream", "sleep"]
+
+
+def _without_cuda(*_: object) -> NoReturn:
+    raise RuntimeError("this build of torch has no CUDA")
+
+
+current_device: Callable[[], int]
+"""Index of the current device."""
+raw_stream: Callable[[int], int]
+"""The driver's handle of the current stream of a device, which is given by its index."""
+try:
+    current_device, raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+except AttributeError:  # the CPU build
+    current_device = raw_stream = _without_cuda
+
+
+def has_tunable_op() -> bool:
+    """Whether this build can choose matmuls by timing; `torch.cuda.tunable` raises in any other one."""
+    return hasattr(torch._C, "_cuda_tunableop_is_enabled")

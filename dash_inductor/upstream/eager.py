@@ -1,0 +1,20 @@
+"""What is known of Dynamo without importing it: code that stays out of graphs, and the wrapper of compiled modules."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+from torch._compile import _disable_dynamo as not_compiled
+
+__all__ = ["compiled_from", "not_compiled"]
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """The module that `torch.compile` made this one around; None for any other module."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this question
+    if dynamo is None or not isinstance(module, dynamo.OptimizedModule):
+        return None
+    original: nn.Module = module._orig_mod
+    return original

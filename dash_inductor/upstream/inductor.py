@@ -1,0 +1,26 @@
+"""What lowerings are made of: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
+
+from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
+from torch._inductor.ir import BaseView, ExternKernel, FallbackKernel, FixedLayout, IRNode, Pointwise, TensorBox
+from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
+from torch._inductor.select_algorithm import SymbolicGridFn
+from torch._inductor.virtualized import V, ops
+
+__all__ = [
+    "BaseView",
+    "ExternKernel",
+    "FallbackKernel",
+    "FixedLayout",
+    "IRNode",
+    "Pointwise",
+    "SymbolicGridFn",
+    "TensorBox",
+    "V",
+    "WorkspaceArg",
+    "WorkspaceZeroMode",
+    "empty_strided",
+    "fallback_handler",
+    "lowerings",
+    "ops",
+    "register_lowering",
+]

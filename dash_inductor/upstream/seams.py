@@ -1,0 +1,100 @@
+"""The seams: every place in PyTorch at which dash_inductor takes part in a compile.
+
+One table, for three readers: the probe asks for each place before anything is changed, `install` puts functions of ours
+there, and the doctor prints it.  PyTorch looks each name up whenever it needs it, so that another object under the same
+name is what it calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from .patches import replaced
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes, of a function of PyTorch, the function that is put in its place and calls it."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A function of PyTorch around which one of ours is put, or a table of PyTorch's in which we make an entry.
+
+    Attributes:
+        module: where PyTorch has it.
+        attribute: its name there; dotted for a method of a class.
+        purpose: what dash_inductor needs it for.
+    """
+
+    module: str
+    attribute: str
+    purpose: str
+
+    @property
+    def probed(self) -> tuple[str, str, str]:
+        """The row of the probe: module, name in it, purpose.  A constructor is there where its class is."""
+        return self.module, self.attribute.removesuffix(".__init__"), self.purpose
+
+    def value(self) -> Any:
+        """The function or table, as PyTorch finds it now."""
+        return getattr(*self._place())
+
+    def wrap(self, around: Around) -> None:
+        """Put `around(function)` in the place of the function, for good."""
+        owner, name = self._place()
+        setattr(owner, name, _like(inspect.getattr_static(owner, name), around(getattr(owner, name))))
+
+    def wrapped(self, around: Around) -> AbstractContextManager[None]:
+        """Put `around(function)` in the place of the function inside a block."""
+        owner, name = self._place()
+        return replaced(owner, {name: _like(inspect.getattr_static(owner, name), around(getattr(owner, name)))})
+
+    def _place(self) -> tuple[Any, str]:
+        path, _, name = self.attribute.rpartition(".")
+        owner: Any = importlib.import_module(self.module)
+        return operator.attrgetter(path)(owner) if path else owner, name
+
+
+def _like(plain: Any, ours: Callable[..., Any]) -> Any:
+    """Our function with name and docstring of PyTorch's, static where that is."""
+    if isinstance(plain, staticmethod):
+        return staticmethod(functools.wraps(plain.__func__)(ours))
+    return functools.wraps(plain)(ours)
+
+
+_COMPILE_FX = "torch._inductor.compile_fx"
+_AUTOGRAD = "torch._functorch._aot_autograd"
+_RECORDS = "records of cached graphs"
+
+JOINT_PASSES = Seam("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes")
+"""Objects with ``apply(graph) -> int``, which Inductor applies to a joint graph one after the other."""
+RUN_JOINT_PASSES = Seam(_COMPILE_FX, "_recursive_joint_graph_passes", "whether joint-graph passes run")
+RUN_PRE_GRAD_PASSES = Seam(_COMPILE_FX, "_recursive_pre_grad_passes", "calls that only their layout keeps from fusion")
+GENERATE = Seam(_COMPILE_FX, "fx_codegen_and_compile", "pointwise kernels that are not chosen by timing")
+"""Generates the code of one graph, and compiles it."""
+COMPILE_GRAPH = Seam(_COMPILE_FX, "compile_fx", "names of the model's arguments")
+"""Compiles a graph of Dynamo."""
+DECOMPOSITIONS = Seam("torch._inductor.decomposition", "decompositions", "gradients of embeddings")
+"""Inductor's decompositions, by operator."""
+CACHE_DETAILS = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__", "the key of FxGraphCache")
+"""Makes the object that FxGraphCache hashes, and of a subclass the one that AOTAutogradCache hashes."""
+MAKE_ENTRY = Seam(f"{_AUTOGRAD}.autograd_cache", "AOTAutogradCache.make_entry", _RECORDS)
+LOAD_ENTRY = Seam(f"{_AUTOGRAD}.aot_autograd_result", "GenericAOTAutogradResult.wrap_post_compile", _RECORDS)
+FINISH_GRAPH = Seam("torch._inductor.output_code", "CompiledFxGraph.post_compile", _RECORDS)
+LOAD_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.initialize", "the precompile cache")
+STORE_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.cache_entry", "the precompile cache")
+PARTITIONED_TARGET = Seam("torch._functorch.partitioners", "get_aten_target", "what a backward computes again")
+"""The operator of a node, by which the partitioner decides."""
+PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a backward computes again")
+"""The bytes of a node's value."""
+
+SEAMS = (
+    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
+    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
+)  # fmt: skip

@@ -1,0 +1,6 @@
+"""What Triton's own launcher of kernels knows: the hooks of profilers, and the driver's codes of dtypes."""
+
+from triton import knobs
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+__all__ = ["TMA_DTYPE_DEVICE_TO_HOST", "knobs"]
