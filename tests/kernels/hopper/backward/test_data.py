@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.hopper.backward.data import FINISH, MAIN, Arguments, BackwardData
+from dash_inductor.kernels.hopper.backward.arguments import CONTRIBUTIONS, DATA
+from dash_inductor.kernels.hopper.backward.data import Arguments, BackwardData
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.schedules import NAMES, supports
@@ -107,9 +108,9 @@ def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tup
 def test_arguments(name: str, schedule: str) -> None:
     for dense_heads in (1, 4):
         data, walk = sample(MASKS[name], schedule, dense_heads)
-        arguments = Arguments.of(MASKS[name], data.facts(), walk, CPU)
-        main, finish = (dict(zip(names, values, strict=True)) for names, values in zip(
-            (MAIN, FINISH), arguments.of_call(data.addresses()), strict=True
+        arguments = Arguments.of(Call(MASKS[name], 1.0), data.facts(), walk, CPU)
+        main, finish = (dict(zip(group.names, values, strict=True)) for group, values in zip(
+            (DATA, CONTRIBUTIONS), arguments.of_call(data.addresses()), strict=True
         ))  # fmt: skip
         by_head = data.dense is not None and dense_heads == 4
         assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
@@ -139,25 +140,25 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_other_tensors_are_refused(name: str) -> None:
     data, walk = sample(MASKS["both"])
-    Arguments.of(MASKS["both"], data.facts(), walk, CPU)
+    Arguments.of(Call(MASKS["both"], 1.0), data.facts(), walk, CPU)
     for change in BAD[name]:
         bad = data._replace(**{name: change(getattr(data, name))})
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(MASKS["both"], bad.facts(), walk, CPU)
+            Arguments.of(Call(MASKS["both"], 1.0), bad.facts(), walk, CPU)
 
 
 @pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_codes")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, walk = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-        Arguments.of(MASKS[mask], data.facts(), walk, CPU)
+        Arguments.of(Call(MASKS[mask], 1.0), data.facts(), walk, CPU)
 
 
 def test_tables_without_room_are_refused() -> None:
     data, _ = sample(MASKS["codes"])
     for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
         with pytest.raises(ArgumentError, match="q tiles"):
-            Arguments.of(MASKS["codes"], data.facts(), closed("spt", Band(0), q_len, 200, batch), CPU)
+            Arguments.of(Call(MASKS["codes"], 1.0), data.facts(), closed("spt", Band(0), q_len, 200, batch), CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -206,12 +207,12 @@ def test_a_mask_of_rows() -> None:
     made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
     good = made._replace(row_place=place, row_count=count)
     assert good.rows == 256
-    Arguments.of(mask, good.facts(), walk, CPU)
+    Arguments.of(Call(mask, 1.0), good.facts(), walk, CPU)
     for name, bad in (
         ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
         ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(mask, good._replace(**{name: bad}).facts(), walk, CPU)
+            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).facts(), walk, CPU)
     with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
-        Arguments.of(Mask.parse("causal & segments(0,1)"), good.facts(), walk, CPU)
+        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.facts(), walk, CPU)

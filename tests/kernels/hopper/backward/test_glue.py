@@ -464,7 +464,9 @@ CONTROLS = {
     "a member of a group out of turn": (
         FLAGSHIP, "before it is written", "wait_for_turn(semaphores + _place(work, kv), work.member)", "pass",
     ),
-    "a turn that is not waited for": (FLAGSHIP, "before it is written", "mbarrier.wait(shared.turn.index(0), phase)", "pass"),
+    "a turn that is not waited for": (
+        FLAGSHIP, "before it is written", "mbarrier.wait(shared.turn.index(0), phase)", "pass",
+    ),
     "the turn of the walk before": (
         SHORT, WAITS, "wait_until_left(shared, n)  # the walk before", "pass  # the walk before",
     ),
