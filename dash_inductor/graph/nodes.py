@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,3 +44,20 @@ def bind(node: Node) -> dict[str, Any]:
     bound.update(zip((argument.name for argument in schema), node.args, strict=False))  # the rest is in kwargs
     bound.update(node.kwargs)
     return bound
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A place among the arguments of a node, which another node may take while the graph is rewritten.
+
+    Args:
+        place: the name in the schema of the node's operator, or a number where the operator has no schema.
+    """
+
+    reader: Node
+    place: str | int
+
+    @property
+    def value(self) -> Any:
+        """The node or Python value that is there now."""
+        return bind(self.reader)[self.place] if isinstance(self.place, str) else self.reader.args[self.place]
