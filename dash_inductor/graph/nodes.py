@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 _ALIASES = ("aten::alias", "aten::detach")
 
@@ -34,6 +34,11 @@ def origin(node: Node) -> Node:
 def is_alias(node: Node) -> bool:
     """Whether the node has the value of another one."""
     return op_name(node) in _ALIASES
+
+
+def is_joint(graph: Graph) -> bool:
+    """Whether the graph is a forward with its backward, which PyTorch will take apart."""
+    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
 
 
 def bind(node: Node) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from torch.fx import Node
 
 from ...graph import sizes as layout
 from ...graph.emit import Emitter
+from ...graph.nodes import is_joint
 from ...masks import predicates
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
 from ...masks.token_vectors import PLANE
-from .saved import is_joint, saved, shows_input
+from .saved import saved, shows_input
 from .seeds import seed
 from .sites import Match
 

@@ -1,4 +1,4 @@
-"""The pass over a graph: an attention becomes operators of ours or is kept for one reason; all are recorded."""
+"""The rewrite of attention: each becomes operators of ours or is kept for one reason; all are recorded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch.fx import Graph, Node
 
-from ... import _switch
-from ...config import config
+from ...config import Config, config
 from ...entries.all import attentions
 from ...entries.attention import Found, NotReadable, Refusal
 from ...graph import arguments
@@ -23,13 +23,12 @@ from ...model.reasons import Reason
 from ...model.site import Site
 from ...planning.planner import keeping
 from ...planning.prediction import predicted_us
-from ...records.publication import publish, trace_graph
 from ...records.records import FORWARD_ONLY, FULL, SiteRecord
+from ..rewrite import Result
 from .forward_order import Places
 from .forwards import cause_to_keep
-from .kept_error import kept_error
 from .replace import replace
-from .saved import is_joint, watch
+from .saved import watch
 from .seeds import draw_at_once
 from .sites import Facts, Match, analyse, device_of
 
@@ -44,69 +43,43 @@ _ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
 
 
-def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
-    """Replace what can be replaced, in place, and publish a record per site (see `records`), in the forward's order.
-
-    Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without
-    attention.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
+@dataclass(frozen=True)
+class AttentionRewrite:
+    """Attention becomes operators of ours.
 
     Args:
         compile_kernels: called with every site that can be replaced before the graph is changed; the site is kept
             where it raises.
-
-    Returns:
-        Whether the graph was changed.
-
-    Raises:
-        SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
-            site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
-            a backward with ``config.forward="keep"``.
     """
-    readings = _read(graph)
-    if readings:
-        trace_graph("dash_graph_before", graph)
-    if compile_kernels is not None:
-        for reading in readings:
-            reading.compile(compile_kernels)
-    for group in _by_forward(readings):
-        _replace_group(graph, group)
-    changed = any(reading.reason is None for reading in readings)
-    if changed:
-        watch(graph)
-        draw_at_once(graph)
-        trace_graph("dash_graph_after", graph)
-    _refuse(_publish(graph, readings))
-    return changed
 
+    compile_kernels: CompileKernels | None = None
+    name: ClassVar[str] = "attention"
 
-def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
-    """Record as kept what no pass has seen, because Inductor's settings let none run; the graphs stay as they are.
+    def is_on(self, config: Config) -> bool:
+        return True
 
-    Args:
-        cause: the settings, for the records.
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        readings = _read(graph)
+        if self.compile_kernels is not None:
+            for reading in readings:
+                reading.compile(self.compile_kernels)
+        for group in _by_forward(readings):
+            _replace_group(graph, group)
+        if any(reading.reason is None for reading in readings):
+            watch(graph)
+            draw_at_once(graph)
+        return _results(readings)
 
-    Returns:
-        Whether there was such an attention; those that would have been kept anyway have their own reason.
-
-    Raises:
-        SiteKeptError: as `rewrite_graph`.
-    """
-    unseen, kept = False, []
-    for graph in graphs:
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         readings = _read(graph)
         for reading in readings:
             if reading.reason is None:
                 reading.keep(Reason.PASSES_OFF, cause)
-                unseen = True
-        kept += _publish(graph, readings)
-    _refuse(kept)
-    return unseen
+        return _results(readings)
 
 
 def _read(graph: Graph) -> list[_Reading]:
-    """The sites of a graph that are not recorded yet; none where graphs are to be left alone."""
-    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
-        return []
+    """The sites of a graph that are not recorded yet."""
     places = Places(graph)
     readings = [
         _Reading(found, places.of_forward(found)) for found in attentions(graph) if _RECORDED not in found.node.meta
@@ -119,26 +92,13 @@ def _read(graph: Graph) -> list[_Reading]:
     return readings
 
 
-def _publish(graph: Graph, readings: list[_Reading]) -> list[SiteRecord]:
-    """Publish the records of a graph's sites; returns those that were kept though nobody asked for that."""
-    if not readings:
-        return []
+def _results(readings: list[_Reading]) -> list[Result]:
+    """The records of the sites, in the order of the forward.  Calls that PyTorch decomposed have some too."""
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
     readings = sorted(readings, key=lambda reading: reading.place)
-    records = [reading.record() for reading in readings]
-    publish(records, "joint" if is_joint(graph) else "inference")
-    return [
-        record
-        for reading, record in zip(readings, records, strict=True)
-        if record.status == "kept" and not reading.was_asked_for()
-    ]
-
-
-def _refuse(kept: list[SiteRecord]) -> None:
-    if config.strict and kept:
-        raise kept_error("strict is set, and these attention sites cannot be replaced:\n" + "\n".join(map(str, kept)))
+    return [Result(reading.record(), reading.was_asked_for()) for reading in readings]
 
 
 @dataclass

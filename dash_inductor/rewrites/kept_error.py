@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch._dynamo import config
 from torch._dynamo.exc import ShortenTraceback
 
-from ...errors import SiteKeptError
+from ..errors import SiteKeptError
 
 
 class _Shortened(SiteKeptError, ShortenTraceback):
