@@ -128,11 +128,11 @@ class _TimedPasses:
     def __init__(self) -> None:
         from dash_inductor import lowering
         from dash_inductor.lowering import backward
-        from dash_inductor.rewrites.attention import rewrite
+        from dash_inductor.rewrites import runner
 
         self.seconds = 0.0
         backward.attention_backward = self.timed(backward.attention_backward)
-        rewrite.rewrite_graph = self.timed(rewrite.rewrite_graph)
+        runner.rewrite_graph = self.timed(runner.rewrite_graph)
         lowering.register()
 
     def timed(self, function: Any) -> Any:

@@ -9,6 +9,7 @@ needs no import of this package; importing it does the same where torch does not
     enable(), disable(), is_enabled(), disabled()   on and off, for graphs compiled from then on
     config                                          the settings, see `dash_inductor.config`
     sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
+    all_records()                                   these, and what became of all else that is rewritten
     explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
     record(folder)                                  fingerprints of a training run, for `dash-inductor compare`
     profile_runs(), write_profiles(),               when kernels computed and added what, see `config.profile`
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
     from .explanations.explain import explain
     from .observers.recorder import record
     from .records.profiles import clear_profile_runs, profile_runs, write_profiles
-    from .records.records import clear_sites, graphs, sites
+    from .records.records import all_records, clear_sites, graphs, sites
 
 __all__ = [
-    "__version__", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable", "explain", "graphs",
-    "is_enabled", "profile_runs", "record", "sites", "write_profiles",
+    "__version__", "all_records", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable",
+    "explain", "graphs", "is_enabled", "profile_runs", "record", "sites", "write_profiles",
 ]  # fmt: skip
 
 _HOMES = {
+    "all_records": ".records.records",
     "clear_profile_runs": ".records.profiles",
     "clear_sites": ".records.records",
     "explain": ".explanations.explain",

@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from ..graph import sizes
-from ..graph.nodes import bind, op_name
+from ..graph.emit import Emitter
+from ..graph.nodes import Argument, bind, op_name
 from ..graph.sizes import Dim
+
+aten = torch.ops.aten
 
 _ALIASES = ("aten::alias", "aten::detach")
 
@@ -25,33 +29,46 @@ class Bias:
     """A bias and what becomes of its gradient.
 
     Attributes:
-        tensor: 1 to 4 dimensions; it broadcasts to the scores.
+        source: the place where the tensor is.
         gradient: the graph's gradient, [batch, q heads, q_len, kv_len], or its sum over `summed`; None without one.
         summed: over which dimensions of these the operator's result is summed.
         rest: over which others that result has to be summed to be `gradient`.
     """
 
-    tensor: Node
+    source: Argument
     gradient: Node | None = None
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
 
+    @property
+    def tensor(self) -> Node:
+        """The node that is there now: 1 to 4 dimensions; it broadcasts to the scores."""
+        found: Node = self.source.value
+        return found
 
-def find_bias(mask: Node, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
+        """The gradient that the graph reads, and the node that takes its place, made of the operator's `result`."""
+        assert self.gradient is not None
+        if self.rest:
+            arguments = (result, list(self.rest), True)
+            result = emitter.call(aten.sum.dim_IntList, arguments, before=before, like=self.gradient)
+        return self.gradient, result
+
+
+def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:
     """The bias of a site; None if kernels cannot read the tensor.
 
     Args:
-        mask: the mask that is added to the scores.
+        mask: the place of the mask that is added to the scores.
         gradient: the backward's output for it, if it is used.
         plane: the sizes of the scores, [batch, q heads, q_len, kv_len].
     """
-    found = [node for node in _before_expansion(mask) if _broadcasts(node.meta["val"].shape, plane)]
-    if not found or not mask.meta["val"].dtype.is_floating_point:
+    found = [place for place in _before_expansion(mask) if _broadcasts(place.value.meta["val"].shape, plane)]
+    if not found or not mask.value.meta["val"].dtype.is_floating_point:
         return None
-    tensor = found[-1]
     if gradient is None:
-        return Bias(tensor)
-    return _with_sum(Bias(tensor, gradient))
+        return Bias(found[-1])
+    return _with_sum(Bias(found[-1], gradient))
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
@@ -61,19 +78,18 @@ def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
     return len(size) <= len(plane) and not any(sizes.differ(a, b) and sizes.static(a) != 1 for a, b in pairs)
 
 
-def _before_expansion(node: Node) -> Iterator[Node]:
-    """The node, and from what to what it is made by expanding, or by padding and slicing again."""
+def _before_expansion(place: Argument) -> Iterator[Argument]:
+    """The place, and the places of what its node is made of by expanding, or by padding and slicing again."""
     while True:
-        yield node
+        yield place
+        node: Node = place.value
         name = op_name(node)
         if name in _ALIASES or name == "aten::expand" or (name == "aten::clone" and _is_fast_to_read(node.args[0])):
-            source = node.args[0]
+            place = Argument(node, 0)
         elif name == "aten::slice" and (padded := _padded(node)) is not None:
-            source = padded
+            place = padded
         else:
             return
-        assert isinstance(source, Node)
-        node = source
 
 
 def _is_fast_to_read(node: Any) -> bool:
@@ -82,8 +98,8 @@ def _is_fast_to_read(node: Any) -> bool:
     return not value.dim() or sizes.static(value.stride(-1)) in (0, 1) or sizes.static(value.shape[-1]) == 1
 
 
-def _padded(node: Node) -> Node | None:
-    """The tensor behind which something was appended in the last dimension, which this slice takes away again."""
+def _padded(node: Node) -> Argument | None:
+    """The place of the tensor behind which something was appended in the last dimension that this slice takes away."""
     args = bind(node)
     pad = args["self"]
     if op_name(pad) != "aten::constant_pad_nd":
@@ -93,7 +109,7 @@ def _padded(node: Node) -> Node | None:
     size = source.meta["val"].shape
     whole = args["start"] in (None, 0) and args["step"] == 1 and args["dim"] in (-1, len(size) - 1)
     appended = len(amounts) == 2 and isinstance(amounts[0], int) and amounts[0] == 0
-    return source if whole and appended and sizes.same_all(node.meta["val"].shape, size) else None
+    return Argument(pad, "self") if whole and appended and sizes.same_all(node.meta["val"].shape, size) else None
 
 
 def _broadcasts(size: Sequence[Dim], plane: Sequence[Dim]) -> bool:
@@ -118,4 +134,4 @@ def _with_sum(bias: Bias) -> Bias:
     dims = {dim % 4 for dim in args["dim"]}
     if not dims & {0, 1}:
         return bias
-    return Bias(bias.tensor, user, tuple(sorted(dims & {0, 1})), tuple(sorted(dims - {0, 1})))
+    return Bias(bias.source, user, tuple(sorted(dims & {0, 1})), tuple(sorted(dims - {0, 1})))

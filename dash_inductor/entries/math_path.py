@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..graph import sizes
 from ..graph.nodes import op_name
+from ..model.plan import Kept
+from ..model.reasons import Reason
 from ..records.records import Tensors
 from ..upstream.dispatch import OpOverload
+from .attention import Found, Refusal
 from .fusable import CALLS
 
 OP = "aten::_scaled_dot_product_attention_math"
@@ -26,27 +28,11 @@ _PRODUCTS = ("aten::bmm", "aten::matmul", "aten::baddbmm")
 _MASKED = ("aten::add", "aten::where", "aten::masked_fill")
 
 
-@dataclass(frozen=True)
-class MathCall:
-    """One call of `scaled_dot_product_attention`.
+def find(graph: Graph) -> Iterator[Found]:
+    """Every call of the math implementation in a graph; see `Entry`.
 
-    Attributes:
-        softmax: the nodes of its softmax.
-        device: where it runs.
-        detail: which conditions of fused operators it does not meet, and what it was called with.
-        has_backward: whether its backward is in the graph, too.
-        tensors: its query, key and value; None where they cannot be told.
+    The detail of a refusal says which conditions of fused operators a call does not meet, and what it was called with.
     """
-
-    softmax: tuple[Node, ...]
-    device: torch.device
-    detail: str
-    has_backward: bool
-    tensors: Tensors | None
-
-
-def math_calls(graph: Graph) -> Iterator[MathCall]:
-    """Every call of the math implementation in this graph."""
     softmax: dict[object, list[Node]] = {}
     forward: dict[object, list[Node]] = {}
     with_backward: set[object] = set()
@@ -64,12 +50,27 @@ def math_calls(graph: Graph) -> Iterator[MathCall]:
         if isinstance(value, Tensor):
             same = nodes if call is None else forward[call]
             has_backward = number in with_backward or (call is not None and call in with_backward)
-            found = _arguments(same)
-            if found is None:
-                yield MathCall(tuple(nodes), value.device, _little_known(value, same), has_backward, None)
-                continue
-            causes = list(_causes(value.device.type == "cpu", found)) or [_without_a_cause(found)]
-            yield MathCall(tuple(nodes), value.device, "; ".join([*causes, str(found)]), has_backward, found.tensors)
+            yield _refusal(nodes, value, same, has_backward)
+
+
+def _refusal(softmax: Sequence[Node], scores: Tensor, nodes: Sequence[Node], has_backward: bool) -> Refusal:
+    """The refusal of a call: the nodes of its softmax, and all that is known to be of the call."""
+    found = _arguments(nodes)
+    if found is None:
+        detail, tensors = _little_known(scores, nodes), None
+    else:
+        causes = list(_causes(scores.device.type == "cpu", found)) or [_without_a_cause(found)]
+        detail, tensors = "; ".join([*causes, str(found)]), found.tensors
+    return Refusal(
+        softmax[0],
+        OP,
+        Kept(Reason.MATH_PATH, detail),
+        has_backward,
+        tensors,
+        place=softmax[0],
+        everywhere=True,
+        of_line=tuple(softmax),
+    )
 
 
 @dataclass(frozen=True)

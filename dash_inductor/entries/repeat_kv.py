@@ -20,8 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ..graph.nodes import op_name
-from ..graph.sizes import Dim, same, same_all, specialised, static
+from ..graph.emit import Emitter
+from ..graph.nodes import Argument, op_name
+from ..graph.sizes import Dim, dense_order, same, same_all, specialised, static
+from ..model.call import Order
+from .attention import Output, Sink
+
+aten, prims = torch.ops.aten, torch.ops.prims
 
 _VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 _COPIES = ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous")
@@ -33,7 +38,7 @@ class Repeat:
     """A tensor [batch, heads, length, head_dim] that repeats every head of a smaller one `group` times in a row.
 
     Attributes:
-        base: the smaller tensor, in its own layout.
+        source: the place of the smaller tensor, which has its own layout.
         squeeze: the dimension of size 1 that `base` has besides its four, or None.
         head: where the heads are in the smaller tensor's own layout.
         perm: dimension d of the attention operand is dimension ``perm[d]`` of the smaller tensor's own layout.
@@ -41,13 +46,30 @@ class Repeat:
         dtype: of the operand; the smaller tensor may have another one.
     """
 
-    base: Node
+    source: Argument
     squeeze: int | None
     head: int
     perm: tuple[int, ...]
     kv_heads: int
     group: int
     dtype: torch.dtype
+
+    @property
+    def base(self) -> Node:
+        """The smaller tensor that is there now."""
+        found: Node = self.source.value
+        return found
+
+    def read(self, emitter: Emitter, before: Node) -> Node:
+        """The smaller tensor in front of `before`, as the operand would be: its layout and dtype."""
+        base = node = self.base
+        if node.meta["val"].dtype != self.dtype:
+            node = emitter.call(prims.convert_element_type.default, (node, self.dtype), before=before, like=base)
+        if self.squeeze is not None:
+            node = emitter.call(aten.squeeze.dim, (node, self.squeeze), before=before, like=base)
+        if self.perm != (0, 1, 2, 3):
+            node = emitter.call(aten.permute.default, (node, list(self.perm)), before=before, like=base)
+        return node
 
     @property
     def loses_range(self) -> bool:
@@ -57,15 +79,61 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The graph's own sum of a repeated operand's gradient over the group: `total` is replaced.
+    """A sink: the graph's own sum of a repeated operand's gradient over the group, for which a gradient of the smaller
+    tensor is put in.
 
     Attributes:
+        gradient: the gradient of the repeated operand.
+        repeat: how the operand repeats the smaller tensor.
         total: the sum (and the squeeze after it), in the layout of the smaller tensor.
         keepdim: whether the summed dimension remains, with size 1.
     """
 
+    gradient: Output
+    repeat: Repeat
     total: Node
     keepdim: bool
+
+    @property
+    def used(self) -> Node | None:
+        return self.gradient.used
+
+    @property
+    def order(self) -> Order | None:
+        value = self.total.meta["val"]
+        size, stride = list(value.shape), list(value.stride())
+        if self.keepdim:
+            del size[self.repeat.head + 1], stride[self.repeat.head + 1]
+        own = dense_order(size, stride)
+        return None if own is None else tuple(self.repeat.perm.index(d) for d in own)
+
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
+        repeat, total = self.repeat, self.total
+        dtype = total.meta["val"].dtype
+        if dtype != repeat.dtype:
+            result = emitter.call(prims.convert_element_type.default, (result, dtype), before=before, like=total)
+        if repeat.perm != (0, 1, 2, 3):
+            inverse = [repeat.perm.index(d) for d in range(4)]
+            result = emitter.call(aten.permute.default, (result, inverse), before=before, like=total)
+        if self.keepdim:
+            result = emitter.call(aten.unsqueeze.default, (result, repeat.head + 1), before=before, like=total)
+        return total, result
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A sink: a gradient that nothing in the graph uses."""
+
+    @property
+    def used(self) -> Node | None:
+        return None
+
+    @property
+    def order(self) -> Order | None:
+        return (0, 1, 2, 3)
+
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
+        raise ValueError("nothing uses this gradient")
 
 
 def find_repeat(operand: Node) -> Repeat | None:
@@ -100,8 +168,8 @@ def find_repeat(operand: Node) -> Repeat | None:
     if not base.meta["val"].dtype.is_floating_point:
         return None
     if op_name(base) == "aten::unsqueeze" and same_all(_shape(_input(base)), _without(narrow, head + 1)):
-        return Repeat(_input(base), None, head, perm, kv_heads, group, dtype)
-    return Repeat(base, head + 1, head, perm, kv_heads, group, dtype)
+        return Repeat(Argument(base, 0), None, head, perm, kv_heads, group, dtype)
+    return Repeat(Argument(node, 0), head + 1, head, perm, kv_heads, group, dtype)
 
 
 def is_padded_repeat(operand: Node) -> bool:
@@ -109,8 +177,22 @@ def is_padded_repeat(operand: Node) -> bool:
     return op_name(operand) == "aten::constant_pad_nd" and find_repeat(_input(operand)) is not None
 
 
-def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
-    """The sum over the group, if it alone uses the repeated operand's `gradient`; else None."""
+def find_sum(gradient: Output, repeat: Repeat) -> Sink | None:
+    """The sink of the gradient of the smaller tensor; None where the gradient of the repeated operand is not summed
+    over the group, or not that alone, or the sum is not dense.
+    """
+    used = gradient.used
+    if used is None:
+        return Unused()
+    found = _sum_of(used, repeat)
+    if found is None:
+        return None
+    reduction = Reduction(gradient, repeat, *found)
+    return None if reduction.order is None else reduction
+
+
+def _sum_of(gradient: Node, repeat: Repeat) -> tuple[Node, bool] | None:
+    """The sum over the group and whether it keeps the dimension, if it alone uses the repeated operand's `gradient`."""
     perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
     node = gradient
     casts = 0
@@ -133,7 +215,7 @@ def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
     while len(node.users) == 1:
         user = next(iter(node.users))
         if op_name(user) == "aten::sum":
-            return _as_reduction(user, repeat) if casts <= 1 else None
+            return _whole_sum(user, repeat) if casts <= 1 else None
         if op_name(user) not in (*_COPIES, _CAST):
             return None
         casts += op_name(user) == _CAST
@@ -141,7 +223,7 @@ def find_reduction(gradient: Node, repeat: Repeat) -> Reduction | None:
     return None
 
 
-def _as_reduction(total: Node, repeat: Repeat) -> Reduction | None:
+def _whole_sum(total: Node, repeat: Repeat) -> tuple[Node, bool] | None:
     summed = total.args[0]
     assert isinstance(summed, Node)
     dims = total.args[1] if len(total.args) > 1 else None
@@ -154,8 +236,8 @@ def _as_reduction(total: Node, repeat: Repeat) -> Reduction | None:
     if keepdim and len(total.users) == 1:
         user = next(iter(total.users))
         if op_name(user) == "aten::squeeze" and user.args[1:] in ((repeat.head + 1,), ([repeat.head + 1],)):
-            return Reduction(user, keepdim=False)
-    return Reduction(total, keepdim)
+            return user, False
+    return total, keepdim
 
 
 def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:

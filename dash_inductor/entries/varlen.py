@@ -7,16 +7,37 @@ tokens do, so that the window is a band.  The numbers of documents are `Segments
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..graph import sizes
 from ..graph.nodes import op_name, origin
 from ..model.mask import MAX_LENGTH, Band
+from ..model.plan import Kept
+from ..model.reasons import Reason
+from .attention import Attention, Backward, Forward, Found, Inputs, Output
+from .operators import Pair, Refused, calls
+
+VARLEN = Pair(
+    "torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward", random_state=("rng_state",), axes="thd",
+    renamed={"logsumexp": "lse"},
+)  # fmt: skip
+FLASH = Pair(
+    "aten::_flash_attention_forward", "aten::_flash_attention_backward", random_state=("rng_state",), axes="thd",
+    renamed={"cu_seq_q": "cum_seq_q", "cu_seq_k": "cum_seq_k"},
+)  # fmt: skip
+PAIRS = (VARLEN, FLASH)
+
+_INSTEAD = f"{' and '.join(pair.forward for pair in PAIRS)} are replaced"
+_REFUSED = tuple(
+    Refused(f"{name}_forward", f"{name}_backward", Reason.VARLEN, _INSTEAD)
+    for name in ("aten::_efficient_attention", "aten::_cudnn_attention")
+)
 
 _READ = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
 """The tensors of a packed forward that are read."""
@@ -25,11 +46,60 @@ _DEPTH = 20
 """Operators behind one another that are compared to tell whether two nodes have the same value."""
 
 
+def find(graph: Graph) -> Iterator[Found]:
+    """The calls of a graph; see `Entry`."""
+    for found, node in calls(graph, (*PAIRS, *_REFUSED)):
+        yield found.refusal(node) if isinstance(found, Refused) else _attention(found, node)
+
+
+def _attention(pair: Pair, node: Node) -> Attention:
+    """A call.  Only our own forward leaves the log-sum-exp that our backward reads."""
+    if not pair.is_backward(node):
+        return Attention(_forward(pair, node), None, pair.forward, partial(_refusal, pair, node, node))
+    found = pair.forward_of(node)
+    backward = Backward(
+        node,
+        _inputs(pair, node),
+        grad_out=pair.view(node, pair.grad_out),
+        out=pair.view(node, "out"),
+        logsumexp=None,
+        gradients=pair.gradients(node),
+        random_state=tuple(pair.argument(node, name) for name in pair.random_state),
+    )
+    forward = None if found is None else _forward(pair, found)
+    return Attention(forward, backward, pair.forward, partial(_refusal, pair, node, found))
+
+
+def _forward(pair: Pair, node: Node) -> Forward:
+    return Forward(node, _inputs(pair, node), Output(node, 0, pair.axes), Output(node, 1))
+
+
+def _inputs(pair: Pair, node: Node) -> Inputs:
+    args = pair.arguments(node)
+    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
+    return Inputs(
+        query,
+        key,
+        value,
+        args["scale"],
+        args["dropout_p"],
+        flags=None,
+        band=partial(band, args),
+        documents=pair.argument(node, "cu_seq_q"),
+        data=tuple(args[name] for name in ("cu_seq_q", "cu_seq_k") if isinstance(args[name], Node)),
+    )
+
+
+def _refusal(pair: Pair, node: Node, forward: Node | None) -> Kept | None:
+    cause = cause_to_keep(pair.arguments(node), {} if forward is None else pair.arguments(forward))
+    return Kept(Reason.VARLEN, cause) if cause else None
+
+
 def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
     """The part of a packed call that is not replaced; "" if it is a call that `Documents` and `band` describe.
 
     Args:
-        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Backend.arguments`;
+        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Pair.arguments`;
             of the forward both where that is alone.
     """
     starts, key_starts = args["cu_seq_q"], args["cu_seq_k"]

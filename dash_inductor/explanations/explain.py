@@ -104,7 +104,7 @@ def explained(
         except Exception as error:
             if elsewhere:
                 unknown = why.unknown(error)
-            elif not graphs:
+            elif not records.with_attention(graphs):
                 raise
             else:
                 notes.append(
@@ -113,7 +113,7 @@ def explained(
                 )
     if elsewhere and not unknown:
         unknown = why.left_on_the_cpu(graphs)
-    return Outcome(graphs, notes, unknown)
+    return Outcome(list(records.with_attention(graphs)), notes, unknown)
 
 
 def _compile(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], look: Callable[..., Any]) -> None:

@@ -24,6 +24,7 @@ def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[s
         yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'
     yield from (f'<p class="note">{html.words(note)}</p>' for note in explanation.notes)
     yield "".join(f'<p class="soft">{escape(str(graph))}</p>' for graph in explanation.graphs)
+    yield html.facts((label, html.words(text)) for label, text in words.beside(explanation))
     if not explanation.sites:
         return
     header = (">site", "module", "line", "shape", "mask", "what runs", ">µs")

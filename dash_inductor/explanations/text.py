@@ -38,6 +38,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
     yield Facts(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
     yield Facts(tuple(("note", note) for note in explanation.notes))
     yield Facts(tuple(("graph", str(graph).removeprefix("graph ")) for graph in explanation.graphs))
+    yield Facts(tuple(beside(explanation)))
     groups = grouped(explanation)
     if groups:
         header = (">site", "module", "shape", "mask", "what runs", ">µs")
@@ -47,6 +48,14 @@ def blocks(explanation: Explained) -> Iterator[Block]:
     if any(site.candidates for site in explanation.sites):
         yield Heading("")
         yield Facts(LEGEND)
+
+
+def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
+    """What other rewrites than that of attention did: their names, and a text about each place."""
+    for record in (record for graph in explanation.graphs for record in graph.others):
+        where = f", at {record.line}" + (f" in {record.module}" if record.module else "") if record.line else ""
+        kept = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""
+        yield record.rewrite, f"{record.name} {record.status}{kept}: {record.detail}{where}"
 
 
 def headline(explanation: Explained) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..upstream.decomposing import enable_python_dispatcher, make_fx, select_decomp_table
 from ..upstream.fake import detect_fake_mode
 from ..upstream.pytree import tree_leaves, tree_map_only
 from . import sizes
@@ -48,6 +49,23 @@ class Emitter:
         with mode:
             node.meta["val"] = target(*values, **(kwargs or {}))
         return node
+
+    def inline(
+        self, function: Callable[..., torch.Tensor], tensors: tuple[Node, ...], *, before: Node, like: Node
+    ) -> Node:
+        """``function(*tensors)`` in front of `before`, as the operators that Inductor decomposes it into."""
+        values = [node.meta["val"] for node in tensors]
+        mode = detect_fake_mode(values)
+        assert mode is not None, f"no fake tensor near {before.format_node()}"
+        with mode, enable_python_dispatcher():
+            traced = make_fx(function, select_decomp_table())(*values)
+        copies: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), tensors, strict=True))
+        for node in (node for node in traced.graph.nodes if node.op == "call_function"):
+            args, kwargs = tree_map_only(Node, copies.__getitem__, (node.args, node.kwargs))
+            copies[node] = self.call(node.target, args, kwargs, before=before, like=like)
+        (result,) = traced.graph.output_node().all_input_nodes
+        found: Node = copies[result]
+        return found
 
     def shared(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Node, like: Node

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..upstream.dispatch import HigherOrderOperator, OpOverload
 
@@ -36,6 +37,11 @@ def is_alias(node: Node) -> bool:
     return op_name(node) in _ALIASES
 
 
+def is_joint(graph: Graph) -> bool:
+    """Whether the graph is a forward with its backward, which PyTorch will take apart."""
+    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
+
+
 def bind(node: Node) -> dict[str, Any]:
     """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values."""
     assert isinstance(node.target, OpOverload)
@@ -44,3 +50,20 @@ def bind(node: Node) -> dict[str, Any]:
     bound.update(zip((argument.name for argument in schema), node.args, strict=False))  # the rest is in kwargs
     bound.update(node.kwargs)
     return bound
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A place among the arguments of a node, which another node may take while the graph is rewritten.
+
+    Args:
+        place: the name in the schema of the node's operator, or a number where the operator has no schema.
+    """
+
+    reader: Node
+    place: str | int
+
+    @property
+    def value(self) -> Any:
+        """The node or Python value that is there now."""
+        return bind(self.reader)[self.place] if isinstance(self.place, str) else self.reader.args[self.place]

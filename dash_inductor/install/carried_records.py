@@ -14,8 +14,8 @@ from typing import Any
 from ..upstream import seams
 
 ATTRIBUTE = "dash_inductor_records"
-"""The text, as an attribute of AOTAutograd's result and of the compiled forward.  "" says that there is no attention in
-the graph, or that it was compiled while dash_inductor was off; without the attribute nothing is known."""
+"""The text, as an attribute of AOTAutograd's result and of the compiled forward.  "" says that the graph has no
+records, or that it was compiled while dash_inductor was off; without the attribute nothing is known."""
 
 
 def install(active: Callable[[], bool]) -> None:

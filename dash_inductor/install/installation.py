@@ -24,9 +24,8 @@ from ..config import config
 from ..errors import UnsupportedVersionError
 from ..graph import arguments
 from ..observers import active
-from ..rewrites import embeddings
 from ..upstream import compat, partitioner, probe, seams
-from . import cache_key, carried_records
+from . import cache_key, carried_records, embeddings
 
 log = logging.getLogger("dash_inductor")
 
@@ -41,13 +40,11 @@ class JointPass:
 
     def apply(self, graph: torch.fx.Graph) -> int:
         """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
-        rewrite = rewriter()
-        if rewrite is None:
+        runner = rewriter()
+        if runner is None:
             return 0
-        from ..lowering import compile_kernels
-
         with _dumped(graph):
-            changed = rewrite.rewrite_graph(graph, compile_kernels)
+            changed = runner.rewrite_graph(graph)
             if active.watching_graphs():
                 from ..observers.in_graphs import insert
 
@@ -121,12 +118,12 @@ def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         result: torch.fx.GraphModule = run(gm, *args, **kwargs)
-        rewrite = rewriter()
-        if rewrite is not None:
+        runner = rewriter()
+        if runner is not None:
             off = compat.settings_that_stop_passes()
             modules = result.modules() if off else [result]  # with passes on, nested graphs have calls of their own
             graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
-            if rewrite.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
+            if runner.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
                 _warn_that_nothing_runs()
         return result
 
@@ -187,7 +184,7 @@ def _warn_that_nothing_runs() -> None:
 
 
 def rewriter() -> ModuleType | None:
-    """The module that rewrites a graph compiled here and now, `rewrites.attention.rewrite`, or None.
+    """The module that rewrites a graph compiled here and now, `rewrites.runner`, or None.
 
     None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
     does not load.
@@ -201,7 +198,7 @@ def rewriter() -> ModuleType | None:
 
 
 def _loaded() -> ModuleType | None:
-    """`rewrites.attention.rewrite`, and the lowerings it needs; None, after one warning, where they do not load."""
+    """`rewrites.runner`, and the lowerings it needs; None, after one warning, where they do not load."""
     try:
         return _load()
     except Exception as error:
@@ -214,8 +211,8 @@ def _loaded() -> ModuleType | None:
 @functools.cache
 def _load() -> ModuleType:
     from ..lowering import register
-    from ..rewrites.attention import rewrite
+    from ..rewrites import runner
 
     register()
     cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
-    return rewrite
+    return runner

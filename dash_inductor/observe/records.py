@@ -1,5 +1,5 @@
 """The public names of `records`."""
 
-from ..records.records import GraphRecord, SiteRecord, format_table
+from ..records.records import GraphRecord, Record, SiteRecord, format_table
 
-__all__ = ["GraphRecord", "SiteRecord", "format_table"]
+__all__ = ["GraphRecord", "Record", "SiteRecord", "format_table"]

@@ -1,4 +1,4 @@
-"""Publishing records: `graphs()` and `sites()`, a log line each, counters, and artifacts in the structured trace."""
+"""Publishing records: `graphs()`, `sites()`, `all_records()`, a log line each, counters, and the structured trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Literal
 from torch.fx import Graph
 
 from ..model.reasons import Reason
-from ..upstream.compilation import CompileContext, TracingContext, counters, trace_structured
+from ..upstream.compilation import CompileContext, TracingContext, counters, trace_log, trace_structured
 from . import records as _records
-from .records import GraphRecord, SiteRecord
+from .records import AnyRecord, GraphRecord, Record, SiteRecord
 
 log = logging.getLogger("dash_inductor")
 _UNEXPECTED = (Reason.COMPILE_FAILED, Reason.INTERNAL_ERROR)
@@ -26,27 +26,30 @@ _open: weakref.WeakKeyDictionary[TracingContext, GraphRecord] = weakref.WeakKeyD
 `torch.compiler.nested_compile_region`, are read one after another."""
 
 
-def publish(sites: Sequence[SiteRecord], kind: Literal["joint", "inference"]) -> None:
+def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference"]) -> None:
     """Make the records of one graph visible everywhere, or of one that is nested in the graph being compiled.
 
-    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>"; the artifact "dash_sites" is JSON.
+    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>" of attention, and the same of other
+    rewrites behind their name, as "embeddings_replaced"; the artifact "dash_sites" is JSON.
     """
     context, compile_id = TracingContext.try_get(), current_compile_id()
-    record = GraphRecord(compile_id, kind, "compiled", tuple(sites))
+    sites = tuple(record for record in records if isinstance(record, SiteRecord))
+    others = tuple(record for record in records if isinstance(record, Record))
+    record = GraphRecord(compile_id, kind, "compiled", sites, others=others)
     with _lock:
         before = None if context is None else _open.get(context)
         if before is not None and before.compile_id == compile_id:
-            record = dataclasses.replace(record, sites=(*before.sites, *record.sites))
+            record = before.joined(record)
             _records.replace_graph(before, record)
         else:
             _records.add(record)
         if context is not None:
             _open[context] = record
-    _tell(record, sites)
+    _tell(record, records)
 
 
 def finish() -> str:
-    """The record of the graph whose forward has just been compiled, as text; "" if it has no attention.
+    """The record of the graph whose forward has just been compiled, as text; "" if it has no records.
 
     Records published afterwards belong to another graph.
     """
@@ -76,7 +79,7 @@ def restore(text: str | None, origin: str) -> None:
         record = dataclasses.replace(record, compile_id=compile_id, origin=origin)
     _records.add(record)
     log.info("%s", record)
-    _tell(record, record.sites)
+    _tell(record, record.records)
 
 
 def current_compile_id() -> str:
@@ -85,27 +88,30 @@ def current_compile_id() -> str:
     return "" if trace_id is None else str(trace_id)
 
 
-def trace_graph(name: str, graph: Graph) -> None:
-    """Put a graph into PyTorch's structured trace, as readable Python; nothing happens where nobody traces."""
+def graph_text(graph: Graph) -> str:
+    """A graph as readable Python, for `trace_text`; "" where nobody traces."""
+    if not trace_log.handlers:
+        return ""
     module = graph.owning_module
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": name, "encoding": "string"},
-        payload_fn=lambda: (
-            str(graph)
-            if module is None
-            else module.print_readable(print_output=False, include_stride=True, include_device=True)
-        ),
-    )
+    if module is None:
+        return str(graph)
+    text: str = module.print_readable(print_output=False, include_stride=True, include_device=True)
+    return text
 
 
-def _tell(record: GraphRecord, sites: Sequence[SiteRecord]) -> None:
-    """Log and count `sites`, the new ones of a record, and trace the record."""
-    for site in sites:
-        log.log(logging.WARNING if site.reason in _UNEXPECTED else logging.INFO, "%s", site)
-        counters["dash_inductor"][site.status] += 1
-        if site.reason is not None:
-            counters["dash_inductor"][f"kept_{site.reason.value}"] += 1
+def trace_text(name: str, text: str) -> None:
+    """Put a text into PyTorch's structured trace; nothing happens where nobody traces."""
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: text)
+
+
+def _tell(record: GraphRecord, new: Sequence[AnyRecord]) -> None:
+    """Log and count the new records of a graph, and trace all of them."""
+    for one in new:
+        log.log(logging.WARNING if one.reason in _UNEXPECTED else logging.INFO, "%s", one)
+        prefix = "" if isinstance(one, SiteRecord) else f"{one.rewrite}_"
+        counters["dash_inductor"][f"{prefix}{one.status}"] += 1
+        if one.reason is not None:
+            counters["dash_inductor"][f"{prefix}kept_{one.reason.value}"] += 1
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "dash_sites", "encoding": "json"},

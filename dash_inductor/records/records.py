@@ -1,4 +1,4 @@
-"""The records: the decision about every attention of every compiled graph, and the reason for it."""
+"""The records: what rewrites did with every compiled graph, of every attention above all, and why."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from ..model.site import Site
 __all__ = [
     "FORWARD_ONLY",
     "FULL",
+    "AnyRecord",
     "GraphRecord",
     "Kind",
     "Reason",
+    "Record",
     "SiteRecord",
     "Tensors",
     "add",
+    "all_records",
     "clear_sites",
     "format_table",
     "graphs",
@@ -125,6 +128,11 @@ class SiteRecord:
     kind: Kind = FULL
 
     @property
+    def rewrite(self) -> str:
+        """The rewrite that left the record, as `Record.rewrite`."""
+        return "attention"
+
+    @property
     def source(self) -> str:
         """The model's source line and module, ``file:line in module.path``; "" if the graph does not tell."""
         return f"{self.line} in {self.module}" if self.line and self.module else self.line
@@ -202,8 +210,60 @@ _OF_PLAN = ("numerics_key", "critical_path", "schedule_note")  # fields of a pla
 
 
 @dataclass(frozen=True)
+class Record:
+    """The record of one place of a graph that another rewrite than that of attention has looked at.
+
+    Attributes:
+        rewrite: which one: "embeddings", the gradients of embeddings.
+        name: the name of the node in its graph.
+        op: the operator of that node, for example ``aten::embedding_dense_backward``.
+        status: "replaced", or "kept" as PyTorch had it.
+        reason: why it is kept; None for a replaced one.
+        detail: what runs instead, or more about the reason.
+        line: the model's source line, ``file:line``; "" if the graph does not tell.
+        module: the path of the module in the model; "" if the graph does not tell.
+        facts: what the rewrite knows of the place: plain lists, strings and numbers, by name.
+    """
+
+    rewrite: str
+    name: str
+    op: str
+    status: Literal["replaced", "kept"]
+    reason: Reason | None
+    detail: str
+    line: str = ""
+    module: str = ""
+    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**plain, "reason": self.reason.value if self.reason else None, "facts": dict(self.facts)}
+
+    @staticmethod
+    def from_dict(given: Mapping[str, Any]) -> Record:
+        """Inverse of `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
+        """
+        return Record(**{**given, "reason": Reason(given["reason"]) if given["reason"] else None})
+
+    def __str__(self) -> str:
+        """One line, as it is logged."""
+        where = f" at {self.line}" + (f" in {self.module}" if self.module else "") if self.line else ""
+        note = f" ({self.detail})" if self.detail else ""
+        kept = f", {self.reason.value}: {self.reason.explanation}" if self.reason is not None else ""
+        return f"{self.name}: {self.rewrite}, {self.status}{kept}{note}{where}"
+
+
+AnyRecord = SiteRecord | Record
+"""The record of an attention, or of what another rewrite looks at."""
+
+
+@dataclass(frozen=True)
 class GraphRecord:
-    """One compiled graph with attention in it, or one from a cache that does not tell whether it has any.
+    """One compiled graph with records in it, or one from a cache that does not tell whether it has any.
 
     Attributes:
         compile_id: which compile it is, as tlparse and the log lines of PyTorch name it: "0/0", "0/0_1" (a restarted
@@ -213,6 +273,7 @@ class GraphRecord:
         origin: "compiled" in this process, or the cache that the graph is from: "AOTAutogradCache" or "precompile".
         sites: in the order in which the forward runs them; the sites of nested graphs first.
         missing: the graph is from a cache whose entry has no records; `sites` is empty then.
+        others: the records of other rewrites than that of attention, in the order of the graph.
     """
 
     compile_id: str
@@ -220,6 +281,17 @@ class GraphRecord:
     origin: str
     sites: tuple[SiteRecord, ...]
     missing: bool = False
+    others: tuple[Record, ...] = ()
+
+    @property
+    def records(self) -> tuple[AnyRecord, ...]:
+        """All records of the graph, those of attention first."""
+        return (*self.sites, *self.others)
+
+    def joined(self, later: GraphRecord) -> GraphRecord:
+        """`later` with the records of this graph, which is nested in it, in front of its own."""
+        sites, others = (*self.sites, *later.sites), (*self.others, *later.others)
+        return dataclasses.replace(later, sites=sites, others=others)
 
     def as_dict(self) -> dict[str, object]:
         """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
@@ -229,6 +301,7 @@ class GraphRecord:
             "origin": self.origin,
             "missing": self.missing,
             "sites": [site.as_dict() for site in self.sites],
+            "others": [record.as_dict() for record in self.others],
         }
 
     @staticmethod
@@ -239,7 +312,8 @@ class GraphRecord:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
         """
         sites = tuple(map(SiteRecord.from_dict, given["sites"]))
-        return GraphRecord(given["compile_id"], given["kind"], given["origin"], sites, given["missing"])
+        others = tuple(map(Record.from_dict, given.get("others", ())))  # entries of before have none
+        return GraphRecord(given["compile_id"], given["kind"], given["origin"], sites, given["missing"], others)
 
     def to_json(self) -> str:
         """`as_dict` as text."""
@@ -258,7 +332,12 @@ class GraphRecord:
         replaced = sum(site.status == "replaced" for site in self.sites)
         sites = f"{len(self.sites)} site" + ("" if len(self.sites) == 1 else "s")
         origin = self.origin if self.origin == "compiled" else f"from a cache ({self.origin})"
-        return f"{number} ({', '.join(filter(None, (self.kind, origin)))}): {sites}, {replaced} replaced"
+        beside = "".join(
+            f"; {rewrite}: {sum(record.status == 'replaced' for record in self.others if record.rewrite == rewrite)}"
+            " replaced"
+            for rewrite in dict.fromkeys(record.rewrite for record in self.others)
+        )
+        return f"{number} ({', '.join(filter(None, (self.kind, origin)))}): {sites}, {replaced} replaced{beside}"
 
 
 _graphs: list[GraphRecord] = []
@@ -304,11 +383,16 @@ def graphs() -> tuple[GraphRecord, ...]:
     first.
     """
     with _lock:
-        return tuple(_graphs)
+        return with_attention(_graphs)
+
+
+def with_attention(graphs: Sequence[GraphRecord]) -> tuple[GraphRecord, ...]:
+    """The graphs that have attention, and those that do not tell."""
+    return tuple(graph for graph in graphs if graph.sites or graph.missing)
 
 
 def graphs_here() -> tuple[GraphRecord, ...]:
-    """The same inside `aside`: its graphs alone."""
+    """Every graph with records; inside `aside`, its graphs alone."""
     with _lock:
         return tuple(_here())
 
@@ -319,6 +403,16 @@ def sites() -> tuple[SiteRecord, ...]:
     A graph that is from a cache brings its records along; where they are missing, `graphs` says so.
     """
     return tuple(site for graph in graphs() for site in graph.sites)
+
+
+def all_records() -> tuple[AnyRecord, ...]:
+    """Every record of every graph: `sites`, and those of other rewrites, also of graphs without attention.
+
+    Each has ``rewrite``, the name of the rewrite that left it, and the attributes ``name``, ``op``, ``status``,
+    ``reason``, ``detail``, ``line`` and ``module``.
+    """
+    with _lock:
+        return tuple(record for graph in _graphs for record in graph.records)
 
 
 def clear_sites() -> None:

@@ -15,7 +15,7 @@ from torch.fx import Graph
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import is_attention_backward
+from dash_inductor.entries.all import attentions
 from dash_inductor.graph import arguments
 from dash_inductor.records.records import SiteRecord, Tensors
 from tests.support.graphs import capture
@@ -34,7 +34,7 @@ def read(
 
     def see(graph: Graph) -> None:
         if backwards is not None:
-            backwards.extend(node.name for node in graph.nodes if is_attention_backward(node))
+            backwards.extend(found.node.name for found in attentions(graph) if found.has_backward)
 
     def stop(graph: Graph) -> None:
         raise Read

@@ -23,7 +23,8 @@ from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.model.reasons import Reason
 from dash_inductor.planning import plan
 from dash_inductor.records.records import sites
-from dash_inductor.rewrites.attention.rewrite import rewrite_graph
+from dash_inductor.rewrites.attention.rewrite import AttentionRewrite
+from dash_inductor.rewrites.runner import rewrite_graph
 from dash_inductor.upstream import compat
 
 from ..support.calls import call_of
@@ -178,9 +179,9 @@ def test_one_site_of_two_does_not_compile(monkeypatch: pytest.MonkeyPatch, stric
     with config.patch(strict=strict):
         if strict:
             with pytest.raises(SiteKeptError, match=r"compile_failed: .*RuntimeError: on purpose x x"):
-                rewrite_graph(module.graph, refuse_full)
+                rewrite_graph(module.graph, [AttentionRewrite(refuse_full)])
         else:
-            assert rewrite_graph(module.graph, refuse_full)
+            assert rewrite_graph(module.graph, [AttentionRewrite(refuse_full)])
     module.graph.lint()
     assert {(r.reason, r.mask) for r in sites()} == {(None, "causal"), (Reason.COMPILE_FAILED, "full")}
     assert all(len(r.detail) < 500 for r in sites())

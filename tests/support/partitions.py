@@ -26,14 +26,14 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dash_inductor
 from dash_inductor import lowering
 from dash_inductor.config import config
-from dash_inductor.entries.attention_ops import BACKENDS
+from dash_inductor.entries import sdpa, varlen
 from dash_inductor.records.records import clear_sites, sites
 
 from .graphs import FORWARD, partition_with
 from .packed import GROUPED, documents
 
 aten = torch.ops.aten
-FORWARDS = {FORWARD, *(backend.forward for backend in BACKENDS)}
+FORWARDS = {FORWARD, *(pair.forward for pair in (*sdpa.PAIRS, *varlen.PAIRS))}
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 2, 256, 4, 2, 64
 WIDTH = HEADS * DIM
 TOKENS = BATCH * LENGTH

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ...config import config
 from ...records import records
 from ...records.publication import current_compile_id
-from ...records.records import GraphRecord, SiteRecord
+from ...records.records import GraphRecord
 from . import files, graph_page, run_page
 from .snapshot import Snapshot
 
@@ -88,14 +88,14 @@ def index() -> Path | None:
 
 def _write_graph(graph: torch.fx.Graph, text: str, before: Snapshot, known: tuple[GraphRecord, ...]) -> None:
     run, number = _run(), current_compile_id()
-    kind, sites = _published(known, records.graphs_here())
+    record = _published(number, known, records.graphs_here())
     after = _readable(graph)
     changed = "".join(
         difflib.unified_diff(text.splitlines(True), after.splitlines(True), "joint_before.py", "joint_after.py")
     )
     page = graph_page.GraphPage(
         folder=files.new_folder(run.folder, number or "graph"),
-        record=GraphRecord(number, kind, "compiled", sites),
+        record=record,
         arch=_arch.get(),
         texts={"joint_before.py": text, "joint_after.py": after, "joint.diff": changed},
         before=before,
@@ -108,19 +108,17 @@ def _write_graph(graph: torch.fx.Graph, text: str, before: Snapshot, known: tupl
     files.write(run.folder.parent / "index.html", run_page.runs(run.folder.parent))
 
 
-def _published(
-    before: Sequence[GraphRecord], after: Sequence[GraphRecord]
-) -> tuple[Literal["joint", "inference", ""], tuple[SiteRecord, ...]]:
-    """The kind of a graph and its sites, from the records of all graphs before and after the pass over it.
+def _published(number: str, before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> GraphRecord:
+    """The record of a graph alone, from the records of all graphs before and after the pass over it.
 
     The record of a graph with nested ones grows from graph to graph.
     """
     old, new = (
         [x for x in these if not any(x is y for y in others)] for these, others in ((before, after), (after, before))
     )
-    grown = sum(len(record.sites) for record in old)
-    sites = tuple(site for record in new for site in record.sites)
-    return (new[-1].kind if new else ""), sites[grown:]
+    sites = tuple(site for record in new for site in record.sites)[sum(len(record.sites) for record in old) :]
+    others = tuple(other for record in new for other in record.others)[sum(len(record.others) for record in old) :]
+    return GraphRecord(number, new[-1].kind if new else "", "compiled", sites, others=others)
 
 
 def _readable(graph: torch.fx.Graph) -> str:

@@ -60,7 +60,7 @@ class DataMask:
             extras: the tensors that the call reads.  The mask's come first, and the tables are made of them alone:
                 layers with the same mask share them, whatever else differs.
         """
-        site, query, key = match.site, match.operands.query, match.operands.key
+        site, query, key = match.site, match.operands.query.node, match.operands.key.node
 
         def size(tensor: Node, dim: int) -> int | Node:
             """The size, the same one for all layers, so that their tables are the same."""

@@ -11,11 +11,12 @@ from torch.fx import Node
 
 from ...graph import sizes as layout
 from ...graph.emit import Emitter
+from ...graph.nodes import is_joint
 from ...masks import predicates
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
 from ...masks.token_vectors import PLANE
-from .saved import is_joint, saved, shows_input
+from .saved import saved, shows_input
 from .seeds import seed
 from .sites import Match
 
@@ -30,7 +31,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     terms, graph = match.terms, _Graph(emitter, match, before)
     found: list[Node] = []
     if terms.documents is not None:
-        tokens = emitter.size(match.args["query"], 0, before=before, like=before)
+        tokens = emitter.size(match.operands.query.node, 0, before=before, like=before)
         found += terms.documents.placed(emitter, tokens, before)
     if terms.segments is not None:
         found.append(graph.vector(terms.segments.q.compute(graph), "q"))
@@ -65,9 +66,9 @@ class _Graph:
 
     @property
     def _mask(self) -> Node:
-        assert self.match.backend.mask is not None
-        mask = self.match.args[self.match.backend.mask]
-        assert isinstance(mask, Node)
+        argument = self.match.attention.inputs.mask
+        assert argument is not None
+        mask: Node = argument.value
         return mask
 
     def tensor(self, node: Node) -> Node:
@@ -83,7 +84,7 @@ class _Graph:
         return self.call(aten.unsqueeze.default, ramp, 0)
 
     def size(self, symbol: sympy.Symbol) -> Any:
-        query, key = self.match.operands.query, self.match.operands.key
+        query, key = self.match.operands.query.node, self.match.operands.key.node
         for tensor, dim in ((query, 0), (query, 2), (key, 2)):
             if shape_of(tensor)[dim] == symbol:
                 return self._size(tensor, dim)
@@ -101,7 +102,7 @@ class _Graph:
         if is_joint(self.emitter.graph):
             saved(vector)
         sizes: list[Any] = []
-        for d, (tensor, dim) in enumerate(((self.match.operands.query, 0), self._length(axis))):
+        for d, (tensor, dim) in enumerate(((self.match.operands.query.node, 0), self._length(axis))):
             same = layout.same(vector.meta["val"].shape[d], tensor.meta["val"].shape[dim])
             sizes.append(-1 if same else self._size(tensor, dim))
         if sizes == [-1, -1]:
@@ -115,7 +116,7 @@ class _Graph:
         return self.call(aten.clone.default, data)
 
     def _length(self, axis: Axis) -> tuple[Node, int]:
-        return (self.match.operands.query if axis == "q" else self.match.operands.key), 2
+        return (self.match.operands.query if axis == "q" else self.match.operands.key).node, 2
 
     def _size(self, tensor: Node, dim: int) -> Any:
         size = layout.static(tensor.meta["val"].shape[dim])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ...entries.attention_ops import backend_of
+from ...entries.attention import Found
 
 
 class Places:
@@ -18,13 +18,8 @@ class Places:
             if "seq_nr" in node.meta:
                 self._first.setdefault(node.meta["seq_nr"], place)
 
-    def of(self, node: Node) -> int:
-        return self._places[node]
-
-    def of_forward(self, node: Node) -> int:
+    def of_forward(self, found: Found) -> int:
         """The place of the forward of an attention; the node's own where no forward is known."""
-        backend = backend_of(node)
-        forward = None if backend is None else backend.forward_of(node)
-        if forward is not None:
-            return self._places[forward]
-        return self._first.get(node.meta.get("seq_nr"), self._places[node])
+        if found.place is not None:
+            return self._places[found.place]
+        return self._first.get(found.node.meta.get("seq_nr"), self._places[found.node])

@@ -1,4 +1,4 @@
-"""The pass over a graph: an attention becomes operators of ours or is kept for one reason; all are recorded."""
+"""The rewrite of attention: each becomes operators of ours or is kept for one reason; all are recorded."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch.fx import Graph, Node
 
-from ... import _switch
-from ...config import config
-from ...entries.attention_ops import is_attention_backward, is_lone_forward
-from ...entries.math_path import OP, MathCall, math_calls
+from ...config import Config, config
+from ...entries.all import attentions
+from ...entries.attention import Found, NotReadable, Refusal
 from ...graph import arguments
 from ...graph.model_line import model_line
-from ...graph.nodes import op_name
 from ...masks import recognition
 from ...model.plan import Plan
 from ...model.reasons import Reason
 from ...model.site import Site
 from ...planning.planner import keeping
 from ...planning.prediction import predicted_us
-from ...records.publication import publish, trace_graph
 from ...records.records import FORWARD_ONLY, FULL, SiteRecord
+from ..rewrite import Result
 from .forward_order import Places
 from .forwards import cause_to_keep
-from .kept_error import kept_error
 from .replace import replace
-from .saved import is_joint, watch
+from .saved import watch
 from .seeds import draw_at_once
-from .sites import Facts, Match, NotReadable, analyse
+from .sites import Facts, Match, analyse, device_of
 
 log = logging.getLogger("dash_inductor")
 
@@ -45,154 +43,84 @@ _ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
 
 
-def rewrite_graph(graph: Graph, compile_kernels: CompileKernels | None = None) -> bool:
-    """Replace what can be replaced, in place, and publish a record per site (see `records`), in the forward's order.
-
-    Nothing happens without deterministic algorithms, while dash_inductor is switched off, or in a graph without
-    attention.  Running it again changes nothing.  Calls that PyTorch decomposed are kept and recorded too.
+@dataclass(frozen=True)
+class AttentionRewrite:
+    """Attention becomes operators of ours.
 
     Args:
         compile_kernels: called with every site that can be replaced before the graph is changed; the site is kept
             where it raises.
-
-    Returns:
-        Whether the graph was changed.
-
-    Raises:
-        SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
-            site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
-            a backward with ``config.forward="keep"``.
     """
-    readings, calls = _read(graph)
-    if readings or calls:
-        trace_graph("dash_graph_before", graph)
-    if compile_kernels is not None:
-        for reading in readings:
-            reading.compile(compile_kernels)
-    for group in _by_forward(readings):
-        _replace_group(graph, group)
-    changed = any(reading.reason is None for reading in readings)
-    if changed:
-        watch(graph)
-        draw_at_once(graph)
-        trace_graph("dash_graph_after", graph)
-    _refuse(_publish(graph, readings, calls))
-    return changed
 
+    compile_kernels: CompileKernels | None = None
+    name: ClassVar[str] = "attention"
 
-def record_unseen(graphs: Sequence[Graph], cause: str) -> bool:
-    """Record as kept what no pass has seen, because Inductor's settings let none run; the graphs stay as they are.
+    def is_on(self, config: Config) -> bool:
+        return True
 
-    Args:
-        cause: the settings, for the records.
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        readings = _read(graph)
+        if self.compile_kernels is not None:
+            for reading in readings:
+                reading.compile(self.compile_kernels)
+        for group in _by_forward(readings):
+            _replace_group(graph, group)
+        if any(reading.reason is None for reading in readings):
+            watch(graph)
+            draw_at_once(graph)
+        return _results(readings)
 
-    Returns:
-        Whether there was such an attention; those that would have been kept anyway have their own reason.
-
-    Raises:
-        SiteKeptError: as `rewrite_graph`.
-    """
-    unseen, kept = False, []
-    for graph in graphs:
-        readings, calls = _read(graph)
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        readings = _read(graph)
         for reading in readings:
             if reading.reason is None:
                 reading.keep(Reason.PASSES_OFF, cause)
-                unseen = True
-        kept += _publish(graph, readings, calls)
-    _refuse(kept)
-    return unseen
+        return _results(readings)
 
 
-def _read(graph: Graph) -> tuple[list[_Reading], list[tuple[int, MathCall]]]:
-    """The sites of a graph that are not recorded yet, and the calls that PyTorch decomposed, with their places.
-
-    None where graphs are to be left alone.
-    """
-    if not torch.are_deterministic_algorithms_enabled() or not _switch.is_enabled():
-        return [], []
+def _read(graph: Graph) -> list[_Reading]:
+    """The sites of a graph that are not recorded yet."""
     places = Places(graph)
     readings = [
-        _Reading(node, places.of_forward(node))
-        for node in graph.nodes
-        if (is_attention_backward(node) or is_lone_forward(node)) and _RECORDED not in node.meta
+        _Reading(found, places.of_forward(found)) for found in attentions(graph) if _RECORDED not in found.node.meta
     ]
     try:
         for reading in readings:
             reading.read()
     finally:
         recognition.forget(graph)
-    calls = [call for call in math_calls(graph) if _RECORDED not in call.softmax[0].meta]
-    return readings, [(places.of(call.softmax[0]), call) for call in calls]
+    return readings
 
 
-def _publish(graph: Graph, readings: list[_Reading], calls: list[tuple[int, MathCall]]) -> list[SiteRecord]:
-    """Publish the records of a graph's sites; returns those that were kept though nobody asked for that."""
-    if not readings and not calls:
-        return []
+def _results(readings: list[_Reading]) -> list[Result]:
+    """The records of the sites, in the order of the forward.  Calls that PyTorch decomposed have some too."""
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
-    for _, call in calls:
-        call.softmax[0].meta[_RECORDED] = True
-    placed = [(reading.place, reading.record()) for reading in readings]
-    placed += [(place, _math_record(call)) for place, call in calls]
-    records = [record for _, record in sorted(placed, key=lambda pair: pair[0])]
-    publish(records, "joint" if is_joint(graph) else "inference")
-    left_alone = {call.softmax[0].name for _, call in calls if call.device.type == "cpu" and config.cpu == "off"}
-    return [
-        record
-        for record in records
-        if record.status == "kept" and record.reason not in _ASKED_FOR and record.name not in left_alone
-    ]
-
-
-def _refuse(kept: list[SiteRecord]) -> None:
-    if config.strict and kept:
-        raise kept_error("strict is set, and these attention sites cannot be replaced:\n" + "\n".join(map(str, kept)))
-
-
-def _math_record(call: MathCall) -> SiteRecord:
-    line, module = model_line(call.softmax)
-    return SiteRecord(
-        name=call.softmax[0].name,
-        op=OP,
-        status="kept",
-        reason=Reason.MATH_PATH,
-        detail=call.detail,
-        site=None,
-        plan=None,
-        forward="kept",
-        mask="",
-        line=line,
-        module=module,
-        tensors=call.tensors,
-        kind=FULL if call.has_backward else FORWARD_ONLY,
-    )
+    readings = sorted(readings, key=lambda reading: reading.place)
+    return [Result(reading.record(), reading.was_asked_for()) for reading in readings]
 
 
 @dataclass
 class _Reading:
     """One site on its way to a record; `place` is its forward's place in the graph."""
 
-    node: Node
+    found: Found
     place: int
     match: Match | None = None
     reason: Reason | None = None
     detail: str = ""
-    forward: Node | None = None
     forward_kept: str = ""
     facts: Facts = field(default_factory=Facts)
 
     def __post_init__(self) -> None:
-        self.name, self.op, self.graph = self.node.name, op_name(self.node), self.node.graph
-        self.line, self.module = model_line([self.node, *self.node.users])
-        self.has_backward = is_attention_backward(self.node)
+        self.node, self.op, self.has_backward = self.found.node, self.found.op, self.found.has_backward
+        self.name, self.graph = self.node.name, self.node.graph
+        self.line, self.module = model_line(self.found.lines)
 
     def read(self) -> None:
         try:
-            self.match = analyse(self.node, self.facts)
-            self.forward = self.match.backend.forward_of(self.node)
+            self.match = analyse(self.found, self.facts)
             self.detail = self.match.detail
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
@@ -203,13 +131,13 @@ class _Reading:
 
     def _steps(self, match: Match) -> Iterator[str]:
         """How the site was matched, for the log."""
-        if self.has_backward:
-            found = self.forward or "in no graph that is seen here"
-            yield f"backward of {match.backend.forward}, whose forward is {found}"
+        attention, operands = match.attention, match.operands
+        if attention.backward is not None:
+            found = "in no graph that is seen here" if attention.forward is None else attention.forward.node
+            yield f"backward of {attention.forward_op}, whose forward is {found}"
         else:
-            yield f"{match.backend.forward} without a backward"
-        operands = match.operands
-        yield f"query {operands.query}, key {operands.key}, value {operands.value}"
+            yield f"{attention.forward_op} without a backward"
+        yield f"query {operands.query.node}, key {operands.key.node}, value {operands.value.node}"
         if operands.repeats is not None:
             yield "key and value are read from {} and {}, without their repeats".format(
                 *(repeat.base for repeat in operands.repeats)
@@ -230,14 +158,19 @@ class _Reading:
 
     def needs_our_forward(self, cause: str) -> bool:
         """Whether the backward does not fit a forward that stays for this cause: then the site is kept."""
-        call = self.match.site.call if self.match is not None else None
-        if call is None or not call.operands:
+        if self.match is None or not self.match.needs_our_forward:
             return False
-        self.keep(Reason.FORWARD_KEPT if call.dropout is None else Reason.DROPOUT, cause)
+        self.keep(Reason.FORWARD_KEPT if self.match.site.dropout is None else Reason.DROPOUT, cause)
         return True
 
     def keep(self, reason: Reason, detail: str) -> None:
-        self.match, self.forward, self.reason, self.detail = None, None, reason, detail
+        self.match, self.reason, self.detail = None, reason, detail
+
+    def was_asked_for(self) -> bool:
+        """Whether the program has asked to keep the site, if it is kept."""
+        if isinstance(self.found, Refusal) and config.cpu == "off" and device_of(self.node).type == "cpu":
+            return True
+        return self.reason in _ASKED_FOR
 
     def fail(self, error: Exception) -> None:
         log.debug("site %s", self.name, exc_info=error)
@@ -274,19 +207,22 @@ def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
     groups: dict[Node, list[_Reading]] = {}
     for reading in sorted(readings, key=lambda reading: reading.place):
         if reading.match is not None:
-            groups.setdefault(reading.forward or reading.node, []).append(reading)
+            groups.setdefault(reading.found.place or reading.node, []).append(reading)
     return list(groups.values())
 
 
 def _replace_group(graph: Graph, group: list[_Reading]) -> None:
     try:
-        matches = [reading.match.refreshed() for reading in group if reading.match is not None]
-        cause = cause_to_keep(group[0].forward, matches) if group[0].has_backward else ""
+        matches = [reading.match for reading in group if reading.match is not None]
+        forward = matches[0].attention.forward
+        cause = cause_to_keep(forward, matches) if group[0].has_backward else ""
         if cause:
             group = [reading for reading in group if not reading.needs_our_forward(cause)]
-            kept = [match for match in matches if not match.site.call.operands]
-            matches = [dataclasses.replace(match, plan=keeping(match.plan, match.backend.forward)) for match in kept]
-        replace(graph, None if cause else group[0].forward, matches)
+            kept = [match for match in matches if not match.needs_our_forward]
+            matches = [
+                dataclasses.replace(match, plan=keeping(match.plan, match.attention.forward_op)) for match in kept
+            ]
+        replace(graph, None if cause else forward, matches)
     except Exception as error:
         for reading in group:
             reading.fail(error)

@@ -25,16 +25,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ...graph import sizes
 from ...graph.emit import Emitter
+from ...graph.nodes import is_joint
 from ...graph.views import viewed
 from ...operators.attention import BACKWARDS
 from ...upstream.pytree import tree_map_only
 
 aten = torch.ops.aten
-
-
-def is_joint(graph: Graph) -> bool:
-    """Whether the graph is a forward with its backward, which PyTorch will take apart."""
-    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
 
 
 def saved(node: Node) -> None:

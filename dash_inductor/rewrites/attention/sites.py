@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from ...config import config
-from ...entries import varlen
-from ...entries.attention_ops import BACKENDS, FLASH, KEPT, Backend, backend_of, is_attention_backward
+from ...entries.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
 from ...entries.biases import Bias, find_bias, may_broadcast
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
-from ...graph.nodes import is_alias, op_name, origin
+from ...graph.nodes import origin
 from ...masks.documents import Documents
 from ...masks.nodes import inputs_of
 from ...masks.normal_form import Terms
 from ...masks.recognition import recognise
 from ...model.call import Bias as CallBias
-from ...model.call import Call, Order
+from ...model.call import Call
 from ...model.dropout import Dropout
 from ...model.mask import Band, Mask
 from ...model.plan import Kept, Plan
@@ -34,7 +31,7 @@ from ...model.terms import Dense, Interval, Keys, Operand, Placed, Segments
 from ...planning import decide
 from ...records.records import Tensors
 from ...upstream import arch, configs, toolchain
-from .operands import Operands, find_operands, output
+from .operands import Operands, find_operands
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float16: "float16",
@@ -43,22 +40,12 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 
 
-class NotReadable(Exception):
-    """Raised while a site is read: it is `kept`."""
-
-    def __init__(self, reason: Reason, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.kept = Kept(reason, detail)
-
-
 @dataclass(frozen=True)
 class Match:
     """An attention that can be replaced: a backward, or a forward without one in its graph.
 
     Attributes:
-        node: the backward; the forward where that is alone.
-        backend: the operator.
-        args: the node's arguments, as `Backend.arguments` names them.
+        attention: the attention, as its entry found it.
         site, plan: the facts that the planner was given, and its answer.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
@@ -66,9 +53,7 @@ class Match:
         note: why it is a bias and no mask.
     """
 
-    node: Node
-    backend: Backend
-    args: dict[str, Any]
+    attention: Attention
     site: Site
     plan: Plan
     operands: Operands
@@ -77,28 +62,26 @@ class Match:
     note: str = ""
 
     @property
-    def device(self) -> torch.device:
-        """The device on which the site runs."""
-        return _device(self.node)
+    def node(self) -> Node:
+        """The backward; the forward where that is alone."""
+        return self.attention.node
 
     @property
-    def has_backward(self) -> bool:
-        """Whether the node is a backward."""
-        return is_attention_backward(self.node)
+    def device(self) -> torch.device:
+        """The device on which the site runs."""
+        return device_of(self.node)
+
+    @property
+    def needs_our_forward(self) -> bool:
+        """Whether the backward reads what only our forward leaves, or draws, or makes of the mask."""
+        backward = self.attention.backward
+        return bool(self.site.call.operands) or (backward is not None and backward.logsumexp is None)
 
     @property
     def detail(self) -> str:
         """The detail of the record: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
         return "; ".join(filter(None, (dropout, self.operands.detail, self.note, self.plan.schedule_note)))
-
-    def refreshed(self) -> Match:
-        """The same match after other sites were replaced: their new nodes may be this site's arguments."""
-        args = self.backend.arguments(self.node)
-        bias = self.bias
-        if bias is not None:
-            bias = _bias(self.node, self.backend, args)
-        return replace(self, args=args, operands=find_operands(self.node, self.backend, args), bias=bias)
 
 
 @dataclass
@@ -113,41 +96,40 @@ class Facts:
     arch: str = ""
 
 
-def analyse(node: Node, facts: Facts) -> Match:
-    """Read one backward, or one forward that is alone.  `facts` is filled in as far as the reading gets.
+def analyse(found: Found, facts: Facts) -> Match:
+    """Read one attention.  `facts` is filled in as far as the reading gets.
 
     Raises:
-        NotReadable: the node stays as it is.
+        NotReadable: the attention stays as it is.
     """
-    _look(node, facts)
-    device = _device(node)
-    if device.type == "cpu" and config.cpu == "off":
-        raise NotReadable(Reason.CPU_OFF)
-    if not arch.is_supported(device):
-        raise NotReadable(Reason.DEVICE, str(device))
-    if op_name(node) in KEPT:
-        raise NotReadable(KEPT[op_name(node)], _replaced_instead(op_name(node)))
-    backend = backend_of(node)
-    assert backend is not None
-    args = backend.arguments(node)
-    if backend.packed:
-        _check_packed(node, backend, args)
-    query, key, value = (backend.heads_first(args[name].meta["val"]) for name in ("query", "key", "value"))
+    if isinstance(found, Refusal):
+        facts.tensors = found.tensors
+        if not found.everywhere:
+            _check_device(device_of(found.node))
+        raise NotReadable(found.kept.reason, found.kept.detail)
+    attention, inputs = found, found.inputs
+    _look(attention, facts)
+    device = device_of(attention.node)
+    _check_device(device)
+    refusal = attention.refusal()
+    if refusal is not None:
+        raise NotReadable(refusal.reason, refusal.detail)
+    query, key, value = inputs.query.tensor, inputs.key.tensor, inputs.value.tensor
     _check_sizes(query, key, value)
-    _check_dtypes(backend, args)
-    if not is_attention_backward(node):
-        _check_lone_forward(node, backend)
-    elif not backend.packed:  # whose forward is always replaced
-        _check_logsumexp(args["logsumexp"].meta["val"], query)
-    terms, bias, cause = _terms(node, backend, args, facts)
+    _check_dtypes(attention)
+    if attention.backward is not None:
+        _check_logsumexp(attention.backward, query)
+    elif attention.forward is not None:
+        _check_lone_forward(attention.forward)
+    terms, bias, cause = _terms(attention, facts)
     mask = mask_of(terms)
     facts.mask = str(mask) if bias is None else f"{mask} + bias"
     # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
     q_heads, kv_heads, head_dim, value_dim = map(_known, (query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
-    call = _call(mask, bias, args, head_dim)
-    operands = find_operands(node, backend, args)
+    call = _call(mask, bias, inputs, head_dim)
+    operands = find_operands(attention)
     dtype = DTYPES[query.dtype]
     lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
     if terms.documents is not None:
@@ -178,25 +160,25 @@ def analyse(node: Node, facts: Facts) -> Match:
     note = ""
     if cause is not None:
         note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
-    return Match(node, backend, args, site, decision, operands, terms, bias, note)
+    return Match(attention, site, decision, operands, terms, bias, note)
 
 
-def _look(node: Node, facts: Facts) -> None:
+def _check_device(device: torch.device) -> None:
+    if device.type == "cpu" and config.cpu == "off":
+        raise NotReadable(Reason.CPU_OFF)
+    if not arch.is_supported(device):
+        raise NotReadable(Reason.DEVICE, str(device))
+
+
+def _look(attention: Attention, facts: Facts) -> None:
     """Find the facts that can be seen without reading anything back."""
-    backend = backend_of(node)
-    if backend is None:
-        facts.tensors = _tensors(node.args[:3])  # of FlexAttention, and of other operators of PyTorch
-        return
-    args = backend.arguments(node)
-    facts.tensors = _tensors([args[name] for name in ("query", "key", "value")])
-    mask = args[backend.mask] if backend.mask else None
-    sources = [args["cu_seq_q"], args["cu_seq_k"]] if backend.packed else [mask]
-    nodes = [source for source in sources if isinstance(source, Node)]
-    facts.inputs = tuple(dict.fromkeys(name_of(found) for source in nodes for found in inputs_of(source)))
-    if isinstance(mask, Node):
-        facts.recognised = f"not read: {_mask_text(mask)}"
-    elif not backend.packed:
-        facts.mask = str(Band(0, None) if args["is_causal"] else Band())
+    inputs = attention.inputs
+    facts.tensors = attention.tensors
+    facts.inputs = tuple(dict.fromkeys(name_of(found) for source in inputs.data for found in inputs_of(source)))
+    if inputs.mask is not None:
+        facts.recognised = f"not read: {_mask_text(inputs.mask.value)}"
+    elif inputs.flags is not None:
+        facts.mask = str(inputs.flags)
 
 
 def _mask_text(mask: Node) -> str:
@@ -205,17 +187,8 @@ def _mask_text(mask: Node) -> str:
     return f"a tensor {shape} {str(value.dtype).removeprefix('torch.')}"
 
 
-def _tensors(nodes: Sequence[object]) -> Tensors | None:
-    """The record of query, key and value; None where they are something else than tensors."""
-    values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
-    found = [value for value in values if isinstance(value, Tensor)]
-    if len(found) != 3:
-        return None
-    query, key, value = (tuple(layout.static(n) for n in tensor.shape) for tensor in found)
-    return Tensors(query, key, value, str(found[0].dtype).removeprefix("torch."), str(found[0].device))
-
-
-def _device(node: Node) -> torch.device:
+def device_of(node: Node) -> torch.device:
+    """The device on which an operator runs."""
     for source in node.all_input_nodes:
         value = source.meta.get("val")
         if isinstance(value, Tensor):
@@ -231,12 +204,12 @@ def _known(x: layout.Dim) -> int:
     return int(value)
 
 
-def _call(mask: Mask, bias: Bias | None, args: dict[str, Any], head_dim: int) -> Call:
+def _call(mask: Mask, bias: Bias | None, inputs: Inputs, head_dim: int) -> Call:
     """The call; its operands are counted in the order in which `extras` makes them."""
-    call = Call(mask, _scale(args["scale"], head_dim))
+    call = Call(mask, _scale(inputs.scale, head_dim))
     if bias is not None:
         call = replace(call, bias=CallBias(Operand(len(call.operands)), bias.gradient is not None))
-    return replace(call, dropout=_dropout(args["dropout_p"], Operand(len(call.operands))))
+    return replace(call, dropout=_dropout(inputs.dropout, Operand(len(call.operands))))
 
 
 def _scale(scale: object, head_dim: int) -> float:
@@ -280,110 +253,70 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise NotReadable(Reason.SHAPE, shapes)
 
 
-def _replaced_instead(name: str) -> str:
-    """An operator of `KEPT` and, where it is packed attention, those that are replaced."""
-    if KEPT[name] is not Reason.VARLEN:
-        return name
-    return f"{name}; {' and '.join(b.forward for b in BACKENDS if b.packed)} are replaced"
-
-
-def _check_packed(node: Node, backend: Backend, args: dict[str, Any]) -> None:
-    forward = backend.forward_of(node)
-    cause = varlen.cause_to_keep(args, {} if forward is None else backend.arguments(forward))
-    if cause:
-        raise NotReadable(Reason.VARLEN, cause)
-
-
-def _check_dtypes(backend: Backend, args: dict[str, Any]) -> None:
-    names = [name for name in ("query", "key", "value", "out", backend.grad_out) if name in args]
-    dtypes = [args[name].meta["val"].dtype for name in names]
+def _check_dtypes(attention: Attention) -> None:
+    inputs, backward = attention.inputs, attention.backward
+    views = [inputs.query, inputs.key, inputs.value, *([] if backward is None else [backward.out, backward.grad_out])]
+    dtypes = [view.node.meta["val"].dtype for view in views]
     if len(set(dtypes)) != 1 or dtypes[0] not in DTYPES:
-        raise NotReadable(Reason.DTYPE, ", ".join(f"{n}: {d}" for n, d in zip(names, dtypes, strict=True)))
+        named = [f"{view.argument.place}: {dtype}" for view, dtype in zip(views, dtypes, strict=True)]
+        raise NotReadable(Reason.DTYPE, ", ".join(named))
 
 
-def _check_lone_forward(forward: Node, backend: Backend) -> None:
+def _check_lone_forward(forward: Forward) -> None:
     if config.forward == "keep":
         raise NotReadable(Reason.FORWARD_OFF)
-    if not only_output_used(forward):
+    if not forward.only_output_used():
         raise NotReadable(Reason.FORWARD_RESULTS)
-    if out_order(backend, forward) is None:
+    if forward.order is None:
         raise NotReadable(Reason.LAYOUT, "its output is not dense")
 
 
-def only_output_used(forward: Node, backwards: Set[Node] = frozenset()) -> bool:
-    """Whether nothing but these backwards uses more of a forward than its output."""
-    return all(
-        user.target is operator.getitem and (user.args[1] == 0 or _only_used_by(user, backwards))
-        for user in forward.users
-    )
-
-
-def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
-    return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
-
-
-def out_order(backend: Backend, forward: Node) -> Order | None:
-    """The dimensions of the forward's output, [batch, heads, length, head dim], from the largest stride to the
-    smallest; None if it is not dense.
-    """
-    out = backend.heads_first(forward.meta["val"][0])
-    return layout.dense_order(out.shape, out.stride())
-
-
-def _check_logsumexp(logsumexp: Tensor, query: Tensor) -> None:
-    """[B, H, >= Sq] as flash and efficient have it, or [B, H, Sq, 1] as cuDNN has it; fp32."""
+def _check_logsumexp(backward: Backward, query: Tensor) -> None:
+    """[B, H, >= Sq] or [B, H, Sq, 1]; fp32."""
+    if backward.logsumexp is None:
+        return
+    logsumexp = backward.logsumexp.value.meta["val"]
     trailing_one = logsumexp.dim() == 4 and layout.static(logsumexp.shape[3]) == 1
     heads_fit = logsumexp.dim() >= 3 and layout.same_all(logsumexp.shape[:2], query.shape[:2])
     if logsumexp.dtype != torch.float32 or not heads_fit or not (logsumexp.dim() == 3 or trailing_one):
         raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _terms(node: Node, backend: Backend, args: dict[str, Any], facts: Facts) -> tuple[Terms, Bias | None, Kept | None]:
+def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept | None]:
     """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
-    if backend.packed:
+    inputs = attention.inputs
+    if inputs.documents is not None:
         facts.recognised = "documents of packed tokens, whose offsets are arguments of the operator"
-        return Terms(varlen.band(args), documents=Documents(origin(args["cu_seq_q"]))), None, None
-    query, key = args["query"], args["key"]
+        return Terms(inputs.band(), documents=Documents(origin(inputs.documents.value))), None, None
+    query, key = inputs.query.node, inputs.key.node
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
-    found = []
-    if args["is_causal"]:
-        # Where the lengths differ, flash aligns bottom right and the others top left; PyTorch avoids flash then.
-        if backend is FLASH and not layout.same(q_len, kv_len):
-            raise NotReadable(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
-        found.append(Terms(Band(0, None)))
-    mask = args[backend.mask] if backend.mask else None
+    found = [Terms(inputs.band())]
     bias = cause = None
-    if mask is not None and _bias_gradient(node, args) is not None:
+    if inputs.mask is not None and _bias_gradient(attention) is not None:
         cause = Kept(Reason.BIAS_GRADIENT)
-    elif mask is not None:
-        result = recognise(mask, query=query, key=key)
+    elif inputs.mask is not None:
+        result = recognise(inputs.mask.value, query=query, key=key)
         if result.terms is None:
             cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
         else:
             facts.recognised = result.how
             found.append(result.terms)
     if cause is not None:
-        assert mask is not None
-        facts.recognised = f"not recognised: {_mask_text(mask)}"
-        bias = _bias(node, backend, args)
-        if bias is not None:
-            facts.recognised += ", which is added to the scores as it is"
+        assert inputs.mask is not None
+        plane = [*query.meta["val"].shape[:3], kv_len]
+        facts.recognised = f"not recognised: {_mask_text(inputs.mask.value)}"
+        bias = find_bias(inputs.mask, _bias_gradient(attention), plane)
         if bias is None:
-            raise NotReadable(*_why_no_bias(mask, [*query.meta["val"].shape[:3], kv_len], cause))
+            raise NotReadable(*_why_no_bias(inputs.mask.value, plane, cause))
+        facts.recognised += ", which is added to the scores as it is"
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
-    return replace(found[-1], band=band) if found else Terms(band), bias, cause
+    return replace(found[-1], band=band), bias, cause
 
 
-def _bias_gradient(node: Node, args: dict[str, Any]) -> Node | None:
+def _bias_gradient(attention: Attention) -> Node | None:
     """The gradient of the bias, if something uses it."""
-    return output(node, 3) if args.get("grad_input_mask", (False,) * 4)[3] else None
-
-
-def _bias(node: Node, backend: Backend, args: dict[str, Any]) -> Bias | None:
-    """The bias that is added to the scores, as it is."""
-    assert backend.mask is not None
-    query, key = (args[name].meta["val"].shape for name in ("query", "key"))
-    return find_bias(args[backend.mask], _bias_gradient(node, args), [*query[:3], key[2]])
+    backward = attention.backward
+    return None if backward is None or backward.bias_gradient is None else backward.bias_gradient.used
 
 
 def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[Reason, str]:

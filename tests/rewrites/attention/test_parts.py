@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.entries import attention_ops
+from dash_inductor.entries import sdpa, varlen
+from dash_inductor.entries.all import attentions
+from dash_inductor.entries.attention import NotReadable
 from dash_inductor.graph import nodes, sizes
 from dash_inductor.model.mask import Band
-from dash_inductor.rewrites.attention.sites import NotReadable, intersect
+from dash_inductor.rewrites.attention.sites import intersect
 
 from ...support.graphs import efficient, joint_graph
 
@@ -26,18 +28,18 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def test_arguments_are_bound_by_name() -> None:
-    for backend in attention_ops.BACKENDS:
-        names, _ = (
-            {backend.renamed.get(argument.name, argument.name) for argument in operator._schema.arguments}
-            for operator in (overload(backend.backward), overload(backend.forward))
+    for pair in (*sdpa.PAIRS, *varlen.PAIRS):
+        backward, forward = (
+            {argument.name for argument in overload(name)._schema.arguments} for name in (pair.backward, pair.forward)
         )
-        wanted = {"query", "key", "value", "out", "logsumexp", "is_causal", "scale", backend.grad_out}
-        wanted |= {backend.mask} if backend.mask else set()
-        wanted |= {"cu_seq_q", "cu_seq_k"} if backend.packed else {"dropout_p"}
-        assert wanted <= names
-    module = joint_graph(efficient)
-    node = next(n for n in module.graph.nodes if attention_ops.is_attention_backward(n))
-    bound = nodes.bind(node)
+        shared = ["query", "key", "value", "is_causal", "scale"]
+        shared += ["cu_seq_q", "cu_seq_k"] if pair in varlen.PAIRS else ["dropout_p"]
+        own = {pair.renamed.get(name, name) for name in shared} | ({pair.mask} if pair.mask else set())
+        assert own <= forward
+        of_backward = ("out", "logsumexp", pair.grad_out, *pair.random_state)
+        assert own | {pair.renamed.get(name, name) for name in of_backward} <= backward
+    (found,) = attentions(joint_graph(efficient).graph)
+    bound = nodes.bind(found.node)
     assert (bound["attn_bias"], bound["scale"], bound["grad_input_mask"]) == (None, None, [True, True, True, False])
 
 

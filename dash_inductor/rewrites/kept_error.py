@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...errors import SiteKeptError
-from ...upstream import configs
-from ...upstream.dynamo import ShortenTraceback
+from ..errors import SiteKeptError
+from ..upstream import configs
+from ..upstream.dynamo import ShortenTraceback
 
 
 class _Shortened(SiteKeptError, ShortenTraceback):

@@ -1,0 +1,326 @@
+"""An attention as an entry finds it in a graph: tensors that it reads as views, results as sinks, or why it is kept.
+
+An entry knows the operators of one origin.  Behind it, nobody knows an operator by its name: rewrites ask views for the
+nodes that are there now, and sinks take the results of other operators.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ..graph import sizes
+from ..graph.emit import Emitter
+from ..graph.nodes import Argument, is_alias, op_name
+from ..graph.views import viewed
+from ..model.call import Order
+from ..model.mask import Band
+from ..model.plan import Kept
+from ..model.reasons import Reason
+from ..records.records import Tensors
+
+Axes = Literal["bhsd", "thd"]
+"""The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], or [tokens, heads,
+head dim] of documents that lie one behind the other, which is one batch element of all tokens."""
+
+_OURS = "dash_inductor::attention_backward"
+"""The beginning of the names of our own backwards, which may read a forward that stays."""
+
+
+class NotReadable(Exception):
+    """Raised while an attention is read: it is `kept`."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.kept = Kept(reason, detail)
+
+
+def heads_first(value: Tensor, axes: Axes) -> Tensor:
+    """The tensor as [batch, heads, length, head dim]."""
+    return value.unsqueeze(0).transpose(1, 2) if axes == "thd" else value
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor that an attention reads: where it finds its node, and the dimensions that it has."""
+
+    argument: Argument
+    axes: Axes = "bhsd"
+
+    @property
+    def node(self) -> Node:
+        """The node that is read now; replacing another attention may put a new one there."""
+        found: Node = self.argument.value
+        return found
+
+    @property
+    def tensor(self) -> Tensor:
+        """The value of the node, [batch, heads, length, head dim]."""
+        return heads_first(self.node.meta["val"], self.axes)
+
+
+class Sink(Protocol):
+    """A place of the graph that takes a result."""
+
+    @property
+    def used(self) -> Node | None:
+        """The node that has the result of the operator, None where nothing uses it."""
+
+    @property
+    def order(self) -> Order | None:
+        """The dimensions that the graph expects, of [batch, heads, length, head dim], from the largest stride to the
+        smallest; None if they are not dense.
+        """
+
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
+        """The node that the rest of the graph reads, and the one that takes its place, made of `result`."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A sink: one of the results of a node, as its getitem has it."""
+
+    node: Node
+    index: int
+    axes: Axes = "bhsd"
+
+    @property
+    def readers(self) -> list[Node]:
+        """The getitems, whether something uses them or not."""
+        return [user for user in self.node.users if _is_result(user, self.index)]
+
+    @property
+    def used(self) -> Node | None:
+        return next((reader for reader in self.readers if reader.users), None)
+
+    @property
+    def order(self) -> Order | None:
+        used = self.used
+        value = self.node.meta["val"][self.index] if used is None else used.meta["val"]
+        if not isinstance(value, Tensor):  # it is not wanted
+            return (0, 1, 2, 3)
+        value = heads_first(value, self.axes)
+        return sizes.dense_order(value.shape, value.stride())
+
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
+        used = self.used
+        assert used is not None
+        return used, result
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors and numbers from which one node of an attention computes.
+
+    Attributes:
+        query, key, value: the tensors.
+        scale, dropout: numbers or nodes that have them; a scale of None is the operator's own.
+        flags: the band that flags of the operator tell without a guard; None where it takes `band` to know it.
+        band: the band of the operator's own, which may guard a number.
+
+            Raises:
+                NotReadable: the operator means something else than a band.
+        mask: a mask tensor, additive or boolean, that broadcasts to the scores; None without one.
+        documents: the beginnings of documents, one behind the other, which alone see each other (see `Documents`).
+        data: the nodes from which it is computed who sees whom, beside the band.
+    """
+
+    query: View
+    key: View
+    value: View
+    scale: object
+    dropout: object
+    flags: Band | None
+    band: Callable[[], Band]
+    mask: Argument | None = None
+    documents: Argument | None = None
+    data: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward.
+
+    Attributes:
+        node: the call; it is erased once it is replaced.
+        inputs: its operands.
+        out, logsumexp: its results.
+    """
+
+    node: Node
+    inputs: Inputs
+    out: Output
+    logsumexp: Output
+
+    @property
+    def order(self) -> Order | None:
+        """The dimensions of the output, as `Sink.order`."""
+        value = heads_first(self.node.meta["val"][self.out.index], self.out.axes)
+        return sizes.dense_order(value.shape, value.stride())
+
+    def only_output_used(self, backwards: Set[Node] = frozenset()) -> bool:
+        """Whether nothing but these backwards uses more of it than its output."""
+        return all(
+            user.target is operator.getitem and (_is_result(user, self.out.index) or _only_used_by(user, backwards))
+            for user in self.node.users
+        )
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward.
+
+    Attributes:
+        node: the call; it is erased once it is replaced.
+        inputs: its operands.
+        grad_out, out: the gradient of the output, and the output.
+        logsumexp: the argument that has the log-sum-exp, fp32 [batch, heads, >= length] or with a dimension of size 1
+            behind; None if only a forward of the same origin makes what it reads.
+        gradients: of query, key and value.
+        bias_gradient: of the mask; None where the call computes none.
+        random_state: the arguments that tell which random numbers the forward drew for dropout.
+    """
+
+    node: Node
+    inputs: Inputs
+    grad_out: View
+    out: View
+    logsumexp: Argument | None
+    gradients: tuple[Output, Output, Output]
+    bias_gradient: Output | None = None
+    random_state: tuple[Argument, ...] = ()
+
+
+def _none() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention that may be replaced: a backward with the forward that it belongs to, or a forward alone.
+
+    Attributes:
+        forward: None if it is in no graph that is seen here.  Several backwards may have the same one.
+        backward: None if nothing in the graph is the backward of the forward.
+        forward_op: the name of the operator of the forward.
+        refusal: says, before anything else is read, why an entry does not replace such a call; it may guard a number.
+    """
+
+    forward: Forward | None
+    backward: Backward | None
+    forward_op: str
+    refusal: Callable[[], Kept | None] = _none
+
+    @property
+    def node(self) -> Node:
+        """The node that has the name of the site: the backward, or the forward alone."""
+        found = self.backward or self.forward
+        assert found is not None
+        return found.node
+
+    @property
+    def inputs(self) -> Inputs:
+        """The operands of `node`."""
+        found = self.backward or self.forward
+        assert found is not None
+        return found.inputs
+
+    @property
+    def has_backward(self) -> bool:
+        return self.backward is not None
+
+    @property
+    def op(self) -> str:
+        """The name of the operator of `node`."""
+        return op_name(self.node)
+
+    @property
+    def place(self) -> Node | None:
+        """The node of the forward; None if it is not in this graph."""
+        return None if self.forward is None else self.forward.node
+
+    @property
+    def tensors(self) -> Tensors | None:
+        """The sizes of query, key and value, for the record."""
+        return tensors_of([view.node for view in (self.inputs.query, self.inputs.key, self.inputs.value)])
+
+    @property
+    def lines(self) -> Iterable[Node]:
+        """The nodes that may tell the line of the model."""
+        return [self.node, *self.node.users]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An attention that its entry never replaces.
+
+    Attributes:
+        node: the node that has the name of the site.
+        op: the name of the operator.
+        kept: the reason.
+        has_backward: whether it is a backward, or has one in the graph.
+        tensors: the sizes of query, key and value; None where they cannot be told.
+        place: the node of the forward; None if it is not known.
+        everywhere: whether the reason is the same on devices on which no attention is replaced.
+    """
+
+    node: Node
+    op: str
+    kept: Kept
+    has_backward: bool
+    tensors: Tensors | None
+    place: Node | None = None
+    everywhere: bool = False
+    of_line: tuple[Node, ...] = ()
+
+    @property
+    def lines(self) -> Iterable[Node]:
+        """The nodes that may tell the line of the model."""
+        return self.of_line or [self.node, *self.node.users]
+
+
+Found = Attention | Refusal
+
+
+class Entry(Protocol):
+    """One way in which attention comes into a graph."""
+
+    def __call__(self, graph: Graph) -> Iterator[Found]:
+        """The attentions of a graph, in the order of their nodes; nothing is changed and nothing guarded."""
+
+
+def is_alone(forward: Node, backwards: Set[str]) -> bool:
+    """Whether no attention backward, one of these operators or one of ours, reads a result of a forward."""
+    return not any(_leads_to(user, backwards) for user in forward.users)
+
+
+def _leads_to(node: Node, backwards: Set[str]) -> bool:
+    """Whether a result of a forward, or a view of one, is read by a backward."""
+    if op_name(node) in backwards or op_name(node).startswith(_OURS):
+        return True
+    shows = node.target is operator.getitem or viewed(node) is not None
+    return shows and any(_leads_to(user, backwards) for user in node.users)
+
+
+def _is_result(node: Node, index: int) -> bool:
+    return node.target is operator.getitem and bool(node.args[1] == index)
+
+
+def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
+    return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
+
+
+def tensors_of(nodes: Iterable[object]) -> Tensors | None:
+    """The record of query, key and value; None where they are something else than tensors."""
+    values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
+    found = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(found) != 3:
+        return None
+    query, key, value = (tuple(map(sizes.static, tensor.shape)) for tensor in found)
+    return Tensors(query, key, value, str(found[0].dtype).removeprefix("torch."), str(found[0].device))

@@ -1,0 +1,103 @@
+"""Operators of attention that come in pairs: a forward with output and log-sum-exp, a backward with the gradients."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from ..graph.nodes import Argument, bind, op_name, origin
+from ..model.plan import Kept
+from ..model.reasons import Reason
+from .attention import Axes, Found, Output, Refusal, View, is_alone, tensors_of
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A forward and a backward operator of PyTorch that can be replaced.
+
+    Attributes:
+        forward, backward: qualified names.
+        grad_out: the backward's argument that holds the gradient of the output.
+        mask: the argument that holds an additive or boolean mask; None if the operators take none.
+        random_state: the arguments that tell the backward which random numbers its forward drew for dropout.
+        axes: the dimensions of the tensors.
+        renamed: names of arguments that other pairs have, and its own names for the same.
+    """
+
+    forward: str
+    backward: str
+    grad_out: str = "grad_out"
+    mask: str | None = None
+    random_state: tuple[str, ...] = ("philox_seed", "philox_offset")
+    axes: Axes = "bhsd"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def is_backward(self, node: Node) -> bool:
+        """Whether a call of one of the two is a backward."""
+        return op_name(node) == self.backward
+
+    def arguments(self, node: Node) -> dict[str, Any]:
+        """`bind` of its forward or its backward, by the names that all pairs share; no dropout without a word."""
+        names = {own: shared for shared, own in self.renamed.items()}
+        return {"dropout_p": 0.0} | {names.get(name, name): value for name, value in bind(node).items()}
+
+    def argument(self, node: Node, name: str) -> Argument:
+        """The place of an argument, by its shared name."""
+        return Argument(node, self.renamed.get(name, name))
+
+    def view(self, node: Node, name: str) -> View:
+        """The tensor of an argument, by its shared name."""
+        return View(self.argument(node, name), self.axes)
+
+    def forward_of(self, backward: Node) -> Node | None:
+        """The forward that made a backward's `out` and `logsumexp`, None if it is elsewhere."""
+        out, logsumexp = (origin(self.argument(backward, name).value) for name in ("out", "logsumexp"))
+        for result, index in ((out, 0), (logsumexp, 1)):
+            if result.target is not operator.getitem or result.args[1] != index:
+                return None
+        forward = out.args[0]
+        assert isinstance(forward, Node)
+        return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
+
+    def gradients(self, backward: Node) -> tuple[Output, Output, Output]:
+        """The gradients of query, key and value."""
+        return Output(backward, 0, self.axes), Output(backward, 1, self.axes), Output(backward, 2, self.axes)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A forward and a backward operator of PyTorch that are known, and never replaced."""
+
+    forward: str
+    backward: str
+    reason: Reason
+    note: str = ""
+
+    def refusal(self, node: Node) -> Refusal:
+        """The refusal of a call of one of them, whose first arguments are query, key and value."""
+        name = op_name(node)
+        kept = Kept(self.reason, "; ".join(filter(None, (name, self.note))))
+        return Refusal(node, name, kept, name == self.backward, tensors_of(node.args[:3]))
+
+
+def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair | Refused, Node]]:
+    """The backwards of these operators in a graph, and the forwards that are alone, each with its operators."""
+    by_backward = {pair.backward: pair for pair in pairs}
+    by_forward = {pair.forward: pair for pair in by_backward.values()}
+    for node in graph.nodes:
+        name = op_name(node)
+        if name in by_backward:
+            yield by_backward[name], node
+        elif name in by_forward and is_alone(node, by_backward.keys()):
+            yield by_forward[name], node
+
+
+def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:
+    """The calls of operators that are never replaced."""
+    for found, node in calls(graph, operators):
+        assert isinstance(found, Refused)
+        yield found.refusal(node)

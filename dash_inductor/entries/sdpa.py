@@ -1,0 +1,87 @@
+"""`scaled_dot_product_attention`, as PyTorch's fused operators compute it: tensors [batch, heads, length, head dim]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from torch.fx import Graph, Node
+
+from ..graph import sizes
+from ..model.mask import Band
+from ..model.reasons import Reason
+from .attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Output, View
+from .operators import Pair, Refused, calls
+
+_SDPA = "aten::_scaled_dot_product_"
+FLASH = Pair(_SDPA + "flash_attention", _SDPA + "flash_attention_backward")
+EFFICIENT = Pair(
+    _SDPA + "efficient_attention", _SDPA + "efficient_attention_backward", grad_out="grad_out_", mask="attn_bias"
+)
+CUDNN = Pair(_SDPA + "cudnn_attention", _SDPA + "cudnn_attention_backward", mask="attn_bias")
+FLASH_CPU = Pair(
+    _SDPA + "flash_attention_for_cpu", _SDPA + "flash_attention_for_cpu_backward", mask="attn_mask", random_state=()
+)
+PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
+
+_OVERRIDEABLE = Refused(
+    _SDPA + "fused_attention_overrideable", _SDPA + "fused_attention_overrideable_backward", Reason.UNSUPPORTED_OP
+)
+
+
+def find(graph: Graph) -> Iterator[Found]:
+    """The calls of a graph; see `Entry`."""
+    for found, node in calls(graph, (*PAIRS, _OVERRIDEABLE)):
+        yield found.refusal(node) if isinstance(found, Refused) else _attention(found, node)
+
+
+def _attention(pair: Pair, node: Node) -> Attention:
+    if not pair.is_backward(node):
+        return Attention(_forward(pair, node), None, pair.forward)
+    found = pair.forward_of(node)
+    backward = Backward(
+        node,
+        _inputs(pair, node),
+        grad_out=View(pair.argument(node, pair.grad_out)),
+        out=pair.view(node, "out"),
+        logsumexp=pair.argument(node, "logsumexp"),
+        gradients=pair.gradients(node),
+        bias_gradient=_bias_gradient(pair, node),
+        random_state=tuple(pair.argument(node, name) for name in pair.random_state),
+    )
+    return Attention(None if found is None else _forward(pair, found), backward, pair.forward)
+
+
+def _forward(pair: Pair, node: Node) -> Forward:
+    return Forward(node, _inputs(pair, node), Output(node, 0), Output(node, 1))
+
+
+def _inputs(pair: Pair, node: Node) -> Inputs:
+    args = pair.arguments(node)
+    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
+    flags = Band(0, None) if args["is_causal"] else Band()
+    mask = None if pair.mask is None or args[pair.mask] is None else pair.argument(node, pair.mask)
+    return Inputs(
+        query,
+        key,
+        value,
+        args["scale"],
+        args["dropout_p"],
+        flags=flags,
+        band=partial(_top_left, pair, flags, query, key),
+        mask=mask,
+        data=() if mask is None else (mask.value,),
+    )
+
+
+def _top_left(pair: Pair, band: Band, query: View, key: View) -> Band:
+    """Where the lengths differ, flash aligns bottom right and the others top left; PyTorch avoids flash then."""
+    q_len, kv_len = query.node.meta["val"].shape[2], key.node.meta["val"].shape[2]
+    if pair is FLASH and not band.is_full and not sizes.same(q_len, kv_len):
+        raise NotReadable(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
+    return band
+
+
+def _bias_gradient(pair: Pair, node: Node) -> Output | None:
+    wanted = pair.arguments(node).get("grad_input_mask", (False,) * 4)[3]
+    return Output(node, 3) if wanted else None

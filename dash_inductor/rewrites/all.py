@@ -1,0 +1,13 @@
+"""The rewrites of a graph, in their order."""
+
+from __future__ import annotations
+
+from ..lowering import compile_kernels
+from .attention.rewrite import AttentionRewrite
+from .embeddings import EmbeddingsRewrite
+from .rewrite import Rewrite
+
+REWRITES: tuple[Rewrite, ...] = (
+    AttentionRewrite(compile_kernels),
+    EmbeddingsRewrite(),
+)
