@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from dash_inductor.kernels.hopper.backward.arguments import DROPOUT
 from dash_inductor.kernels.hopper.shared.device import dropout
 from dash_inductor.model import dropout as definition
 
 from . import compared
+from .hopper_glue import AGGREGATES, as_arguments
 
 
 class Array(np.ndarray[Any, Any]):
@@ -53,7 +55,7 @@ def _functions(warps: int) -> dict[str, Any]:
         arange=lambda first, end, _: np.arange(first, end, dtype=np.int32).view(Array),
     )  # fmt: skip
     namespace: dict[str, Any] = {
-        "gl": gl, "gluon": SimpleNamespace(jit=_same, constexpr_function=_same), "aggregate": _same, "here": _same,
+        "gl": gl, "gluon": SimpleNamespace(jit=_same, constexpr_function=_same), **AGGREGATES, "here": _same,
         "Work": None, "definition": definition, "__name__": __name__,
     }  # fmt: skip
     tree = ast.parse(inspect.getsource(dropout))
@@ -82,13 +84,15 @@ def marked(
         BLOCK_Q=block_q, BLOCK_KV=probabilities.shape[0], batch=number(batch), q_head=lambda: number(q_head)
     )  # fmt: skip
     with np.errstate(over="ignore"):
-        drops = _functions(warps)["Dropout"](work, number(seed, np.int64), threshold, 1.0)
+        arguments = as_arguments(DROPOUT, (number(seed, np.int64), threshold, 1.0))
+        drops = _functions(warps)["Dropout"](work, arguments)
         return drops.marked(probabilities.astype(np.float32).view(Array), q_tile, kv_tile, piece)
 
 
 def gradient(p: Any, dp: Any, delta: Any, rescale: float) -> Any:
     """The gradient that the consumers compute from signed P, dP and delta, before it is rounded."""
-    return _functions(8)["Dropout"](None, None, 0, np.float32(rescale)).gradient(p, dp, delta)
+    arguments = as_arguments(DROPOUT, (None, 0, np.float32(rescale)))
+    return _functions(8)["Dropout"](None, arguments).gradient(p, dp, delta)
 
 
 def block_layout(shape: Sequence[int], warps: int) -> Any:

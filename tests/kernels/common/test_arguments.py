@@ -1,0 +1,32 @@
+"""Groups of arguments: names, types and values in one order, flat where a launch needs them."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.common import arguments
+from dash_inductor.kernels.common.arguments import Group
+
+GROUP = Group({"visits": "*i32", "stride": "i64"} | arguments.integers("count"), {"visits": 1})
+
+
+def test_a_group_has_one_order() -> None:
+    signature = GROUP.signature()
+    assert GROUP.names == signature._fields  # type: ignore[attr-defined]  # a named tuple
+    assert tuple(signature) == ("*i32", "i64", "i32")
+    assert GROUP.values(count=3, visits=1, stride=2) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("values", [{"visits": 1}, {"visits": 1, "stride": 2, "count": 3, "more": 4}])
+def test_other_names_are_refused(values: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match="values"):
+        GROUP.values(**values)
+
+
+def test_constants_are_no_arguments_of_a_launch() -> None:
+    form = namedtuple("Form", ("BLOCK", "STAGES"))(64, 2)
+    assert arguments.constants(form) == ("constexpr", "constexpr")
+    assert [*arguments.flat(["fp32", GROUP.signature(), "constexpr"])] == ["fp32", "*i32", "i64", "i32", "constexpr"]
