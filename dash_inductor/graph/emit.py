@@ -62,7 +62,7 @@ class Emitter:
         copies: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), tensors, strict=True))
         for node in (node for node in traced.graph.nodes if node.op == "call_function"):
             args, kwargs = tree_map_only(Node, copies.__getitem__, (node.args, node.kwargs))
-            copies[node] = self.call(node.target, args, kwargs, before=before, like=like)
+            copies[node] = self.call(node.target, args, kwargs, before=before, like=like, name=node.name)
         (result,) = traced.graph.output_node().all_input_nodes
         found: Node = copies[result]
         return found

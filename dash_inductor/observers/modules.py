@@ -31,7 +31,7 @@ class Sink(Protocol):
         """Allocate what a device needs."""
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Compare the parameters of this model over its ranks."""
+        """Tell other observers of a model that has equal parameters on all of its ranks."""
 
     def place(self) -> int:
         """The place of the next entry of this step."""

@@ -21,7 +21,7 @@ from .fingerprints.fingerprint import description, why_unseen
 from .fingerprints.rows import CAPACITY, Rows
 from .modules import Modules
 from .names import Names
-from .observer import Observer
+from .observer import Observer, Seen
 from .recordings.file import Name, path_of
 from .recordings.writer import Writer
 from .replicas import Replicas
@@ -110,7 +110,7 @@ class Recorder(Observer):
         self.folder, self.step_number, self.names = folder, 1, Names()
         self._every = every
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
-        self._replicas = None if replicas == "off" else Replicas(replicas)
+        self._beside: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
         self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
         self._process = os.getpid()
         self._writer: Writer | None = None
@@ -129,7 +129,7 @@ class Recorder(Observer):
                 raise DashError(f"a recording is on already, into {observer.folder}: end it first")
         for journal in in_graphs.journals():
             journal.clear()
-        active.observers.append(self)
+        active.observers += [self, *self._beside]
         hooks.install()
         return self
 
@@ -146,7 +146,9 @@ class Recorder(Observer):
         """
         if not self.is_on():
             return
-        active.observers.remove(self)
+        others = self._others()
+        for observer in (self, *self._beside):
+            active.observers.remove(observer)
         self.modules.remove()
         if os.getpid() != self._process:
             return
@@ -155,11 +157,11 @@ class Recorder(Observer):
                 self._flush()
                 if self._writer is not None:
                     self._writer.close()
-                    if self._replicas is not None:
-                        self._replicas.check(self._writer)
+                    for observer in others:
+                        observer.check()
             finally:
-                if self._replicas is not None:
-                    self._replicas.close()
+                for observer in self._beside:
+                    observer.close()
 
     def is_on(self) -> bool:
         """Whether the recording has begun, and has not ended."""
@@ -202,14 +204,14 @@ class Recorder(Observer):
                 self._advance()
             if not self.recording():
                 return
-            if self._replicas is not None:
-                self._replicas.check(self._open())
+            for observer in self._others():
+                observer.check()
             parameters = self.names.of_parameters(optimizer)
             if id(optimizer) not in self._initial:
                 self._initial.add(id(optimizer))
                 self.observe(phases.INITIAL, parameters, place=0)
             gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
-            self._observe_replicated(phases.GRADIENT, parameters, gradients)
+            self._observe_parameters(phases.GRADIENT, parameters, gradients)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -220,11 +222,10 @@ class Recorder(Observer):
             if not self.recording():
                 return
             parameters = self.names.of_parameters(optimizer)
-            self._observe_replicated(phases.PARAMETER, parameters, parameters)
+            self._observe_parameters(phases.PARAMETER, parameters, parameters)
             self._flush()
-            if self._replicas is not None:
-                for job in self._replicas.compare(self.step_number):
-                    self._open().put(job)
+            for observer in self._others():
+                observer.step_ended(self.step_number)
 
     def prepare(self, device: torch.device) -> None:
         """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
@@ -235,9 +236,9 @@ class Recorder(Observer):
                     self._rows[device] = Rows(device)
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Compare the parameters of this model over its ranks."""
-        if self._replicas is not None:
-            self._replicas.add(model)
+        """Tell other observers of a model that has equal parameters on all of its ranks."""
+        for observer in self._others():
+            observer.replicated(model)
 
     def observe(
         self,
@@ -293,19 +294,18 @@ class Recorder(Observer):
         ]
         return rows.copy(added) if copy else None
 
-    def _observe_replicated(
+    def _observe_parameters(
         self, phase: str, parameters: list[tuple[str, Tensor]], tensors: list[tuple[str, Tensor]]
     ) -> None:
-        """Observe gradients or values of parameters, and keep a copy of the lanes where ranks must have equal ones."""
-        groups = {} if self._replicas is None else self._replicas.split(parameters)
-        replicated = {name for names in groups.values() for name in names}
-        for group, names in groups.items():
-            copies: list[tuple[list[str], Tensor]] = []
-            of_group = set(names)
-            self.observe(phase, [pair for pair in tensors if pair[0] in of_group], copies=copies)
-            assert self._replicas is not None
-            self._replicas.take(group, phase, names, copies)
-        self.observe(phase, [pair for pair in tensors if pair[0] not in replicated])
+        """Observe gradients or values of parameters, and show their lanes to other observers of the phase."""
+        shown = [observer for observer in self._others() if phase in observer.phases]
+        lanes: list[tuple[list[str], Tensor]] = []
+        self.observe(phase, tensors, copies=lanes if shown else None)
+        for observer in shown:
+            observer.seen(Seen(phase, parameters, lanes))
+
+    def _others(self) -> list[Observer]:
+        return [observer for observer in active.observers if observer is not self]
 
     def _can_be_seen(self, name: str, tensor: Tensor) -> bool:
         reason = why_unseen(tensor)

@@ -1,4 +1,4 @@
-"""Checks that the ranks that DDP keeps equal are equal.
+"""An observer beside a recording: it checks that the ranks that DDP keeps equal are equal.
 
 All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes of each parameter.  Every rank
 then compares all of them, on the thread that writes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import DashError
+from . import phases
 from .exchange import Exchange
 from .fingerprints.rows import Ready, to_host
 from .fingerprints.sizes import LANES
+from .observer import Observer, Seen
 from .recordings.agreement import find, sentence
 from .recordings.file import Appender
 from .recordings.writer import Job, Writer
@@ -32,27 +34,43 @@ class ReplicasDiffer(DashError, RuntimeError):
     """Ranks that must have equal gradients and parameters have different ones."""
 
 
-class Replicas:
+class Replicas(Observer):
     """The tensors on which the ranks of each process group must agree in the present step.
 
     Args:
         found: "warn" logs the first difference, "raise" lets `check` raise it.
+        writer: gives the writer of the recording, into whose file every difference goes.
     """
 
-    def __init__(self, found: Literal["warn", "raise"]) -> None:
-        self._raises, self._told = found == "raise", ""
+    def __init__(self, found: Literal["warn", "raise"], writer: Callable[[], Writer]) -> None:
+        self._raises, self._told, self._writer = found == "raise", "", writer
         self._groups = WeakTensorKeyDictionary()  # process groups by parameter
         self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
         self._compared: list[threading.Event] = []  # set as soon as a job is done
         self._exchange = Exchange()
 
-    def add(self, model: DistributedDataParallel) -> None:
+    def replicated(self, model: DistributedDataParallel) -> None:
         """The parameters of this model are equal on all ranks of its process group."""
+        self.phases = frozenset({phases.GRADIENT, phases.PARAMETER})
         for name, parameter in model.module.named_parameters():
             if name not in model.parameters_to_ignore:
                 self._groups[parameter] = model.process_group
 
-    def split(self, parameters: Sequence[tuple[str, Tensor]]) -> dict[dist.ProcessGroup, list[str]]:
+    def seen(self, event: Seen) -> None:
+        """Keep the lanes of tensors that ranks must agree on."""
+        for group, names in self._split(event.parameters).items():
+            self._keep(group, names, event)
+
+    def step_ended(self, step: int) -> None:
+        """Exchange what was kept, and leave the rest to the thread that writes."""
+        taken, self._taken = self._taken, {}
+        for group, parts in taken.items():
+            everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
+            labels = [(phase, name) for phase, names, _ in parts for name in names]
+            ranks = dist.get_process_group_ranks(group)
+            self._writer().put(self._job(step, ranks, labels, to_host(everyone.flatten(1))))
+
+    def _split(self, parameters: Sequence[tuple[str, Tensor]]) -> dict[dist.ProcessGroup, list[str]]:
         """The names of those parameters that ranks must agree on, by process group."""
         groups: dict[dist.ProcessGroup, list[str]] = {}
         for name, parameter in parameters:
@@ -61,27 +79,23 @@ class Replicas:
                 groups.setdefault(group, []).append(name)
         return groups
 
-    def take(
-        self, group: dist.ProcessGroup, phase: str, names: list[str], copies: Sequence[tuple[list[str], Tensor]]
-    ) -> None:
-        """Lanes of some of these tensors; the others count as zeros, so that all ranks send as many."""
-        for seen, lanes in copies:
-            if len(seen) < len(names):
-                places = {name: place for place, name in enumerate(names)}
-                given = lanes
-                lanes = given.new_zeros(len(names), LANES)
-                lanes[torch.tensor([places[name] for name in seen], device=given.device)] = given
-            self._taken.setdefault(group, []).append((phase, names, lanes))
+    def _keep(self, group: dist.ProcessGroup, names: list[str], event: Seen) -> None:
+        """Keep the lanes of these names; those that were not seen count as zeros, so that all ranks send as many."""
+        parts = [(seen, lanes) for seen, lanes in event.lanes if not set(names).isdisjoint(seen)]
+        if not parts:
+            return
+        if len(parts) == 1 and parts[0][0] == names:
+            kept = parts[0][1]
+        else:
+            kept = parts[0][1].new_zeros(len(names), LANES)
+            for seen, lanes in parts:
+                rows = {name: row for row, name in enumerate(seen)}
+                pairs = [(place, rows[name]) for place, name in enumerate(names) if name in rows]
+                places, sources = torch.tensor(pairs, device=lanes.device).unbind(1)
+                kept[places] = lanes[sources]
+        self._taken.setdefault(group, []).append((event.phase, names, kept))
 
-    def compare(self, step: int) -> Iterator[Job]:
-        """Exchange what was taken; yields what is left to do for the thread that writes."""
-        taken, self._taken = self._taken, {}
-        for group, parts in taken.items():
-            everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
-            labels = [(phase, name) for phase, names, _ in parts for name in names]
-            yield self._job(step, dist.get_process_group_ranks(group), labels, to_host(everyone.flatten(1)))
-
-    def check(self, writer: Writer) -> None:
+    def check(self) -> None:
         """With "raise", wait until all that was exchanged has been compared.
 
         All ranks have compared the same and call this at the same places, so that all of them raise or none.
@@ -96,7 +110,7 @@ class Replicas:
             if self._compared[0].wait(timeout=1):
                 self._compared.pop(0)
             else:
-                writer.check()
+                self._writer().check()
         text, self._told = self._told, ""
         if text:
             self._raises = False

@@ -70,7 +70,7 @@ TORCH = (
     ("torch.autograd.profiler", "_is_profiler_enabled", "names of sites in profiles"),
     ("torch._C", "_len_torch_dispatch_stack", "calls of operators in compiled code"),
     ("torch._C._profiler", "_RecordFunctionFast", "names of sites in profiles"),
-    ("torch._logging._internal", "trace_structured", "records"),
+    ("torch._logging._internal", "trace_log trace_structured", "records"),
     ("torch", "_TorchCompileInductorWrapper", "torch.compile(backend='dash')"),
     ("torch._compile", "_disable_dynamo", "recordings"),
     ("torch._C", "_functorch.is_functorch_wrapped_tensor", "recordings"),

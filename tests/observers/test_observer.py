@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.errors import DashError
-from dash_inductor.observers import active, hooks
-from dash_inductor.observers.observer import Observer
+from dash_inductor.observers import active, hooks, phases
+from dash_inductor.observers.observer import Observer, Seen
+from dash_inductor.observers.recorder import Recorder
+from dash_inductor.observers.replicas import Replicas
 
 from ..support.blocks import Model
 
@@ -40,6 +42,18 @@ class Listening(Observer):
 
     def prepare(self, device: torch.device) -> None:
         self.heard.append(f"a graph on {device.type}")
+
+    def seen(self, event: Seen) -> None:
+        self.heard.append(f"{event.phase} of {[name for names, _ in event.lanes for name in names]}")
+
+    def step_ended(self, step: int) -> None:
+        self.heard.append(f"step {step} ended")
+
+    def check(self) -> None:
+        self.heard.append("check")
+
+    def close(self) -> None:
+        self.heard.append("closed")
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
         self.heard += [name.split()[-1] for name, _ in gradients]
@@ -89,7 +103,27 @@ def test_an_observer_beside_a_recording(listen: Callable[..., Listening], tmp_pa
         with pytest.raises(DashError, match="is on already"):
             dash_inductor.record(tmp_path / "another").__enter__()
     train(model, model, torch.ones(1, 2))
-    assert observer.heard == STEP + STEP
+    forward, (before, after) = STEP[:2], STEP[2:]
+    assert observer.heard == [*forward, before, "check", after, "step 1 ended", "check", *STEP]
+
+
+def test_a_recording_shows_phases_to_observers_beside_it(listen: Callable[..., Listening], tmp_path: Path) -> None:
+    """Those of recorded steps, with lanes; the recording closes no observer that is not its own."""
+    observer, model = listen(), nn.Linear(2, 2)
+    observer.phases = frozenset({phases.PARAMETER})
+    with dash_inductor.record(tmp_path, every=2):
+        for _ in range(3):
+            train(model, model, torch.ones(1, 2))
+    told = [heard for heard in observer.heard if heard not in STEP]
+    step = ["check", "parameter of ['weight', 'bias']"]
+    assert told == [*step, "step 1 ended", *step, "step 3 ended", "check"]
+
+
+def test_the_replica_check_is_an_observer_of_its_own(tmp_path: Path) -> None:
+    for replicas, kinds in (("warn", [Recorder, Replicas]), ("off", [Recorder])):
+        with dash_inductor.record(tmp_path / replicas, replicas=replicas):  # type: ignore[arg-type]
+            assert [type(observer) for observer in active.observers] == kinds
+        assert not active.observers
 
 
 @pytest.mark.parametrize("watches", [False, True])

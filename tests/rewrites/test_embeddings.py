@@ -144,7 +144,7 @@ def names(module: GraphModule) -> list[str]:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_records_of_a_graph_without_attention(dynamic: bool, deterministic: None) -> None:
-    module = graph_of(2, dynamic=dynamic)
+    module, counted = graph_of(2, dynamic=dynamic), counters["dash_inductor"]["embeddings_replaced"]
     assert rewrite_on(module.graph)
     assert OPERATOR not in names(module)
     assert names(module).count("aten::sum") == 2
@@ -158,7 +158,7 @@ def test_records_of_a_graph_without_attention(dynamic: bool, deterministic: None
     (graph,) = records.graphs_here()
     assert str(graph) == "graph (inference, compiled): 0 sites, 0 replaced; embeddings: 1 replaced"
     assert records.GraphRecord.from_json(graph.to_json()) == graph
-    assert counters["dash_inductor"]["embeddings_replaced"] == 1
+    assert counters["dash_inductor"]["embeddings_replaced"] == counted + 1
 
 
 def test_a_whole_operator_is_recorded_once(deterministic: None) -> None:
