@@ -1,0 +1,93 @@
+"""The reference under intervals of keys and bounded scores, by the operators, against autograd in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dash_inductor.model import Band, Bias, Call, Interval, Mask, Operand, Segments, Site
+from dash_inductor.operators.attention import attention_backward, attention_forward
+from dash_inductor.planning import planner
+
+BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 4, 2, 90, 16
+ORDER = (0, 1, 2, 3)
+
+
+def vectors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    lo = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
+    few = torch.randint(0, 9, (BATCH, LENGTH), generator=generator)
+    return {"lo": lo, "hi": lo + torch.randint(-3, 40, lo.shape, generator=generator), "few": few}
+
+
+def exact(tensors: Sequence[Tensor], shown: Tensor, softcap: float | None, bias: Tensor | None) -> list[Tensor]:
+    """Output and gradients in fp64; shown: bool [BATCH, 1, LENGTH, LENGTH]."""
+    q, k, v, do = (t.double() for t in tensors)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    k_, v_ = (t.repeat_interleave(Q_HEADS // KV_HEADS, 1) for t in leaves[1:])
+    s = q @ k_.mT * DIM**-0.5
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    s = s if bias is None else s + bias.double()
+    p = torch.where(shown, s, float("-inf")).softmax(-1)
+    out = torch.where(shown.any(-1, keepdim=True), p, 0.0) @ v_
+    return [out.detach(), *torch.autograd.grad(out, leaves, do)]
+
+
+def computed(tensors: Sequence[Tensor], extras: list[Tensor], call: Call) -> list[Tensor]:
+    q, k, v, do = tensors
+    site = Site("cpu", "float32", BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH, DIM, DIM, call)
+    plan = str(planner.plan(site, "cpu"))
+    out, lse = attention_forward(q, k, v, extras, str(replace(call, orders=(ORDER,))), plan, "site")
+    text = str(replace(call, orders=(ORDER,) * 3))
+    return [out, *attention_backward(do, q, k, v, out, lse, extras, text, plan, "site")]
+
+
+def check(call: Call, extras: list[Tensor], shown: Tensor, bias: Tensor | None = None) -> None:
+    torch.manual_seed(0)
+    sizes = (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)
+    tensors = [1.5 * torch.randn(BATCH, heads, LENGTH, DIM) for heads in sizes]
+    assert Call.parse(str(call)) == call
+    for ours, true in zip(computed(tensors, extras, call), exact(tensors, shown, call.softcap, bias), strict=True):
+        assert (ours - true).abs().max() < 2e-4
+
+
+Q, KV = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "number"),
+    [("lo", None, None), (None, "hi", None), ("lo", "hi", None), (None, "few", "few"), ("few", None, "few")],
+)
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(-20, 40)], ids=str)
+def test_intervals(band: Band, lo: str | None, hi: str | None, number: str | None) -> None:
+    found = vectors()
+    names = list(dict.fromkeys(name for name in (lo, hi, number) if name))
+    of = {None: None} | {name: Operand(i) for i, name in enumerate(names)}
+    shown = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
+    numbers = KV if number is None else found[number][:, None, None]
+    shown = shown & (lo is None or found[lo or ""][:, None, :, None] <= numbers)
+    shown = shown & (hi is None or numbers <= found[hi or ""][:, None, :, None])
+    shown = shown & (band.lo is None or band.lo <= Q - KV) & (band.hi is None or band.hi >= Q - KV)
+    mask = Mask(band, interval=Interval(of[lo], of[hi], of[number]))
+    check(Call(mask, DIM**-0.5), [found[name] for name in names], shown)
+
+
+def test_an_interval_beside_segments() -> None:
+    found = vectors()
+    ids = (KV // 20).expand(BATCH, -1)
+    mask = Mask(segments=Segments(Operand(0), Operand(0)), interval=Interval(Operand(1), None))
+    shown = (ids[:, None, :, None] == ids[:, None, None]) & (found["lo"][:, None, :, None] <= KV)
+    check(Call(mask, DIM**-0.5), [ids, found["lo"]], shown)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 3.0, 50.0])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_bounded_scores(softcap: float, has_bias: bool) -> None:
+    bias = torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH) if has_bias else None
+    call = Call(Mask(Band(0)), DIM**-0.5, bias=Bias(Operand(0)) if has_bias else None, softcap=softcap)
+    shown = (Q >= KV).expand(BATCH, 1, -1, -1)
+    check(call, [] if bias is None else [bias], shown, bias)
