@@ -16,7 +16,6 @@ from ...model.plan import Plan
 from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.walk import Problem
 from ...upstream import compat
-from ...upstream.cuda import raw_stream
 from .compiling import schedule_module
 from .device import tables
 from .launcher import KernelLauncher, launch
@@ -157,6 +156,7 @@ class _Builder:
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
+        self.tokens = tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
         band, has_dense = self.shape.band, data.dense is not None
         numbers = data.interval is not None and data.interval[2] is not None
         bounds = band.lo is not None, band.hi is not None
@@ -201,7 +201,7 @@ class _Builder:
             tables.first_equal, (data.batch, q_tiles + kv_tiles),
             q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
             data.q_len, data.kv_len, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None,
-            TOKENS=tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES),
+            TOKENS=self.tokens,
         )  # fmt: skip
         return q_codes, kv_codes, ranges
 
@@ -219,9 +219,8 @@ class _Builder:
         dense, strides = self._dense(q_found)
         self._launch(
             tables.seen, (data.batch * heads, sum(self.token_tiles)),
-            q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads,
-            data.q_len, data.kv_len, self.lo, self.hi, MASK=self.mask,
-            TOKENS=tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES),
+            q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
+            self.lo, self.hi, MASK=self.mask, TOKENS=self.tokens,
         )  # fmt: skip
         return q_found, kv_found
 
@@ -233,8 +232,8 @@ class _Builder:
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
             tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
-            kinds, q_codes, kv_codes, self.spans, self.numbers, dense, *strides, self.shape.tables, data.q_len,
-            data.kv_len, self.lo, self.hi, problem.n_q, problem.n_kv, MASK=self.mask,
+            kinds, q_codes, kv_codes, self.spans, self.numbers, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
+            self.lo, self.hi, problem.n_q, problem.n_kv, MASK=self.mask,
             PAIRS=tables.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip
         return kinds
@@ -313,7 +312,7 @@ class _Builder:
         key = kernel, self.device.index, grid, kinds, tuple(constants.values())
         launched = _LAUNCHERS.get(key)
         if launched is not None:
-            stream = raw_stream(self.device.index)
+            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
             launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
             return
         compiled = kernel[grid](*arguments, **constants, num_warps=4)

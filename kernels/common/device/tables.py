@@ -148,18 +148,19 @@ def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constex
 
     Tiles are looked at in their order, and only tiles in which a run begins whose id may be one that is not found yet.
     """
-    code = tl.full([TOKENS.BLOCK], FAR, tl.int32)
+    BLOCK: tl.constexpr = TOKENS.BLOCK
+    code = tl.full([BLOCK], FAR, tl.int32)
     smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
     largest = tl.max(tl.where(inside, own, LOWEST), 0)
-    number = tl.cdiv(kv_len, TOKENS.BLOCK)
+    number = tl.cdiv(kv_len, BLOCK)
     for first in range(0, number, TOKENS.TILES):
         tiles = first + tl.arange(0, TOKENS.TILES)
         low = tl.load(STARTS + tiles * 2, mask=tiles < number, other=HIGHEST)
         high = tl.load(STARTS + tiles * 2 + 1, mask=tiles < number, other=LOWEST)
         tile = _next_tile(tiles, low, high, -1, smallest, largest)
         while tile < number:
-            for part in range(0, TOKENS.BLOCK, TOKENS.PARTNERS):
-                j = tile * TOKENS.BLOCK + part + tl.arange(0, TOKENS.PARTNERS)
+            for part in range(0, BLOCK, TOKENS.PARTNERS):
+                j = tile * BLOCK + part + tl.arange(0, TOKENS.PARTNERS)
                 there = j < kv_len
                 ids = tl.load(KV_IDS + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
                 equal = (ids[:, None] == own[None, :]) & there[:, None]
@@ -186,9 +187,10 @@ def _encode(
 
     Codes of tokens that have no partner do not count for the range, which may be empty.
     """
-    tokens = tile * TOKENS.BLOCK + tl.arange(0, TOKENS.BLOCK)
+    BLOCK: tl.constexpr = TOKENS.BLOCK
+    tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < length
-    code = tl.zeros([TOKENS.BLOCK], tl.int32)
+    code = tl.zeros([BLOCK], tl.int32)
     if HAS_IDS:
         own = tl.load(IDS + tokens.to(tl.int64) * ids_i, mask=inside, other=0).to(tl.int64)
         code = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS)
@@ -333,14 +335,18 @@ def seen(
     dense = DENSE + b * dense_b + head % heads * dense_h
     q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
     if tile < q_tiles:
-        of_rows, found = Dense(dense, dense_i, dense_j), Q_FOUND + head * q_len
-        _look_for_partners(tile, queries, keys, ranges + q_tiles * 2, of_rows, found, (lo, hi), MASK, TOKENS)
+        of_rows = Dense(dense, dense_i, dense_j)
+        _look_for_partners(
+            tile, queries, keys, ranges + q_tiles * 2, of_rows, Q_FOUND + head * q_len, (lo, hi), MASK, TOKENS
+        )
     else:
-        of_columns, found = Dense(dense, dense_j, dense_i), KV_FOUND + head * kv_len
+        of_columns = Dense(dense, dense_j, dense_i)
         TURNED: tl.constexpr = Mask(
             MASK.HAS_HI, MASK.HAS_LO, MASK.HAS_CODES, MASK.HAS_DENSE, MASK.INTERVAL, MASK.NUMBERS, True
         )
-        _look_for_partners(tile - q_tiles, keys, queries, ranges, of_columns, found, (-hi, -lo), TURNED, TOKENS)
+        _look_for_partners(
+            tile - q_tiles, keys, queries, ranges, of_columns, KV_FOUND + head * kv_len, (-hi, -lo), TURNED, TOKENS
+        )
 
 
 @triton.jit
