@@ -69,6 +69,6 @@ def attention_forward(
         mutated=[logsumexp],
         call_sizes=rows,
         tiles=tiles,
-        constants=constants | templates.forward_constants(described.scale),
+        constants=constants | templates.forward_constants(described),
     )
     return *as_given((out,), described), logsumexp

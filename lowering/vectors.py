@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
+from ..model.terms import Interval
 from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
 from .template import realized
 
@@ -32,6 +34,7 @@ class Vectors:
         self._ids = [] if segments is None else [in_words(extras[side.index]) for side in (segments.q, segments.kv)]
         placed = mask.placed
         self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
+        self._interval = [] if mask.interval is None else self._of_interval(mask.interval, extras)
         self._dense = None if mask.dense is None else expanded(extras[mask.dense.mask.index], plane)
         self._bias = None if call.bias is None else expanded(extras[call.bias.operand.index], plane)
         self._seed = None if call.dropout is None else realized(extras[call.dropout.seed.index])
@@ -47,6 +50,7 @@ class Vectors:
             keys = self._seen_keys() if sums_keys and templates.decided_by_pairs(traits) else self._valid
             assert keys is not None
             found.append(self._of_heads(keys))
+        found += self._interval
         others = (other for other in (self._dense, self._bias, self._seed) if other is not None)
         return [*found, *others, *self._placed]
 
@@ -54,6 +58,28 @@ class Vectors:
     def placed(self) -> list[TensorBox]:
         """Place and count of a mask of rows; empty where tokens are rows."""
         return self._placed
+
+    def _of_interval(self, interval: Interval, extras: Sequence[TensorBox]) -> list[TensorBox]:
+        """The least and the greatest number that each query sees, and the numbers of the keys; all [batch, length]."""
+        batch, _, q_len, kv_len = self._plane
+        device = extras[next(iter(interval.operands)).index].get_device()
+        assert device is not None
+
+        def numbers(length: Any, number: Callable[[Any], Any]) -> TensorBox:
+            ranges = [batch, length]
+            made = Pointwise.create(
+                device=device, dtype=torch.int64, inner_fn=lambda index: number(index[1]), ranges=ranges
+            )
+            return realized(made)
+
+        limits = (interval.lo, -(2**62)), (interval.hi, 2**62)
+        bounds = [
+            numbers(q_len, functools.partial(_constant, limit)) if bound is None else in_words(extras[bound.index])
+            for bound, limit in limits
+        ]
+        if interval.number is not None:
+            return [*bounds, in_words(extras[interval.number.index])]
+        return [*bounds, numbers(kv_len, lambda j: ops.index_expr(j, torch.int64))]
 
     def _of_heads(self, keys: TensorBox) -> TensorBox:
         """A vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], as [batch, kv heads, kv_len]."""
@@ -72,7 +98,10 @@ class Vectors:
         loaders = [side.make_loader() for side in self._ids]
         dense = None if self._dense is None else self._dense.make_loader()
         by_head = self._dense is not None and not _is_broadcast(self._dense, 1)
-        by_element = bool(self._ids) or (self._dense is not None and not _is_broadcast(self._dense, 0))
+        interval = [vector.make_loader() for vector in self._interval]
+        by_element = (
+            bool(self._ids) or bool(interval) or (self._dense is not None and not _is_broadcast(self._dense, 0))
+        )
         heads, group = (self._heads, V.graph.sizevars.guard_int(q_heads // self._heads)) if by_head else (1, 1)
 
         def pair(index: Sequence[Any]) -> Any:
@@ -82,6 +111,10 @@ class Vectors:
             if loaders:
                 q_id, kv_id = (load([b, at]) for load, at in zip(loaders, (i, j), strict=True))
                 found.append(ops.eq(ops.to_dtype(q_id, torch.int64), ops.to_dtype(kv_id, torch.int64)))
+            if interval:
+                of_pair = zip(interval, (i, i, j), strict=True)
+                least, most, number = (ops.to_dtype(load([b, at]), torch.int64) for load, at in of_pair)
+                found += [ops.le(least, number), ops.le(number, most)]
             if dense is not None:
                 found.append(ops.to_dtype(dense([b, h * group + g, i, j]), torch.bool))
             if band.lo is not None:
@@ -93,8 +126,7 @@ class Vectors:
                 sees = ops.and_(sees, other)
             return sees
 
-        of_pairs = self._ids[0] if self._ids else self._dense
-        assert of_pairs is not None
+        (of_pairs, *_) = [*self._ids, *self._interval, *([] if self._dense is None else [self._dense])]
         device = of_pairs.get_device()
         assert device is not None
         ranges = [batch if by_element else 1, heads, kv_len, group, q_len]
@@ -104,6 +136,10 @@ class Vectors:
             seen = lowerings[aten.logical_and](seen, lowerings[aten.unsqueeze](self._valid, 1))
         self._seen = in_words(seen)
         return self._seen
+
+
+def _constant(number: int, place: Any) -> Any:
+    return ops.constant(number, torch.int64)
 
 
 def in_words(x: TensorBox) -> TensorBox:

@@ -219,7 +219,8 @@ class _Builder:
         dense, strides = self._dense(q_found)
         self._launch(
             tables.seen, (data.batch * heads, sum(self.token_tiles)),
-            q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
+            q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads,
+            data.q_len, data.kv_len,
             self.lo, self.hi, MASK=self.mask, TOKENS=self.tokens,
         )  # fmt: skip
         return q_found, kv_found
@@ -232,7 +233,8 @@ class _Builder:
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
             tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
-            kinds, q_codes, kv_codes, self.spans, self.numbers, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
+            kinds, q_codes, kv_codes, self.spans, self.numbers, dense, *strides, self.shape.tables, data.q_len,
+            data.kv_len,
             self.lo, self.hi, problem.n_q, problem.n_kv, MASK=self.mask,
             PAIRS=tables.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip

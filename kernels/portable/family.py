@@ -96,7 +96,7 @@ class Portable(Family):
 
     name = "portable"
     head_dims = f"equal ones up to {LIMIT}"
-    reads = EVERYTHING - {"interval", "softcap"}
+    reads = EVERYTHING
 
     def runs_on(self, arch: str, bits: int) -> bool:
         return arch != "cpu"

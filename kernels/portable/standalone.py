@@ -168,7 +168,7 @@ def render_forward(
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
     text = templates.forward_template(site.call.traits)
-    extra = templates.forward_constants(site.scale)
+    extra = templates.forward_constants(site.call)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
     return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
 
@@ -195,7 +195,9 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
-        "DENSE": ((*rows, kv_len), "*i1"), "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
+        "LEAST": ((batch, q_len), "*i32"), "MOST": ((batch, q_len), "*i32"),
+        "KEY_NUMBERS": ((batch, kv_len), "*i32"), "DENSE": ((*rows, kv_len), "*i1"),
+        "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
         "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
         "COUNT": ((q_len // ROW_BLOCK,), "*i32"),
     }  # fmt: skip

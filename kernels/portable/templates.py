@@ -27,8 +27,8 @@ from ..family import padded
 # Compile-time values: Note [Argument groups] in groups.py.
 _GROUPS = """
     TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
-    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, PLACED)
-    SCORE: tl.constexpr = Score(SCALE, HAS_BIAS, ROUNDS)
+    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_INTERVAL, HAS_DENSE, PLACED)
+    SCORE: tl.constexpr = Score(SCALE, SOFTCAP, HAS_BIAS, ROUNDS)
     BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
 """
 
@@ -80,6 +80,17 @@ _NO_SEGMENTS = """
     kv_ids = Operand(LSE, (0, 0))
 """
 
+_INTERVAL = """
+    least = Operand(LEAST, ({{stride("LEAST")}},))
+    most = Operand(MOST, ({{stride("MOST")}},))
+    key_numbers = Operand(KEY_NUMBERS, ({{stride("KEY_NUMBERS")}},))
+"""
+_NO_INTERVAL = """
+    least = Operand(LSE, (0, 0))
+    most = Operand(LSE, (0, 0))
+    key_numbers = Operand(LSE, (0, 0))
+"""
+
 _DENSE = """
     dense = Operand(DENSE, ({{stride("DENSE")}},))
 """
@@ -102,7 +113,7 @@ _NO_DROP = """
 """
 
 _DATA = """
-    data = Data(keys, q_ids, kv_ids, dense, bias, placed, drop)
+    data = Data(keys, q_ids, kv_ids, least, most, key_numbers, dense, bias, placed, drop)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -397,7 +408,7 @@ def _with_functions(body: str, traits: Traits, *modules: str, schedule: str = "t
 
 def _device(*modules: str) -> str:
     """The groups of arguments, and the functions of these modules."""
-    return "\n\n".join(("from typing import NamedTuple\n", *map(_definitions, ("groups", "rows", *modules))))
+    return "\n\n".join(("from typing import NamedTuple\n", *map(_definitions, ("groups", "rows", "score", *modules))))
 
 
 def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
@@ -413,7 +424,7 @@ def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
 
 def decided_by_pairs(traits: Traits) -> bool:
     """Whether pairs decide which keys no row sees; a mask of rows says it itself."""
-    return (traits.has("segments") or traits.has("dense")) and not traits.placed
+    return any(map(traits.has, ("segments", "interval", "dense"))) and not traits.placed
 
 
 def _operands(traits: Traits) -> str:
@@ -426,6 +437,7 @@ def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
     members = [
         (traits.has("segments"), _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
         (reads_keys(traits, sums_keys=sums_keys), _KEYS, _NO_KEYS, ("KEYS",)),
+        (traits.has("interval"), _INTERVAL, _NO_INTERVAL, ("LEAST", "MOST", "KEY_NUMBERS")),
         (traits.has("dense"), _DENSE, _NO_DENSE, ("DENSE",)),
         (traits.bias, _BIAS, _NO_BIAS, ("BIAS",)),
         (traits.dropout, _DROP, _NO_DROP, ("SEED",)),
@@ -469,10 +481,12 @@ def compile_time_values(
         "BLOCK_DV": padded(sizes.value_dim),
         "GROUP": sizes.group,
         "SCALE": call.scale,
+        "SOFTCAP": call.softcap or 0.0,
         "HAS_LO": traits.has_lo,
         "HAS_HI": traits.has_hi,
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
         "HAS_SEGMENTS": traits.has("segments"),
+        "HAS_INTERVAL": traits.has("interval"),
         "HAS_DENSE": traits.has("dense"),
         "HAS_BIAS": traits.bias,
         "ROUNDS": ROUNDS if traits.dropout else 0,
@@ -488,13 +502,13 @@ def compile_time_values(
     }
 
 
-def forward_constants(scale: float) -> dict[str, Any]:
+def forward_constants(call: Call) -> dict[str, Any]:
     """The constexpr values of the forward that come on top of `compile_time_values`.
 
     Raises:
         ArgumentError: as `signed_slope`.
     """
-    sign, slope = signed_slope(scale)
+    sign, slope = signed_slope(call.scale if call.softcap is None else 1.0)
     return {"SIGN": sign, "SLOPE": slope}
 
 

@@ -27,6 +27,7 @@ import triton.language as tl
 
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
+from .score import biased, bounded
 from .tiles import (
     head_of,
     id_range,
@@ -76,7 +77,9 @@ def attend_range(
         k = load_k(k_head, keys, of_keys, TILE, MASK)
         s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
         if SCORE.HAS_BIAS:
-            s = tl.math.fma(s, SCORE.SCALE, load_bias(data, b, hq, queries, keys, False, SCORE))
+            s = biased(s, load_bias(data, b, hq, queries, keys, False, SCORE), SCORE)
+        elif SCORE.SOFTCAP > 0:
+            s = bounded(s, SCORE)
         elif SIGN <= 0:
             s = s * SIGN
         if MASKED:
@@ -124,7 +127,8 @@ def attend_tile(
     band or by `data.keys`, are not read.  Hence the latter must also be zero for keys that segments or a dense mask
     leave without rows, unless they hold finite numbers.
 
-    SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
+    SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`); where
+    scores are bounded, the same of a SCALE of 1.
 
     The softmax is the online one: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
@@ -146,7 +150,7 @@ def attend_tile(
     own = queries, of_queries, id_range(of_queries.ids, queries, MASK)
     place = b, h, hq, q_tile
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    if MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE:
+    if MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE:
         state = attend_range(
             state, operands, place, own, data, walk, first, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
         )

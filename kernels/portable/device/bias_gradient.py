@@ -67,7 +67,8 @@ def bias_gradient_tile(
             kept = dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE)
             dp = tl.where(kept, dp * data.drop.rescale, 0.0)
         dp -= delta[:, None]
-        masked = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE or ((kv < full_first) | (kv >= full_end))
+        is_data = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
+        masked = is_data or ((kv < full_first) | (kv >= full_end))
         if masked:
             keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)
             keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything

@@ -6,6 +6,7 @@ import triton.language as tl
 from ...common.device.ordering import pass_turn_on, wait_for_turn
 from .dropout import dropout_kept, dropout_kept_transposed
 from .schedule_functions import dash_q_range, dash_q_tile, dash_rank, dash_seen_keys, dash_seen_rows, dash_visits
+from .score import rounded_product, through_bound
 from .tiles import (
     by_query,
     head_of,
@@ -25,7 +26,6 @@ from .tiles import (
     pair_products,
     prefetch_bias,
     probabilities,
-    rounded_product,
     rows_of,
     rows_of_keys,
     rows_of_queries,
@@ -67,10 +67,10 @@ def dkdv_tile(
     steps = dash_visits(kv, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
     n_q = tl.cdiv(q_len, TILE.BLOCK_Q)
     # a mask that is data may leave rows without keys, which are not read; a bias hides nothing
-    HIDES_ROWS: tl.constexpr = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE
+    HIDES_ROWS: tl.constexpr = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
     # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
     ASKS_KEYS: tl.constexpr = MASK.HAS_KEYS and ORDERED
-    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE
+    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
     MASKED: tl.constexpr = ALWAYS_MASKED or MASK.HAS_LO or MASK.HAS_HI or not TILE.EVEN_KV
     BY_KEY: tl.constexpr = not SCORE.HAS_BIAS
     for g in range(TILE.GROUP):
@@ -119,6 +119,7 @@ def dkdv_tile(
                 weights = rows_of_keys(p.to(do.dtype), BY_KEY)
             dv = tl.dot(weights, do, dv, input_precision=BUILD.PRECISION)
             ds = rounded_product(p, dp - by_query(delta, BY_KEY), q)
+            ds = through_bound(ds, s, q, SCORE)
             if MASKED:
                 if masked:  # dP of a pair that the mask keeps apart may be infinite
                     ds = tl.where(p == 0.0, 0.0, ds)

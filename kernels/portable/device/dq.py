@@ -7,6 +7,7 @@ from .bias_sums import add_to_sum
 from .delta import delta_tile
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
+from .score import rounded_product, through_bound
 from .tiles import (
     head_of,
     id_range,
@@ -21,7 +22,6 @@ from .tiles import (
     numbers_of,
     prefetch_bias,
     probabilities,
-    rounded_product,
     rows_of,
     visible,
 )
@@ -57,7 +57,7 @@ def dq_tile(
     k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)
     dq = tl.zeros([TILE.BLOCK_Q, TILE.BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    IS_DATA: tl.constexpr = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE
+    IS_DATA: tl.constexpr = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
         prefetch_bias(data, b, hq, q_tile, kv, True, walk, TILE, SCORE, BUILD)
@@ -76,7 +76,7 @@ def dq_tile(
             kept = dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE)
             dp = tl.where(kept, dp * data.drop.rescale, 0.0)
         dp -= delta[:, None]
-        ds = rounded_product(p, dp, k)
+        ds = through_bound(rounded_product(p, dp, k), s, k, SCORE)
         masked = IS_DATA or ((kv < full_first) | (kv >= full_end))
         if (MASK.HAS_LO or MASK.HAS_HI or IS_DATA or not TILE.EVEN_KV) and masked:
             keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)

@@ -25,6 +25,9 @@ Note [Data operands]
     a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order of the
     sum: a vector of bools would give other bits than no vector.
 
+    least, most, key_numbers (HAS_INTERVAL): int32 or int64 [batch, q_len] twice and [batch, kv_len]; a row sees only
+    keys whose number is one of least .. most.
+
     dense (HAS_DENSE): bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entry is not zero.
 
     bias (HAS_BIAS): floats [batch, q heads, q_len, kv_len], which are added to the scaled scores.  Any values: a score
@@ -94,6 +97,9 @@ class Data(NamedTuple):
     keys: object
     q_ids: object
     kv_ids: object
+    least: object
+    most: object
+    key_numbers: object
     dense: object
     bias: object
     placed: object
@@ -115,19 +121,26 @@ class Rows(NamedTuple):
 
 
 class OfQueries(NamedTuple):
-    """What a mask says of the queries of a tile.  ids: of their segments, any integers where there are none."""
+    """What a mask says of the queries of a tile: any integers for what it does not have.
+
+    ids: of their segments; least, most: of the numbers of the keys that they see.
+    """
 
     ids: object
+    least: object
+    most: object
 
 
 class OfKeys(NamedTuple):
     """What a mask says of the keys of a tile.
 
-    valid: booleans, all true without a vector of keys; ids: of their segments, any integers where there are none.
+    valid: booleans, all true without a vector of keys; ids: of their segments, and number: of the key, both any
+    integers where there are none.
     """
 
     valid: object
     ids: object
+    number: object
 
 
 class Accumulator(NamedTuple):
@@ -178,14 +191,19 @@ class Mask(NamedTuple):
     HAS_HI: bool
     HAS_KEYS: bool
     HAS_SEGMENTS: bool
+    HAS_INTERVAL: bool
     HAS_DENSE: bool
     PLACED: int
 
 
 class Score(NamedTuple):
-    """How scores and probabilities are made; ROUNDS: of Philox, 0 without dropout."""
+    """How scores and probabilities are made.
+
+    SOFTCAP: the bound of scaled scores, 0 for none; ROUNDS: of Philox, 0 without dropout.
+    """
 
     SCALE: float
+    SOFTCAP: float
     HAS_BIAS: bool
     ROUNDS: int
 

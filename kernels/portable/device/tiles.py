@@ -21,6 +21,7 @@ import triton.language as tl
 
 from ...common.device.rows import tokens_of
 from .groups import OfKeys, OfQueries, Operand, Rows
+from .score import biased, bounded
 
 
 @triton.jit
@@ -109,7 +110,7 @@ def in_range(chosen, ids, others, MASK: tl.constexpr):
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
     """`of_keys`, in which no other keys are valid than those `in_range` of queries whose `id_range` this is."""
-    return OfKeys(in_range(of_keys.valid, of_keys.ids, queries, MASK), of_keys.ids)
+    return OfKeys(in_range(of_keys.valid, of_keys.ids, queries, MASK), of_keys.ids, of_keys.number)
 
 
 @triton.jit
@@ -163,27 +164,43 @@ def load_ids(operand, b, rows, MASK: tl.constexpr):
     all others become int64, so that ids of any two types are compared by their values.
     """
     if MASK.HAS_SEGMENTS:
-        ptrs = operand.start + b.to(tl.int64) * operand.strides[0] + rows.numbers * operand.strides[1]
-        ids = tl.load(ptrs, mask=(rows.numbers >= rows.first) & (rows.numbers < rows.end), other=0)
-        if ids.dtype == tl.int32:
-            return ids
-        else:
-            return ids.to(tl.int64)
+        return load_integers(operand, b, rows)
     else:
         return rows.numbers
+
+
+@triton.jit
+def load_bounds(operand, b, rows, MASK: tl.constexpr):
+    """As `load_ids`, what an interval says of queries or keys."""
+    if MASK.HAS_INTERVAL:
+        return load_integers(operand, b, rows)
+    else:
+        return rows.numbers
+
+
+@triton.jit
+def load_integers(operand, b, rows):
+    """The numbers of queries or keys of batch element `b`, from [batch, length]; see `load_ids`."""
+    ptrs = operand.start + b.to(tl.int64) * operand.strides[0] + rows.numbers * operand.strides[1]
+    numbers = tl.load(ptrs, mask=(rows.numbers >= rows.first) & (rows.numbers < rows.end), other=0)
+    if numbers.dtype == tl.int32:
+        return numbers
+    else:
+        return numbers.to(tl.int64)
 
 
 @triton.jit
 def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
     """`OfKeys` of `keys`; of a mask of rows those are valid that have a token."""
     valid = keys.exists if MASK.PLACED else load_keys(data.keys, b, h, keys, MASK)
-    return OfKeys(valid, load_ids(data.kv_ids, b, keys, MASK))
+    return OfKeys(valid, load_ids(data.kv_ids, b, keys, MASK), load_bounds(data.key_numbers, b, keys, MASK))
 
 
 @triton.jit
 def load_of_queries(data, b, queries, MASK: tl.constexpr):
     """`OfQueries` of `queries`."""
-    return OfQueries(load_ids(data.q_ids, b, queries, MASK))
+    ids = load_ids(data.q_ids, b, queries, MASK)
+    return OfQueries(ids, load_bounds(data.least, b, queries, MASK), load_bounds(data.most, b, queries, MASK))
 
 
 @triton.jit
@@ -275,23 +292,11 @@ def probabilities(s, bias, lse, excess, SCORE: tl.constexpr):
     """The probabilities of a tile of products of query and key; lse, excess: as `load_sums` gives them."""
     log2e = 1.4426950408889634
     if SCORE.HAS_BIAS:
-        return tl.math.exp2(tl.math.fma(tl.math.fma(s, SCORE.SCALE, bias) - lse, log2e, -excess))
+        return tl.math.exp2(tl.math.fma(biased(s, bias, SCORE) - lse, log2e, -excess))
+    elif SCORE.SOFTCAP > 0:
+        return tl.math.exp2(bounded(s, SCORE) * log2e - lse)
     else:
         return tl.math.exp2(s * (SCORE.SCALE * log2e) - lse)
-
-
-@triton.jit
-def rounded_product(x, y, operand):
-    """x * y, which is rounded before anything is added to it, if it becomes an operand of a matmul beside `operand`.
-
-    A matmul of fp32 is made of three of tf32: it subtracts from an operand what tf32 holds of it.  The compiler would
-    fuse that with a multiplication where nothing is between the two, such as the choice that a mask makes: then the
-    bits of a pair that is seen would depend on whether other pairs of the tile are.
-    """
-    if operand.dtype == tl.float32:
-        return tl.math.fma(x, y, 0.0)
-    else:
-        return x * y
 
 
 @triton.jit
@@ -382,6 +387,9 @@ def visible(
         keep = keep & valid
     if MASK.HAS_SEGMENTS:
         keep = keep & (q_ids == kv_ids)
+    if MASK.HAS_INTERVAL:
+        number = by_key(of_keys.number, BY_KEY)
+        keep = keep & (by_query(of_queries.least, BY_KEY) <= number) & (number <= by_query(of_queries.most, BY_KEY))
     if MASK.HAS_DENSE:
         keep = keep & shown
     return keep
