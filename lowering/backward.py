@@ -28,7 +28,7 @@ from ..upstream import compat
 from . import early
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
-from .vectors import Vectors, lengths
+from .vectors import Vectors, sizes_of
 
 ENOUGH_PROGRAMS = 88
 """So many programs of the dq kernel that also makes a bias's gradient, two thirds of an H100's SMs, are faster than all
@@ -108,21 +108,17 @@ class _Kernels:
         *,
         extras: Sequence[TensorBox],
     ) -> None:
-        self.plan, self.call, self.mask, self.scale = plan, call, call.mask, call.scale
+        self.plan, self.call, self.traits = plan, call, call.traits
         self.dq_order, self.dk_order, self.dv_order = call.orders
-        self.bounds = self.mask.band.lo is not None, self.mask.band.hi is not None
-        self.name = str(call.traits)
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
         device = query.get_device()
         assert device is not None
         self.device = device
-        self.batch, self.q_heads, _, head_dim = query.get_size()
+        self.batch, self.q_heads = query.get_size()[:2]
         self.heads = key.get_size()[1]
-        self.q_len, self.kv_len = lengths(call, extras, query, key)
-        guard = V.graph.sizevars.guard_int
-        self.head_dim = guard(head_dim)
-        self.group = guard(self.q_heads) // guard(self.heads)
+        self.sizes = sizes_of(call, extras, query, key, value)
+        self.q_len, self.kv_len = self.sizes.q_len, self.sizes.kv_len
         self.extras = extras
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
@@ -138,7 +134,7 @@ class _Kernels:
         """
         size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
         summed = [dim for dim in summed if not V.graph.sizevars.statically_known_equals(self.query.get_size()[dim], 1)]
-        if not summed or self.mask.dense is not None or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
+        if not summed or self.traits.has("dense") or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
             dq, delta, gradient = self._dq_bias(size, summed)
         else:
             dq, delta = self._dq()
@@ -161,8 +157,8 @@ class _Kernels:
         delta = self._empty_delta()
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out]
         dq = template(
-            f"dash_dq_{self.name}",
-            templates.dq_template(*self.bounds, templates.reads(self.call)),
+            f"dash_dq_{self.traits}",
+            templates.dq_template(self.traits),
             q_grid,
             [*tensors, *self.vectors.arguments(sums_keys=True)],
             self._layout(self.query, self.dq_order),
@@ -187,8 +183,8 @@ class _Kernels:
             written.append(empty(pairs, (0, 1, 2, 3), torch.float32, self.device))
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *written]
         dq = template(
-            f"dash_dq_dbias_{'sum_' if summed else ''}{self.name}",
-            templates.dq_bias_template(*self.bounds, templates.reads(self.call), adds=bool(summed)),
+            f"dash_dq_dbias_{'sum_' if summed else ''}{self.traits}",
+            templates.dq_bias_template(self.traits, adds=bool(summed)),
             q_grid,
             [*tensors, *self.vectors.arguments(sums_keys=True)],
             self._layout(self.query, self.dq_order),
@@ -212,8 +208,8 @@ class _Kernels:
         early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
         return template(
-            "dash_delta_placed" if self.mask.placed is not None else "dash_delta",
-            templates.delta_template(self.mask.placed is not None),
+            "dash_delta_placed" if self.traits.placed else "dash_delta",
+            templates.delta_template(self.traits.placed),
             q_grid,
             [self.grad_out, self.out, *self.vectors.placed],
             FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
@@ -229,7 +225,7 @@ class _Kernels:
         # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
         accumulator = _box(ExternKernel.require_exact_strides(zeros, strides(size, (0, 1, 2, 3))))
         dk, dv = self._dkdv(delta, accumulator)
-        dq = _to(lowerings[aten.mul](accumulator, self.scale), self.query.get_dtype())
+        dq = _to(lowerings[aten.mul](accumulator, self.call.scale), self.query.get_dtype())
         wanted = self._layout(self.query, self.dq_order).stride
         return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
 
@@ -237,8 +233,8 @@ class _Kernels:
         """The gradient of the bias, which has this size, by a kernel of its own."""
         tiles = templates.bias_gradient_tiles(self.plan)
         return template(
-            f"dash_dbias_{self.name}",
-            templates.bias_gradient_template(*self.bounds, templates.reads(self.call)),
+            f"dash_dbias_{self.traits}",
+            templates.bias_gradient_template(self.traits),
             _pairs_grid,
             [
                 self.query, self.key, self.value, self.logsumexp, delta, self.grad_out,
@@ -253,7 +249,7 @@ class _Kernels:
 
     def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> tuple[TensorBox, TensorBox]:
         tiles, ordered = self.plan.dkdv, accumulator is not None
-        schedule = schedules.define(self.plan.schedule, self.mask.band)
+        schedule = schedules.define(self.plan.schedule, self.call.mask.band)
         dv = empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
         inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
         extra: dict[str, Any] = {}
@@ -271,8 +267,8 @@ class _Kernels:
             if schedule.resident is not None:
                 extra["cooperative"] = True
         dk = template(
-            f"dash_dkdv_{self.plan.schedule}_{self.name}",
-            templates.dkdv_template(self.plan.schedule, *self.bounds, templates.reads(self.call, sums_keys=ordered)),
+            f"dash_dkdv_{self.plan.schedule}_{self.traits}",
+            templates.dkdv_template(self.plan.schedule, self.traits),
             _dkdv_grid,
             [*inputs, *self.vectors.arguments(sums_keys=ordered)],
             self._layout(self.key, self.dk_order),
@@ -286,20 +282,11 @@ class _Kernels:
         return dk, dv
 
     def _constants(self, tiles: Tiles, parts: int = 1, *, sums_keys: bool) -> dict[str, Any]:
+        """The compile-time values; a kv tile of the second of two `parts` may be missing, and is not even."""
         multiple = V.graph.sizevars.statically_known_multiple_of
+        even = multiple(self.q_len, tiles.block_q), multiple(self.kv_len, tiles.block_kv) and parts == 1
         return templates.compile_time_values(
-            self.plan,
-            tiles,
-            self.mask.band,
-            self.scale,
-            self.head_dim,
-            self.group,
-            (self.q_len, self.kv_len),
-            even_q=multiple(self.q_len, tiles.block_q),
-            even_kv=multiple(self.kv_len, tiles.block_kv) and parts == 1,  # a missing second part reads outside
-            interpret=compat.interpreting(),
-            reads=templates.reads(self.call, sums_keys=sums_keys),
-            dropout=self.call.dropout,
+            self.plan, tiles, self.call, self.sizes, even=even, interpret=compat.interpreting(), sums_keys=sums_keys
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:

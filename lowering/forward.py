@@ -18,7 +18,7 @@ from ..operators import attention as ops
 from ..upstream import compat
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
-from .vectors import Vectors, lengths
+from .vectors import Vectors, sizes_of
 
 log = logging.getLogger("dash_inductor")
 
@@ -46,44 +46,31 @@ def attention_forward(
     if tiles is None or not registry.has_templates(parsed.forward):
         return operator_call(ops.attention_forward, query, key, value, extras, call, plan, site)
     log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
-    band = described.mask.band
     query, key, value = heads_first((query, key, value), described)
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()
     assert device is not None
-    reads = templates.reads(described)
-    guard, multiple = V.graph.sizevars.guard_int, V.graph.sizevars.statically_known_multiple_of
-    batch, q_heads, _, head_dim = query.get_size()
+    multiple = V.graph.sizevars.statically_known_multiple_of
+    batch, q_heads = query.get_size()[:2]
     _, heads, _, value_dim = value.get_size()
-    q_len, kv_len = lengths(described, extras, query, key)
-    dims = guard(head_dim), guard(value_dim)
+    sizes = sizes_of(described, extras, query, key, value)
+    even = multiple(sizes.q_len, tiles.block_q), multiple(sizes.kv_len, tiles.block_kv)
     constants = templates.compile_time_values(
-        parsed,
-        tiles,
-        band,
-        described.scale,
-        dims[0],
-        guard(q_heads) // guard(heads),
-        (q_len, kv_len),
-        even_q=multiple(q_len, tiles.block_q),
-        even_kv=multiple(kv_len, tiles.block_kv),
-        interpret=compat.interpreting(),
-        reads=reads,
-        dropout=described.dropout,
+        parsed, tiles, described, sizes, even=even, interpret=compat.interpreting()
     )
-    rows = [batch, q_heads, q_len]
-    sums = [batch, q_heads, ops.numbers_per_row(described) * q_len]
+    rows = [batch, q_heads, sizes.q_len]
+    sums = [batch, q_heads, ops.numbers_per_row(described) * sizes.q_len]
     logsumexp = empty(sums, (0, 1, 2), torch.float32, device)
     size = [*query.get_size()[:3], value_dim]
     out = template(
         f"dash_forward_{described.traits}",
-        templates.forward_template(band.lo is not None, band.hi is not None, reads),
+        templates.forward_template(described.traits),
         q_grid,
-        [*inputs, logsumexp, *Vectors(described, extras, (*rows, kv_len), heads).arguments(sums_keys=True)],
+        [*inputs, logsumexp, *Vectors(described, extras, (*rows, sizes.kv_len), heads).arguments(sums_keys=True)],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,
         tiles=tiles,
-        constants=constants | templates.forward_constants(described.scale, dims[1]),
+        constants=constants | templates.forward_constants(described.scale),
     )
     return *as_given((out,), described), logsumexp

@@ -40,14 +40,13 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """The tensors in the order in which a template takes them; `sums_keys` as in `templates.reads`.
+        """The tensors in the order in which a template takes them; `sums_keys` as in `templates.reads_keys`.
 
         Ids that are one tensor for queries and keys are two arguments of a template.
         """
-        reads = templates.reads(self._call, sums_keys=sums_keys)
-        found = list(self._ids)
-        if reads.keys:
-            keys = self._seen_keys() if sums_keys and (reads.segments or reads.dense) else self._valid
+        traits, found = self._call.traits, list(self._ids)
+        if templates.reads_keys(traits, sums_keys=sums_keys):
+            keys = self._seen_keys() if sums_keys and templates.decided_by_pairs(traits) else self._valid
             assert keys is not None
             found.append(self._of_heads(keys))
         others = (other for other in (self._dense, self._bias, self._seed) if other is not None)
@@ -114,13 +113,16 @@ def in_words(x: TensorBox) -> TensorBox:
     return realized(x if x.get_dtype().itemsize >= 4 else lowerings[prims.convert_element_type.default](x, torch.int32))
 
 
-def lengths(call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox) -> tuple[Any, Any]:
-    """q_len and kv_len of a call's mask."""
-    placed = call.mask.placed
-    if placed is None:
-        return query.get_size()[2], key.get_size()[2]
-    rows = extras[placed.place.index].get_size()[0] * ROW_BLOCK
-    return rows, rows
+def sizes_of(
+    call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
+) -> templates.Sizes:
+    """The sizes of a call; lengths are those of its mask."""
+    guard, placed = V.graph.sizevars.guard_int, call.mask.placed
+    (_, q_heads, q_len, head_dim), (_, heads, kv_len, _) = query.get_size(), key.get_size()
+    if placed is not None:
+        q_len = kv_len = extras[placed.place.index].get_size()[0] * ROW_BLOCK
+    group = guard(q_heads) // guard(heads)
+    return templates.Sizes(q_len, kv_len, guard(head_dim), guard(value.get_size()[3]), group)
 
 
 def expanded(x: TensorBox, size: Sequence[Any], *, missing: int = 0) -> TensorBox:

@@ -124,11 +124,12 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 class _Builder:
     def __init__(self, data: MaskData, plan: Plan) -> None:
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
-        self.bounds = {"HAS_LO": self.shape.band.lo is not None, "HAS_HI": self.shape.band.hi is not None}
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
-        self.flags = {"HAS_CODES": data.has_codes, "HAS_DENSE": data.dense is not None}
+        self.tokens = tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
+        band, has_dense = self.shape.band, data.dense is not None
+        self.mask = tables.Mask(band.lo is not None, band.hi is not None, data.has_codes, has_dense)
 
     def build(self) -> MaskTables:
         shape = self.shape
@@ -168,7 +169,7 @@ class _Builder:
             tables.first_equal, (data.batch, q_tiles + kv_tiles),
             q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
             data.q_len, data.kv_len, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None,
-            BLOCK=TOKENS, PARTNERS=PARTNERS, TILES=TOKEN_TILES,
+            TOKENS=self.tokens,
         )  # fmt: skip
         return q_codes, kv_codes, ranges
 
@@ -187,7 +188,7 @@ class _Builder:
         self._launch(
             tables.seen, (data.batch * heads, sum(self.token_tiles)),
             q_codes, kv_codes, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
-            self.lo, self.hi, **self.bounds, **self.flags, BLOCK=TOKENS, PARTNERS=PARTNERS, TILES=TOKEN_TILES,
+            self.lo, self.hi, MASK=self.mask, TOKENS=self.tokens,
         )  # fmt: skip
         return q_found, kv_found
 
@@ -200,9 +201,8 @@ class _Builder:
         self._launch(
             tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
             kinds, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
-            problem.n_q, problem.n_kv, **self.bounds, **self.flags,
-            BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, Q_TILES=q_tiles, KV_TILES=kv_tiles,
-            LINES=min(LINES, problem.block_q),
+            problem.n_q, problem.n_kv, MASK=self.mask,
+            PAIRS=tables.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip
         return kinds
 
@@ -216,7 +216,7 @@ class _Builder:
         self._launch(
             tables.write_seen, (tables_, n_q, n_kv),
             kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
-            self.lo, self.hi, **self.bounds, HAS_CODES=data.has_codes,
+            self.lo, self.hi, MASK=self.mask,
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
         )  # fmt: skip
         return kinds, seen_bits
@@ -238,7 +238,7 @@ class _Builder:
         self._launch(
             tables.write_rows, (len(kinds), q_tiles),
             kinds, keys_seen, counts, steps, self.data.kv_len, problem.n_q, problem.n_kv, q_tiles,
-            FROM_THE_END=from_the_end(self.bounds["HAS_LO"], self.flags["HAS_DENSE"]),
+            FROM_THE_END=from_the_end(self.mask.HAS_LO, self.mask.HAS_DENSE),
             CONSUMERS=self.shape.consumers, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
         )  # fmt: skip
         return counts, steps

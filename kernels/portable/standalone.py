@@ -78,7 +78,6 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     batch, q_len, kv_len = _sizes(site)
-    bounds = site.band.lo is not None, site.band.hi is not None
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
     gradient = site.call.bias is not None and site.call.bias.gradient
@@ -86,7 +85,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(render_dq_bias(plan, site, strides))
     elif plan.dq is not None:
         programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
-        text = templates.dq_template(*bounds, templates.reads(site.call))
+        text = templates.dq_template(site.call.traits)
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
@@ -95,7 +94,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
-    text = templates.dkdv_template(plan.schedule, *bounds, templates.reads(site.call, sums_keys=plan.dq is None))
+    text = templates.dkdv_template(plan.schedule, site.call.traits)
     programs = batch * site.kv_heads * slots
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     if gradient:
@@ -119,9 +118,8 @@ def render_dq_bias(
         interpret: the kernel is for Triton's interpreter.
     """
     _, q_len, _ = _sizes(site)
-    bounds = site.band.lo is not None, site.band.hi is not None
     tiles = templates.dq_bias_tiles(plan)
-    text = templates.dq_bias_template(*bounds, templates.reads(site.call), adds=bool(summed))
+    text = templates.dq_bias_template(site.call.traits, adds=bool(summed))
     programs = _planes(site, summed) * -(-q_len // tiles.block_q)
     extra = templates.dq_constants(summed)
     return _render(text, plan, tiles, site, strides or {}, "DQ_OUT", programs, extra, interpret=interpret)
@@ -137,9 +135,8 @@ def render_bias_gradient(
 ) -> Rendered:
     """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
     _, q_len, kv_len = _sizes(site)
-    bounds = site.band.lo is not None, site.band.hi is not None
     tiles = templates.bias_gradient_tiles(plan)
-    text = templates.bias_gradient_template(*bounds, templates.reads(site.call))
+    text = templates.bias_gradient_template(site.call.traits)
     programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
     extra = templates.bias_gradient_constants(summed)
     return _render(text, plan, tiles, site, strides or {}, "DBIAS", programs, extra, interpret=interpret)
@@ -170,9 +167,8 @@ def render_forward(
     if plan.forward != FAMILY.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
-    bounds = site.band.lo is not None, site.band.hi is not None
-    text = templates.forward_template(*bounds, templates.reads(site.call))
-    extra = templates.forward_constants(site.scale, site.value_dim)
+    text = templates.forward_template(site.call.traits)
+    extra = templates.forward_constants(site.scale)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
     return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
 
@@ -219,12 +215,12 @@ def _render(
 ) -> Rendered:
     shapes = _tensors(site)
     _, q_len, kv_len = _sizes(site)
-    constants = {"INDEX_DTYPE": "tl.int32"} | extra | templates.compile_time_values(
-        plan, tiles, site.band, site.scale, site.head_dim, site.group, (q_len, kv_len),
-        even_q=q_len % tiles.block_q == 0,
-        even_kv=kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1, interpret=interpret,
-        reads=templates.reads(site.call, sums_keys=extra.get("ORDERED", True)), dropout=site.dropout,
-    )  # fmt: skip
+    sizes = templates.Sizes(q_len, kv_len, site.head_dim, site.value_dim, site.group)
+    even = q_len % tiles.block_q == 0, kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1
+    values = templates.compile_time_values(
+        plan, tiles, site.call, sizes, even=even, interpret=interpret, sums_keys=extra.get("ORDERED", True)
+    )
+    constants = {"INDEX_DTYPE": "tl.int32"} | extra | values
     arguments: list[str] = []
 
     def def_kernel(*names: str) -> str:

@@ -17,22 +17,31 @@ from typing import Any, NamedTuple
 
 from ...errors import ArgumentError
 from ...model.call import Call
-from ...model.dropout import ROUNDS, Dropout
-from ...model.mask import ROW_BLOCK, Band
+from ...model.dropout import ROUNDS
+from ...model.mask import ROW_BLOCK
 from ...model.plan import Plan, Tiles
+from ...model.traits import Traits
 from ...schedule import codegen, geometry
 from ..family import padded
+
+# Compile-time values: Note [Argument groups] in groups.py.
+_GROUPS = """
+    TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
+    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, PLACED)
+    SCORE: tl.constexpr = Score(SCALE, HAS_BIAS, ROUNDS)
+    BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
+"""
 
 # Lengths: of tokens that are rows, and of a mask of rows.
 _TOKENS_ARE_ROWS = """
     q_len = {{size("Q", 2)}}
     kv_len = {{size("K", 2)}}
-    placed = (LSE, LSE, {{size("Q", 2)}})
+    placed = Placed(LSE, LSE, {{size("Q", 2)}})
 """
 _PLACED = """
     q_len = {{size("PLACE", 0)}} * PLACED
     kv_len = q_len
-    placed = (PLACE, COUNT, {{size("Q", 2)}})
+    placed = Placed(PLACE, COUNT, {{size("Q", 2)}})
 """
 
 _OPERANDS = """
@@ -45,53 +54,55 @@ _OPERANDS = """
         lo = LO - (kv_len - q_len)
         hi = HI - (kv_len - q_len)
     walk = (q_len, kv_len, lo, hi)
-    q_strides = ({{stride("Q")}},)
-    k_strides = ({{stride("K")}},)
-    v_strides = ({{stride("V")}},)
-    lse_strides = ({{stride("LSE")}},)
+    query = Operand(Q, ({{stride("Q")}},))
+    key = Operand(K, ({{stride("K")}},))
+    value = Operand(V, ({{stride("V")}},))
+    inputs = Inputs(query, key, value)
+    lse = Operand(LSE, ({{stride("LSE")}},))
 """
 _GRADIENT = """
-    do_strides = ({{stride("DO")}},)
+    saved = Saved(Operand(DO, ({{stride("DO")}},)), lse, DELTA, heads)
 """
 
-# What a mask reads: Note [Data operands] in tiles.py.  A tensor is an input only of kernels that read it.
+# What a mask reads: Note [Data operands] in groups.py.  A tensor is an input only of kernels that read it.
 _KEYS = """
-    keys = (KEYS, ({{stride("KEYS")}},))
+    keys = Operand(KEYS, ({{stride("KEYS")}},))
 """
 _NO_KEYS = """
-    keys = (LSE, (0, 0, 0))
+    keys = Operand(LSE, (0, 0, 0))
 """
 _SEGMENTS = """
-    ids = (Q_IDS, KV_IDS, ({{stride("Q_IDS")}},), ({{stride("KV_IDS")}},))
+    q_ids = Operand(Q_IDS, ({{stride("Q_IDS")}},))
+    kv_ids = Operand(KV_IDS, ({{stride("KV_IDS")}},))
 """
 _NO_SEGMENTS = """
-    ids = (LSE, LSE, (0, 0), (0, 0))
+    q_ids = Operand(LSE, (0, 0))
+    kv_ids = Operand(LSE, (0, 0))
 """
 
 _DENSE = """
-    dense = (DENSE, ({{stride("DENSE")}},))
+    dense = Operand(DENSE, ({{stride("DENSE")}},))
 """
 _NO_DENSE = """
-    dense = (LSE, (0, 0, 0, 0))
+    dense = Operand(LSE, (0, 0, 0, 0))
 """
 
 _BIAS = """
-    bias = (BIAS, ({{stride("BIAS")}},))
+    bias = Operand(BIAS, ({{stride("BIAS")}},))
 """
 _NO_BIAS = """
-    bias = (LSE, (0, 0, 0, 0))
+    bias = Operand(LSE, (0, 0, 0, 0))
+"""
+
+_DROP = """
+    drop = Drop(tl.load(SEED), THRESHOLD, RESCALE)
+"""
+_NO_DROP = """
+    drop = Drop(0, 0, 1.0)
 """
 
 _DATA = """
-    data = (keys, ids, dense, bias, placed)
-"""
-
-# Of dropout, (seed, threshold, rescale).
-_DROP = """
-    drop = (tl.load(SEED), THRESHOLD, RESCALE)
-"""
-_NO_DROP = """
-    drop = (0, 0, 1.0)
+    data = Data(keys, q_ids, kv_ids, dense, bias, placed, drop)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -101,26 +112,22 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
 """
 
 _DKDV_TAIL = """
-    dv_strides = ({{stride("DV")}},)
+    dv_operand = Operand(DV, ({{stride("DV")}},))
     head, slot = dash_launch(ticket, batch * heads, walk, BLOCK_Q, BLOCK_KV, SECTION)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
         kv = dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
-            Q, K, V, DO, LSE, DELTA, dq_acc, semaphores,
-            q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-            b, h, kv, heads, walk, SCALE,
-            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            ROUNDS, EVEN_Q, EVEN_KV, ORDERED, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
+            inputs, saved, accumulator, data, b, h, kv, walk, ORDERED, TILE, MASK, SCORE, BUILD
         )
         dk = dk * SCALE
-        idx_n, exists = place_rows(data, kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE), kv_len, PLACED)
+        idx_n, exists = place_rows(data, numbers_of(kv, BLOCK_KV, BUILD), kv_len, MASK)
         idx_n = idx_n[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = exists[:, None] & (idx_d < HEAD_DIM)
-        dv_head = head_start(DV, b, h, dv_strides)
-        dv_ptrs = dv_head + idx_n * dv_strides[2] + idx_d * dv_strides[3]
+        dv_head = head_of(dv_operand, b, h)
+        dv_ptrs = dv_head.start + idx_n * dv_head.strides[0] + idx_d * dv_head.strides[1]
         tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
         idx_b = b.to(INDEX_DTYPE)
         idx_h = h.to(INDEX_DTYPE)
@@ -132,13 +139,11 @@ _DKDV_TAIL = """
 _ORDERED_ENTRY = """
     workspace = ws_ptr.to(tl.pointer_type(tl.int32))
     ticket = tl.atomic_add(workspace, 1, sem="relaxed")
-    semaphores = workspace + 1
-    dq_acc = DQ
+    accumulator = Accumulator(DQ, workspace + 1)
 """
 _UNORDERED_ENTRY = """
     ticket = tl.program_id(0)
-    semaphores = DELTA
-    dq_acc = DELTA
+    accumulator = Accumulator(DELTA, DELTA)
 """
 
 _DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT"%(arguments)s)}}
@@ -146,7 +151,7 @@ _DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT"%(arguments)s)}}
     # one program per q tile, the last q tile first: under a causal mask it is the longest
 """
 _NO_SUMS = """
-    sums = (DELTA, 1, 1, DELTA, (0, 0))
+    sums = Sums(DELTA, 1, 1, Operand(DELTA, (0, 0)))
 """
 _Q_PROGRAM = """
     pid = tl.program_id(0)
@@ -160,15 +165,9 @@ _Q_PROGRAM = """
     hq = head % q_heads
 """
 _DQ_TAIL = """
-    out_strides = ({{stride("OUT")}},)
-    dq = dq_tile(
-        Q, K, V, OUT, DO, LSE, DELTA,
-        q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-        b, hq, q_tile, heads, walk, SCALE, sums,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
-    )
-    idx_m, exists = place_rows(data, q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE), q_len, PLACED)
+    out = Operand(OUT, ({{stride("OUT")}},))
+    dq = dq_tile(inputs, out, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
+    idx_m, exists = place_rows(data, numbers_of(q_tile, BLOCK_Q, BUILD), q_len, MASK)
     idx_m = idx_m[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
     inside = exists[:, None] & (idx_d < HEAD_DIM)
@@ -211,23 +210,16 @@ _NO_PLANE_SUMS = """
     plane_sums = DELTA
 """
 _DQ_BIAS_TAIL = """
-    out_strides = ({{stride("OUT")}},)
-    dbias_strides = ({{stride("DBIAS")}},)
-    gradient = head_start(DBIAS, b_first, hq_first, dbias_strides)
+    out = Operand(OUT, ({{stride("OUT")}},))
+    gradient = head_of(Operand(DBIAS, ({{stride("DBIAS")}},)), b_first, hq_first)
     for turn in range(b_turns * hq_turns):
         b = b_first + turn // hq_turns
         hq = hq_first + turn % hq_turns
         begins = turn == 0
         ends = turn == b_turns * hq_turns - 1
-        sums = (plane_sums, begins, ends, gradient, (dbias_strides[2], dbias_strides[3]))
-        dq = dq_tile(
-            Q, K, V, OUT, DO, LSE, DELTA,
-            q_strides, k_strides, v_strides, out_strides, do_strides, lse_strides, data, drop,
-            b, hq, q_tile, heads, walk, SCALE, sums,
-            BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-            ROUNDS, GRADIENT, ADDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
-        )
-        idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
+        sums = Sums(plane_sums, begins, ends, gradient)
+        dq = dq_tile(inputs, out, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
+        idx_m = numbers_of(q_tile, BLOCK_Q, BUILD)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
         idx_b = b.to(INDEX_DTYPE)
@@ -236,7 +228,7 @@ _DQ_BIAS_TAIL = """
                        val_shape=("BLOCK_Q", "BLOCK_D"))}}
         tl.debug_barrier()  # what one thread has added to SUMS, another one may read
     if HAS_LO or HAS_HI:
-        zero_unseen(gradient, q_tile, walk, (dbias_strides[2], dbias_strides[3]), BLOCK_Q, BLOCK_KV, INDEX_DTYPE)
+        zero_unseen(gradient, q_tile, walk, TILE, BUILD)
 """
 
 _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
@@ -246,18 +238,13 @@ _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
     # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
 """
 _FORWARD_TAIL = """
-    out, lse, excess = attend_tile(
-        Q, K, V, q_strides, k_strides, v_strides, data, drop,
-        b, hq, q_tile, walk, SCALE, SIGN, SLOPE,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS,
-        HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_Q, EVEN_KV, PLACED, PRECISION, STAGES, INDEX_DTYPE, INTERPRET,
-    )
-    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
-    lse_head = head_start(LSE, b, hq, lse_strides)
-    tl.store(lse_head + q_rows * lse_strides[2], lse, mask=q_rows < q_len)
+    out, sums, excess = attend_tile(inputs, data, b, hq, q_tile, walk, SIGN, SLOPE, TILE, MASK, SCORE, BUILD)
+    q_rows = numbers_of(q_tile, BLOCK_Q, BUILD)
+    lse_head = head_of(lse, b, hq)
+    tl.store(lse_head.start + q_rows * lse_head.strides[0], sums, mask=q_rows < q_len)
     if HAS_BIAS:
-        tl.store(lse_head + (q_len + q_rows) * lse_strides[2], excess, mask=q_rows < q_len)
-    idx_m, exists = place_rows(data, q_rows, q_len, PLACED)
+        tl.store(lse_head.start + (q_len + q_rows) * lse_head.strides[0], excess, mask=q_rows < q_len)
+    idx_m, exists = place_rows(data, q_rows, q_len, MASK)
     idx_m = idx_m[:, None]
     idx_d = tl.arange(0, BLOCK_DV)[None, :]
     inside = exists[:, None] & (idx_d < VALUE_DIM)
@@ -287,12 +274,9 @@ _BIAS_GRADIENT_TAIL = """
     b = plane // own_heads
     hq = plane % own_heads
     gradient = bias_gradient_tile(
-        Q, K, V, DO, LSE, DELTA,
-        q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-        b, hq, b_turns, hq_turns, q_tile, kv, heads, walk, SCALE,
-        BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, GROUP, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS,
-        ROUNDS, EVEN_Q, EVEN_KV, PRECISION, STAGES, INDEX_DTYPE,
+        inputs, saved, data, (b, hq), (b_turns, hq_turns), q_tile, kv, walk, TILE, MASK, SCORE, BUILD
     )
+    # not `numbers_of`: the tile has these already, and they would stay in registers during its loop
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]
     idx_n = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX_DTYPE)[None, :]
     inside = (idx_m < q_len) & (idx_n < kv_len)
@@ -307,17 +291,17 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
     # dk/dv kernel does not read in rows that see no key
     q_heads = {{size("DO", 1)}}
     %(lengths)s
-    do_strides = ({{stride("DO")}},)
-    out_strides = ({{stride("OUT")}},)
+    %(groups)s
+    do = Operand(DO, ({{stride("DO")}},))
+    out = Operand(OUT, ({{stride("OUT")}},))
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     b = pid // n_q // q_heads
     hq = pid // n_q %% q_heads
-    idx_m = pid %% n_q * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)
+    idx_m = numbers_of(pid %% n_q, BLOCK_Q, BUILD)
     tokens, exists = tokens_of(%(places)s, idx_m, q_len, PLACED)
-    delta, _ = delta_tile(
-        OUT, DO, out_strides, do_strides, b, hq, idx_m, 0, q_len, tokens, exists, HEAD_DIM, BLOCK_D, EVEN_Q, PLACED
-    )
+    queries = Rows(idx_m, 0, q_len, tokens, exists)
+    delta, _ = delta_tile(out, do, b, hq, queries, TILE, MASK)
     inside = idx_m < q_len
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
@@ -325,84 +309,74 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
 """
 
 
-class Reads(NamedTuple):
-    """Whether a kernel reads the tensors that not every attention has.
+class Sizes(NamedTuple):
+    """Lengths of the mask, integers or sympy's; head dims of q and k, and of v; and query heads of a kv head."""
 
-    seed: for dropout; placed: for a mask of rows; the others: see Note [Data operands] in tiles.py.
-    """
-
-    keys: bool = False
-    segments: bool = False
-    dense: bool = False
-    bias: bool = False
-    seed: bool = False
-    placed: bool = False
+    q_len: Any
+    kv_len: Any
+    head_dim: int
+    value_dim: int
+    group: int
 
 
 _DEVICE_CODE = (f"{__package__}.device", f"{__package__.rpartition('.')[0]}.common.device")
 
 
 @functools.cache
-def _functions(module: str) -> str:
-    """The `triton.jit` functions of a module of device code, without its imports and docstring."""
+def _definitions(module: str) -> str:
+    """The functions and classes of a module of device code, without its imports and docstring."""
     files = (device.joinpath(f"{module}.py") for device in map(resources.files, _DEVICE_CODE))
     text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
     lines = text.splitlines()
-    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    return "\n\n".join("\n".join(lines[f.decorator_list[0].lineno - 1 : f.end_lineno]) for f in functions) + "\n"
+    found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    begins = [min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) for node in found]
+    parts = (lines[begin - 1 : node.end_lineno] for begin, node in zip(begins, found, strict=True))
+    return "\n\n".join(map("\n".join, parts)) + "\n"
 
 
 @functools.cache
-def dkdv_template(schedule: str, has_lo: bool, has_hi: bool, reads: Reads) -> str:
+def dkdv_template(schedule: str, traits: Traits) -> str:
     """Template text of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
     ordered = schedule != "two_pass"
-    generated = codegen.triton_source(schedule, _shape_of(has_lo, has_hi))
-    data, operands = _data(reads)
+    data, operands = _data(traits, sums_keys=ordered)
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
     entry = _ORDERED_ENTRY if ordered else _UNORDERED_ENTRY
-    body = head + entry + _operands(reads) + _GRADIENT + data + _DKDV_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "ordering", "dkdv")))
+    body = head + entry + _operands(traits) + _GRADIENT + data + _DKDV_TAIL
+    return _with_functions(body, traits, "tiles", "ordering", "dkdv", schedule=schedule)
 
 
 @functools.cache
-def dq_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+def dq_template(traits: Traits) -> str:
     """Template text of the dq kernel of the two-pass backward."""
-    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(reads)
-    head = _head(_DQ, *operands)
-    body = head + _operands(reads) + _GRADIENT + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
+    data, operands = _data(traits)
+    body = _head(_DQ, *operands) + _operands(traits) + _GRADIENT + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
+    return _with_functions(body, traits, "tiles", "delta", "bias_sums", "dq")
 
 
 @functools.cache
-def dq_bias_template(has_lo: bool, has_hi: bool, reads: Reads, *, adds: bool) -> str:
+def dq_bias_template(traits: Traits, *, adds: bool) -> str:
     """Template text of the dq kernel that also makes the bias's gradient; `adds`: it is a sum."""
-    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(reads)
+    data, operands = _data(traits)
     head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
     sums = _PLANE_SUMS if adds else _NO_PLANE_SUMS
-    body = head + _operands(reads) + _GRADIENT + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "delta", "bias_sums", "dq")))
+    body = head + _operands(traits) + _GRADIENT + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
+    return _with_functions(body, traits, "tiles", "delta", "bias_sums", "dq")
 
 
 @functools.cache
-def forward_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+def forward_template(traits: Traits) -> str:
     """Template text of the forward; LSE is an input that it writes."""
-    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(reads)
-    head = _head(_FORWARD, *operands)
-    body = head + _operands(reads) + data + _Q_PROGRAM + _FORWARD_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "attend")))
+    data, operands = _data(traits)
+    body = _head(_FORWARD, *operands) + _operands(traits) + data + _Q_PROGRAM + _FORWARD_TAIL
+    return _with_functions(body, traits, "tiles", "attend")
 
 
 @functools.cache
-def bias_gradient_template(has_lo: bool, has_hi: bool, reads: Reads) -> str:
+def bias_gradient_template(traits: Traits) -> str:
     """Template text of the kernel of the bias's gradient."""
-    generated = codegen.triton_source("two_pass", _shape_of(has_lo, has_hi))
-    data, operands = _data(reads)
-    head = _head(_BIAS_GRADIENT, *operands)
-    body = head + _operands(reads) + _GRADIENT + data + _BIAS_GRADIENT_TAIL
-    return "\n\n".join((body, generated, _device(reads, "tiles", "bias_gradient")))
+    data, operands = _data(traits)
+    body = _head(_BIAS_GRADIENT, *operands) + _operands(traits) + _GRADIENT + data + _BIAS_GRADIENT_TAIL
+    return _with_functions(body, traits, "tiles", "bias_gradient")
 
 
 @functools.cache
@@ -411,44 +385,51 @@ def delta_template(placed: bool = False) -> str:
     arguments, lengths, places = "", 'q_len = {{size("DO", 2)}}', "DO, DO"
     if placed:
         arguments, lengths, places = ', "PLACE", "COUNT"', 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
-    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places}
-    return "\n\n".join((body, *map(_functions, ("rows", "tiles", "delta"))))
+    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places, "groups": _GROUPS}
+    return "\n\n".join((body, _device("tiles", "delta")))
 
 
-def _device(reads: Reads, *modules: str) -> str:
-    """The functions of these modules, and the functions of dropout where they are called."""
-    return "\n\n".join(map(_functions, ("rows", *modules) + (("dropout",) if reads.seed else ())))
+def _with_functions(body: str, traits: Traits, *modules: str, schedule: str = "two_pass") -> str:
+    """The body, the functions of the schedule, and those of these modules, of dropout too where they are called."""
+    generated = codegen.triton_source(schedule, traits.band)
+    return "\n\n".join((body, generated, _device(*modules, *(["dropout"] if traits.dropout else []))))
 
 
-def reads(call: Call, *, sums_keys: bool = True) -> Reads:
-    """Return whether a kernel for this call reads each of the tensors of `Reads`.
+def _device(*modules: str) -> str:
+    """The groups of arguments, and the functions of these modules."""
+    return "\n\n".join(("from typing import NamedTuple\n", *map(_definitions, ("groups", "rows", *modules))))
+
+
+def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
+    """Whether a kernel reads a vector of valid keys, because the mask has one or because the kernel needs one.
 
     Args:
         sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
             so it must not read keys that no row sees; where pairs decide that, a vector has to say which they are.
             Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
     """
-    mask = call.mask
-    segments, dense = mask.segments is not None, mask.dense is not None
-    placed = mask.placed is not None  # it says which keys no row sees
-    keys = mask.keys is not None or (sums_keys and (segments or dense) and not placed)
-    return Reads(keys, segments, dense, call.bias is not None, call.dropout is not None, placed)
+    return traits.has("keys") or (sums_keys and decided_by_pairs(traits))
 
 
-def _operands(reads: Reads) -> str:
-    """The lines about lengths, strides and the band."""
-    return (_PLACED if reads.placed else _TOKENS_ARE_ROWS) + _OPERANDS
+def decided_by_pairs(traits: Traits) -> bool:
+    """Whether pairs decide which keys no row sees; a mask of rows says it itself."""
+    return (traits.has("segments") or traits.has("dense")) and not traits.placed
 
 
-def _data(reads: Reads) -> tuple[str, list[str]]:
+def _operands(traits: Traits) -> str:
+    """The lines about compile-time values, lengths, operands and the band."""
+    return _GROUPS + (_PLACED if traits.placed else _TOKENS_ARE_ROWS) + _OPERANDS
+
+
+def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
     """The lines about what a kernel reads, and the tensors that are arguments, in the order of the arguments."""
     members = [
-        (reads.segments, _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
-        (reads.keys, _KEYS, _NO_KEYS, ("KEYS",)),
-        (reads.dense, _DENSE, _NO_DENSE, ("DENSE",)),
-        (reads.bias, _BIAS, _NO_BIAS, ("BIAS",)),
-        (reads.seed, _DROP, _NO_DROP, ("SEED",)),
-        (reads.placed, "", "", ("PLACE", "COUNT")),
+        (traits.has("segments"), _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
+        (reads_keys(traits, sums_keys=sums_keys), _KEYS, _NO_KEYS, ("KEYS",)),
+        (traits.has("dense"), _DENSE, _NO_DENSE, ("DENSE",)),
+        (traits.bias, _BIAS, _NO_BIAS, ("BIAS",)),
+        (traits.dropout, _DROP, _NO_DROP, ("SEED",)),
+        (traits.placed, "", "", ("PLACE", "COUNT")),
     ]
     text = "".join(text if read else other for read, text, other, _ in members) + _DATA
     return text, [name for read, _, _, names in members if read for name in names]
@@ -459,70 +440,62 @@ def _head(text: str, *arguments: str) -> str:
     return text % {"arguments": "".join(f', "{name}"' for name in arguments)}
 
 
-def _shape_of(has_lo: bool, has_hi: bool) -> Band:
-    """Any band with these bounds: generated code depends on which bounds exist, their values are arguments."""
-    return Band(0 if has_lo else None, 0 if has_hi else None)
-
-
 def compile_time_values(
     plan: Plan,
     tiles: Tiles,
-    mask: Band,
-    scale: float,
-    head_dim: int,
-    group: int,
-    lengths: tuple[Any, Any],
+    call: Call,
+    sizes: Sizes,
     *,
-    even_q: bool,
-    even_kv: bool,
+    even: tuple[bool, bool],
     interpret: bool,
-    reads: Reads,
-    dropout: Dropout | None,
+    sums_keys: bool = True,
 ) -> dict[str, Any]:
     """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
 
     Args:
-        lengths: q_len and kv_len, integers or sympy's.
-        even_q, even_kv: no tile reaches past q_len, past kv_len.
-        reads: what the kernel reads, as `reads` says.
+        even: no tile reaches past q_len, past kv_len.
+        sums_keys: as for `reads_keys`.
     """
+    traits, band, dropout = call.traits, call.mask.band, call.dropout
     drops = {} if dropout is None else {"THRESHOLD": dropout.threshold, "RESCALE": dropout.rescale}
-    every_row, every_key = geometry.all_seen(mask, *lengths)
+    every_row, every_key = geometry.all_seen(band, sizes.q_len, sizes.kv_len)
     return drops | {
         "BLOCK_Q": tiles.block_q,
         "BLOCK_KV": tiles.block_kv,
         "STAGES": tiles.num_stages,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": padded(head_dim),
-        "GROUP": group,
-        "SCALE": scale,
-        "HAS_LO": mask.lo is not None,
-        "HAS_HI": mask.hi is not None,
-        "HAS_KEYS": reads.keys,
-        "HAS_SEGMENTS": reads.segments,
-        "HAS_DENSE": reads.dense,
-        "HAS_BIAS": reads.bias,
-        "ROUNDS": ROUNDS if reads.seed else 0,
-        "PLACED": ROW_BLOCK if reads.placed else 0,
-        "LO": mask.lo or 0,
-        "HI": mask.hi or 0,
-        "BOTTOM_RIGHT": mask.anchor == "bottom_right",
-        "EVEN_Q": even_q and every_row,
-        "EVEN_KV": even_kv and every_key,
+        "HEAD_DIM": sizes.head_dim,
+        "BLOCK_D": padded(sizes.head_dim),
+        "VALUE_DIM": sizes.value_dim,
+        "BLOCK_DV": padded(sizes.value_dim),
+        "GROUP": sizes.group,
+        "SCALE": call.scale,
+        "HAS_LO": traits.has_lo,
+        "HAS_HI": traits.has_hi,
+        "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
+        "HAS_SEGMENTS": traits.has("segments"),
+        "HAS_DENSE": traits.has("dense"),
+        "HAS_BIAS": traits.bias,
+        "ROUNDS": ROUNDS if traits.dropout else 0,
+        "PLACED": ROW_BLOCK if traits.placed else 0,
+        "LO": band.lo or 0,
+        "HI": band.hi or 0,
+        "BOTTOM_RIGHT": band.anchor == "bottom_right",
+        "EVEN_Q": even[0] and every_row,
+        "EVEN_KV": even[1] and every_key,
         "SECTION": plan.section,
         "PRECISION": "'tf32'" if plan.tf32 else "'tf32x3'",
         "INTERPRET": interpret,
     }
 
 
-def forward_constants(scale: float, value_dim: int) -> dict[str, Any]:
+def forward_constants(scale: float) -> dict[str, Any]:
     """The constexpr values of the forward that come on top of `compile_time_values`.
 
     Raises:
         ArgumentError: as `signed_slope`.
     """
     sign, slope = signed_slope(scale)
-    return {"VALUE_DIM": value_dim, "BLOCK_DV": padded(value_dim), "SIGN": sign, "SLOPE": slope}
+    return {"SIGN": sign, "SLOPE": slope}
 
 
 def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:

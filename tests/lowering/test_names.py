@@ -8,8 +8,7 @@ from collections import defaultdict
 import pytest
 
 from dash_inductor.kernels.portable import templates
-from dash_inductor.lowering.template import kind
-from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Segments
+from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Segments, Traits
 from dash_inductor.schedule import supports
 
 from ..support.placed import mask_of
@@ -34,20 +33,18 @@ def test_one_name_has_one_text(kernel: str) -> None:
     texts = defaultdict(set)
     for call in calls():
         if not kernel.startswith("dkdv:") or supports(kernel.split(":")[1], call.mask.band) is None:
-            texts[kind(call)].add(text(kernel, call))
+            texts[str(call.traits)].add(text(kernel, call.traits))
     assert len(texts) > len(BANDS)
     assert [name for name, found in texts.items() if len(found) > 1] == []
 
 
-def text(kernel: str, call: Call) -> str:
-    """The template that a kernel of this call is made from."""
-    bounds, reads = (call.mask.band.lo is not None, call.mask.band.hi is not None), templates.reads(call)
+def text(kernel: str, traits: Traits) -> str:
+    """The template that a kernel of such calls is made from."""
     if kernel.startswith("dkdv:"):
-        schedule = kernel.split(":")[1]
-        return templates.dkdv_template(schedule, *bounds, templates.reads(call, sums_keys=schedule != "two_pass"))
+        return templates.dkdv_template(kernel.split(":")[1], traits)
     if kernel == "dq_bias":
-        return templates.dq_bias_template(*bounds, reads, adds=True)
-    of_reads = {
+        return templates.dq_bias_template(traits, adds=True)
+    found = {
         "forward": templates.forward_template, "dq": templates.dq_template, "dbias": templates.bias_gradient_template
     }  # fmt: skip
-    return of_reads[kernel](*bounds, reads)
+    return found[kernel](traits)

@@ -15,6 +15,8 @@ Only integers are computed, no program reads what another one of the same kernel
 element is computed from its own data.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -35,14 +37,56 @@ LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 """The smallest and the largest id."""
 
 
+class Mask(NamedTuple):
+    """The bounds of the band, and the data of the mask that there is."""
+
+    HAS_LO: bool
+    HAS_HI: bool
+    HAS_CODES: bool
+    HAS_DENSE: bool
+
+
+class Tokens(NamedTuple):
+    """How programs go over tokens: tiles of BLOCK, of which PARTNERS tokens are compared together; ranges of TILES."""
+
+    BLOCK: int
+    PARTNERS: int
+    TILES: int
+
+
+class Pairs(NamedTuple):
+    """How `classify` goes over tile pairs: their size, how many a program has, and rows that it looks at together."""
+
+    BLOCK_Q: int
+    BLOCK_KV: int
+    Q_TILES: int
+    KV_TILES: int
+    LINES: int
+
+
+class Side(NamedTuple):
+    """Queries or keys of a batch element: pointer to their codes, and how many there are."""
+
+    CODES: object
+    length: object
+
+
+class Dense(NamedTuple):
+    """A dense mask of one head: pointer to its first element, and the strides of rows and of columns."""
+
+    start: object
+    row: object
+    column: object
+
+
 @triton.jit
-def _in_band(d, lo, hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Whether ``lo <= d <= hi``, as far as there are bounds."""
+def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
+    """Whether ``lo <= d <= hi``, as far as there are bounds; band: (lo, hi)."""
     inside = d == d
     if HAS_LO:
-        inside = inside & (d >= lo)
+        inside = inside & (d >= band[0])
     if HAS_HI:
-        inside = inside & (d <= hi)
+        inside = inside & (d <= band[1])
     return inside
 
 
@@ -73,26 +117,24 @@ def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _first_key(
-    own, inside, KV_IDS, STARTS, kv_ids_j, kv_len,
-    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constexpr):
     """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
 
     Tiles are looked at in their order, and only tiles in which a run begins whose id may be one that is not found yet.
     """
+    BLOCK: tl.constexpr = TOKENS.BLOCK
     code = tl.full([BLOCK], FAR, tl.int32)
     smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
     largest = tl.max(tl.where(inside, own, LOWEST), 0)
     number = tl.cdiv(kv_len, BLOCK)
-    for first in range(0, number, TILES):
-        tiles = first + tl.arange(0, TILES)
+    for first in range(0, number, TOKENS.TILES):
+        tiles = first + tl.arange(0, TOKENS.TILES)
         low = tl.load(STARTS + tiles * 2, mask=tiles < number, other=HIGHEST)
         high = tl.load(STARTS + tiles * 2 + 1, mask=tiles < number, other=LOWEST)
         tile = _next_tile(tiles, low, high, -1, smallest, largest)
         while tile < number:
-            for part in range(0, BLOCK, PARTNERS):
-                j = tile * BLOCK + part + tl.arange(0, PARTNERS)
+            for part in range(0, BLOCK, TOKENS.PARTNERS):
+                j = tile * BLOCK + part + tl.arange(0, TOKENS.PARTNERS)
                 there = j < kv_len
                 ids = tl.load(KV_IDS + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
                 equal = (ids[:, None] == own[None, :]) & there[:, None]
@@ -113,18 +155,19 @@ def _range(code, counted):
 @triton.jit
 def _encode(
     tile, IDS, KV_IDS, STARTS, VALID, CODES, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
-    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """The codes of the BLOCK tokens of a tile, of one batch element and one side; RANGE: the smallest and the largest.
 
     Codes of tokens that have no partner do not count for the range, which may be empty.
     """
+    BLOCK: tl.constexpr = TOKENS.BLOCK
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < length
     code = tl.zeros([BLOCK], tl.int32)
     if HAS_IDS:
         own = tl.load(IDS + tokens.to(tl.int64) * ids_i, mask=inside, other=0).to(tl.int64)
-        code = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, BLOCK, PARTNERS, TILES)
+        code = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS)
     if HAS_VALID:
         valid = tl.load(VALID + tokens.to(tl.int64) * valid_j, mask=inside, other=0) != 0
         code = tl.where(valid, code, HIDDEN)
@@ -138,168 +181,153 @@ def _encode(
 def first_equal(
     Q_IDS, KV_IDS, STARTS, VALID, Q_CODES, KV_CODES, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j,
     q_len, kv_len,
-    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, BLOCK queries or keys): the code of a token is the first key with the same id.
 
     Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
     VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
     [batch, kv_len]; without ids the code is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
-    The ranges of TILES tiles are looked at together, and PARTNERS tokens of a tile.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b
-    starts = STARTS + b * tl.cdiv(kv_len, BLOCK) * 2
+    starts = STARTS + b * tl.cdiv(kv_len, TOKENS.BLOCK) * 2
     place = RANGES + (b * tl.num_programs(1) + tile) * 2
-    q_tiles = tl.cdiv(q_len, BLOCK)
+    q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
     if tile < q_tiles:
         _encode(
             tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * q_len, place, q_ids_i, kv_ids_j, valid_j,
-            q_len, kv_len, HAS_IDS, False, BLOCK, PARTNERS, TILES,
+            q_len, kv_len, HAS_IDS, False, TOKENS,
         )  # fmt: skip
     else:
         _encode(
             tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * kv_len, place, kv_ids_j,
-            kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, BLOCK, PARTNERS, TILES,
+            kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, TOKENS,
         )  # fmt: skip
 
 
 @triton.jit
-def _partners_in_tile(
-    other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi, HAS_LO: tl.constexpr,
-    HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr, PARTNERS: tl.constexpr,
-):  # fmt: skip
+def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr):
     """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner."""
-    for part in range(0, BLOCK, PARTNERS):
-        j = other * BLOCK + part + tl.arange(0, PARTNERS)
-        keep = (j < other_length)[:, None] & inside[None, :]
-        keep = keep & _in_band(tokens[None, :] - j[:, None], lo, hi, HAS_LO, HAS_HI)
-        if HAS_CODES:
-            codes = tl.load(OTHERS + j, mask=j < other_length, other=HIDDEN)
+    for part in range(0, TOKENS.BLOCK, TOKENS.PARTNERS):
+        j = other * TOKENS.BLOCK + part + tl.arange(0, TOKENS.PARTNERS)
+        keep = (j < others.length)[:, None] & inside[None, :]
+        keep = keep & _in_band(tokens[None, :] - j[:, None], band, MASK.HAS_LO, MASK.HAS_HI)
+        if MASK.HAS_CODES:
+            codes = tl.load(others.CODES + j, mask=j < others.length, other=HIDDEN)
             keep = keep & (codes[:, None] == own[None, :])
-        if HAS_DENSE:
-            at = tokens.to(tl.int64)[None, :] * dense_i + j.to(tl.int64)[:, None] * dense_j
-            keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+        if MASK.HAS_DENSE:
+            at = tokens.to(tl.int64)[None, :] * dense.row + j.to(tl.int64)[:, None] * dense.column
+            keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
         found = tl.maximum(found, tl.max(keep.to(tl.int32), 0))
     return found
 
 
 @triton.jit
 def _look_for_partners(
-    tile, CODES, OTHERS, RANGES, DENSE, FOUND, dense_i, dense_j, length, other_length, lo, hi,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr, BLOCK: tl.constexpr,
-    PARTNERS: tl.constexpr, TILES: tl.constexpr,
+    tile, side, others, RANGES, dense, FOUND, band, MASK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
     """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
 
     Tiles are looked at in their order, and only tiles whose codes may include one without a partner yet.  Under a
     dense mask the tile at the same place comes first: there a causal mask, and many another, has a partner for all.
     """
+    BLOCK: tl.constexpr = TOKENS.BLOCK
+    TILES: tl.constexpr = TOKENS.TILES
+    lo, hi = band
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = tokens < length
+    inside = tokens < side.length
     begin = 0
-    end = other_length
-    if HAS_HI:
+    end = others.length
+    if MASK.HAS_HI:
         begin = tl.maximum(tile * BLOCK - hi, 0)
-    if HAS_LO:
-        end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, length) - lo), 0)
+    if MASK.HAS_LO:
+        end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, side.length) - lo), 0)
     own = tl.zeros([BLOCK], tl.int32)
-    if HAS_CODES:
-        own = tl.load(CODES + tokens, mask=inside, other=ALONE)
+    if MASK.HAS_CODES:
+        own = tl.load(side.CODES + tokens, mask=inside, other=ALONE)
     found = tl.zeros([BLOCK], tl.int32)
     first_tile = begin // BLOCK
     number = tl.cdiv(end, BLOCK)
-    if HAS_DENSE and (first_tile <= tile) & (tile < number):
-        found = _partners_in_tile(
-            tile, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
-            HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
-        )  # fmt: skip
+    if MASK.HAS_DENSE and (first_tile <= tile) & (tile < number):
+        found = _partners_in_tile(tile, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
     smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
     for first in range(first_tile // TILES * TILES, number, TILES):
-        others = first + tl.arange(0, TILES)
+        tiles = first + tl.arange(0, TILES)
         low = tl.zeros([TILES], tl.int32)
         high = tl.zeros([TILES], tl.int32)
-        if HAS_CODES:
-            low = tl.load(RANGES + others * 2, mask=others < number, other=FAR)
-            high = tl.load(RANGES + others * 2 + 1, mask=others < number, other=HIDDEN)
-        other = _next_tile(others, low, high, first_tile - 1, smallest, largest)
+        if MASK.HAS_CODES:
+            low = tl.load(RANGES + tiles * 2, mask=tiles < number, other=FAR)
+            high = tl.load(RANGES + tiles * 2 + 1, mask=tiles < number, other=HIDDEN)
+        other = _next_tile(tiles, low, high, first_tile - 1, smallest, largest)
         while other < number:
-            found = _partners_in_tile(
-                other, found, tokens, own, inside, OTHERS, DENSE, dense_i, dense_j, other_length, lo, hi,
-                HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS,
-            )  # fmt: skip
+            found = _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
             smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
-            other = _next_tile(others, low, high, other, smallest, largest)
+            other = _next_tile(tiles, low, high, other, smallest, largest)
     tl.store(FOUND + tokens, found != 0, mask=inside)
 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
 def seen(
     Q_CODES, KV_CODES, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo,
-    hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
-    BLOCK: tl.constexpr, PARTNERS: tl.constexpr, TILES: tl.constexpr,
+    hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
 
     Q_CODES, KV_CODES, RANGES: as `first_equal` writes them with the same BLOCK; DENSE: bool, with its strides; heads:
-    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].  The ranges of TILES
-    tiles are looked at together, and PARTNERS tokens of a tile.
+    of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads, kv_len].
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
-    q_codes, kv_codes = Q_CODES + b * q_len, KV_CODES + b * kv_len
+    queries, keys = Side(Q_CODES + b * q_len, q_len), Side(KV_CODES + b * kv_len, kv_len)
     ranges = RANGES + b * tl.num_programs(1) * 2
     dense = DENSE + b * dense_b + head % heads * dense_h
-    q_tiles = tl.cdiv(q_len, BLOCK)
+    q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
     if tile < q_tiles:
+        of_rows = Dense(dense, dense_i, dense_j)
         _look_for_partners(
-            tile, q_codes, kv_codes, ranges + q_tiles * 2, dense, Q_FOUND + head * q_len, dense_i, dense_j,
-            q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS, TILES,
-        )  # fmt: skip
+            tile, queries, keys, ranges + q_tiles * 2, of_rows, Q_FOUND + head * q_len, (lo, hi), MASK, TOKENS
+        )
     else:
+        of_columns = Dense(dense, dense_j, dense_i)
+        TURNED: tl.constexpr = Mask(MASK.HAS_HI, MASK.HAS_LO, MASK.HAS_CODES, MASK.HAS_DENSE)
         _look_for_partners(
-            tile - q_tiles, kv_codes, q_codes, ranges, dense, KV_FOUND + head * kv_len, dense_j, dense_i,
-            kv_len, q_len, -hi, -lo, HAS_HI, HAS_LO, HAS_CODES, HAS_DENSE, BLOCK, PARTNERS, TILES,
-        )  # fmt: skip
+            tile - q_tiles, keys, queries, ranges, of_columns, KV_FOUND + head * kv_len, (-hi, -lo), TURNED, TOKENS
+        )
 
 
 @triton.jit
-def _kind_of_pair(
-    q, kv, Q_CODES, KV_CODES, DENSE, dense_i, dense_j, q_len, kv_len, lo, hi,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
+def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: tl.constexpr):
     """The kind of one tile pair, from its elements, LINES rows at a time until it is known."""
-    keys = kv * BLOCK_KV + tl.arange(0, BLOCK_KV)
-    there = keys < kv_len
-    kv_codes = keys
-    if HAS_CODES:
-        kv_codes = tl.load(KV_CODES + keys, mask=there, other=HIDDEN)
-    row = q * BLOCK_Q
-    end = tl.minimum(row + BLOCK_Q, q_len)
+    columns = kv * PAIRS.BLOCK_KV + tl.arange(0, PAIRS.BLOCK_KV)
+    there = columns < keys.length
+    kv_codes = columns
+    if MASK.HAS_CODES:
+        kv_codes = tl.load(keys.CODES + columns, mask=there, other=HIDDEN)
+    row = q * PAIRS.BLOCK_Q
+    end = tl.minimum(row + PAIRS.BLOCK_Q, queries.length)
     visible = 0
     looked_at = 0
     while (row < end) & ((visible == 0) | (visible == looked_at)):
-        rows = row + tl.arange(0, LINES)
+        rows = row + tl.arange(0, PAIRS.LINES)
         keep = (rows < end)[:, None] & there[None, :]
-        keep = keep & _in_band(rows[:, None] - keys[None, :], lo, hi, HAS_LO, HAS_HI)
-        if HAS_CODES:
-            codes = tl.load(Q_CODES + rows, mask=rows < end, other=ALONE)
+        keep = keep & _in_band(rows[:, None] - columns[None, :], band, MASK.HAS_LO, MASK.HAS_HI)
+        if MASK.HAS_CODES:
+            codes = tl.load(queries.CODES + rows, mask=rows < end, other=ALONE)
             keep = keep & (codes[:, None] == kv_codes[None, :])
-        if HAS_DENSE:
-            at = rows.to(tl.int64)[:, None] * dense_i + keys.to(tl.int64)[None, :] * dense_j
-            keep = keep & (tl.load(DENSE + at, mask=keep, other=0) != 0)
+        if MASK.HAS_DENSE:
+            at = rows.to(tl.int64)[:, None] * dense.row + columns.to(tl.int64)[None, :] * dense.column
+            keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
         visible += tl.sum(keep.to(tl.int32), None)
-        looked_at += tl.minimum(LINES, end - row) * BLOCK_KV
-        row += LINES
+        looked_at += tl.minimum(PAIRS.LINES, end - row) * PAIRS.BLOCK_KV
+        row += PAIRS.LINES
     return tl.where(visible == 0, EMPTY, tl.where(visible == looked_at, FULL, PARTIAL))
 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def classify(
     KINDS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi, n_q, n_kv,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, HAS_DENSE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, Q_TILES: tl.constexpr, KV_TILES: tl.constexpr, LINES: tl.constexpr,
+    MASK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
@@ -307,11 +335,16 @@ def classify(
     arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and the smallest and
     the largest code of either tile do not decide: both codes belong to existing tokens.
     """
+    BLOCK_Q: tl.constexpr = PAIRS.BLOCK_Q
+    BLOCK_KV: tl.constexpr = PAIRS.BLOCK_KV
+    Q_TILES: tl.constexpr = PAIRS.Q_TILES
+    KV_TILES: tl.constexpr = PAIRS.KV_TILES
     head = tl.program_id(0).to(tl.int64)
     b = head // heads
     first_q, first_kv = tl.program_id(1) * Q_TILES, tl.program_id(2) * KV_TILES
-    q_codes, kv_codes = Q_CODES + b * q_len, KV_CODES + b * kv_len
-    dense = DENSE + b * dense_b + head % heads * dense_h
+    queries, keys = Side(Q_CODES + b * q_len, q_len), Side(KV_CODES + b * kv_len, kv_len)
+    dense = Dense(DENSE + b * dense_b + head % heads * dense_h, dense_i, dense_j)
+    band = lo, hi
     q = first_q + tl.arange(0, Q_TILES)
     kv = first_kv + tl.arange(0, KV_TILES)
     first_row = (q * BLOCK_Q)[None, :]
@@ -320,29 +353,30 @@ def classify(
     highest = tl.minimum(first_row + BLOCK_Q, q_len) - 1 - first_key
     exists = (q < n_q)[None, :] & (kv < n_kv)[:, None]
     nowhere = exists == 0
-    if HAS_LO:
+    if MASK.HAS_LO:
         nowhere = nowhere | (highest < lo)
-    if HAS_HI:
+    if MASK.HAS_HI:
         nowhere = nowhere | (lowest > hi)
     decided = nowhere
     kinds = tl.zeros([KV_TILES, Q_TILES], tl.int32) + EMPTY
-    if HAS_CODES:
+    if MASK.HAS_CODES:
         rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
-        of_rows = tl.load(q_codes + rows, mask=rows < q_len, other=ALONE)
-        keys = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
-        of_keys = tl.load(kv_codes + keys, mask=keys < kv_len, other=HIDDEN)
+        of_rows = tl.load(queries.CODES + rows, mask=rows < q_len, other=ALONE)
+        columns = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
+        of_keys = tl.load(keys.CODES + columns, mask=columns < kv_len, other=HIDDEN)
         q_low = tl.min(tl.where(of_rows < 0, FAR, of_rows), 1)[None, :]
         q_high = tl.max(of_rows, 1)[None, :]
         kv_low = tl.min(tl.where(of_keys < 0, FAR, of_keys), 1)[:, None]
         kv_high = tl.max(of_keys, 1)[:, None]
         nowhere = nowhere | (q_high < kv_low) | (kv_high < q_low)
         decided = nowhere
-        if not HAS_DENSE:
+        if not MASK.HAS_DENSE:
             # All existing rows, or all keys of a complete tile, have the one code; a last row counts for those missing.
             q_one = (tl.min(tl.where(rows < q_len, of_rows, FAR), 1)[None, :]) == q_high
             kv_one = tl.min(of_keys, 1)[:, None] == kv_high
             one = q_one & kv_one & (q_high == kv_high)
-            within = _in_band(lowest, lo, hi, HAS_LO, HAS_HI) & _in_band(highest, lo, hi, HAS_LO, HAS_HI)
+            within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI)
+            within = within & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI)
             meet = (q_low == kv_low) | (q_low == kv_high) | (q_high == kv_low) | (q_high == kv_high)
             kinds = tl.where(one & within, FULL, PARTIAL)
             kinds = tl.where(nowhere, EMPTY, kinds)
@@ -350,10 +384,8 @@ def classify(
     pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
     pair = tl.min(tl.where(decided, FAR, pairs), None)
     while pair < KV_TILES * Q_TILES:
-        kind = _kind_of_pair(
-            first_q + pair % Q_TILES, first_kv + pair // Q_TILES, q_codes, kv_codes, dense, dense_i, dense_j,
-            q_len, kv_len, lo, hi, HAS_LO, HAS_HI, HAS_CODES, HAS_DENSE, BLOCK_Q, BLOCK_KV, LINES,
-        )  # fmt: skip
+        q_tile, kv_tile = first_q + pair % Q_TILES, first_kv + pair // Q_TILES
+        kind = _kind_of_pair(q_tile, kv_tile, queries, keys, dense, band, MASK, PAIRS)
         kinds = tl.where(pairs == pair, kind, kinds)
         pair = tl.min(tl.where(decided | (pairs <= pair), FAR, pairs), None)
     tl.store(KINDS + (head * n_kv + kv[:, None]) * n_q + q[None, :], kinds.to(tl.int8), mask=exists)
@@ -362,8 +394,7 @@ def classify(
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
 def write_seen(
     KINDS, SEEN_BITS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_CODES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
-    WORDS: tl.constexpr,
+    MASK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, row block, kv tile): the bits of a dense mask that a forward reads.
 
@@ -388,8 +419,8 @@ def write_seen(
     for bit in tl.static_range(NUMBER):
         i = row + bit // 2 % 2 * 8
         j = key + bit // 4 * 8 + bit % 2
-        allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, lo, hi, HAS_LO, HAS_HI)
-        if HAS_CODES:
+        allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, (lo, hi), MASK.HAS_LO, MASK.HAS_HI)
+        if MASK.HAS_CODES:
             q_code = tl.load(Q_CODES + b * q_len + i, mask=i < q_len, other=ALONE)
             kv_code = tl.load(KV_CODES + b * kv_len + j, mask=j < kv_len, other=HIDDEN)
             allowed = allowed & (q_code == kv_code)

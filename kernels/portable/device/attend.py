@@ -28,123 +28,101 @@ import triton.language as tl
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import (
-    head_start,
+    head_of,
     id_range,
-    in_range,
+    keys_in_range,
     load_bias,
+    load_k,
     load_of_keys,
     load_of_queries,
     load_queries,
-    load_shown,
-    load_valid,
-    place_rows,
+    load_v,
+    numbers_of,
     prefetch_bias,
     row_sums,
+    rows_of,
     visible,
 )
 
 
 @triton.jit
 def attend_range(
-    state, operands, place, first, end, MASKED: tl.constexpr, SCALE: tl.constexpr, SIGN: tl.constexpr,
-    SLOPE: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_DV: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr, HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
-    EVEN_KV: tl.constexpr, PLACED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    state, operands, place, own, data, walk, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
 
     state: per row the unscaled output, the sum of the probabilities, and the largest score, by whose exponential both
     are divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  Scores are in base 2; with a bias they are natural, or
-    fp32 could not hold a bias of `finfo.min`.  The arguments are those of `attend_tile`, and values that it has
-    computed from them.
+    fp32 could not hold a bias of `finfo.min`.
+
+    operands: the tile of Q, and the heads of K and V; place: batch element, kv head, query head, q tile; own: the
+    tile's queries, what the mask says of them, and their `id_range`.  The other arguments are those of `attend_tile`.
     """
     out, total, largest = state
-    q, k_head, v_head, k_strides, v_strides, data, drop = operands
-    b, h, hq, q_tile, q_rows, q_ids, q_range, q_len, q_end, kv_first, kv_end, kv_len, lo, hi = place
-    q_low, q_high = q_range
+    q, k_head, v_head = operands
+    b, h, hq, q_tile = place
+    queries, of_queries, q_range = own
+    _q_len, kv_len, _lo, _hi = walk
+    seen_keys = dash_seen_keys(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
     log2e = 1.4426950408889634
-    BLOCK_Q: tl.constexpr = q_rows.shape[0]
-    CHOOSES: tl.constexpr = HAS_KEYS or PLACED > 0
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
-        prefetch_bias(data, b, hq, q_tile, kv, True, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
-    for kv in tl.range(first, end, num_stages=STAGES):
-        later, wanted = kv + AHEAD, kv + AHEAD < end
-        prefetch_bias(data, b, hq, q_tile, later, wanted, q_len, kv_len, BLOCK_Q, BLOCK_KV, HAS_BIAS, INDEX, INTERPRET)
-        kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-        kv_tokens, exists = place_rows(data, kv_rows, kv_len, PLACED)
-        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, exists, HAS_KEYS, HAS_SEGMENTS, PLACED)
-        valid = in_range(valid, kv_ids, q_low, q_high, PLACED)
-        k = load_valid(
-            k_head, kv_tokens, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, CHOOSES
-        )
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if HAS_BIAS:
-            bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
-            s = tl.math.fma(s, SCALE, bias)
+        prefetch_bias(data, b, hq, q_tile, kv, True, walk, TILE, SCORE, BUILD)
+    for kv in tl.range(first, end, num_stages=BUILD.STAGES):
+        prefetch_bias(data, b, hq, q_tile, kv + AHEAD, kv + AHEAD < end, walk, TILE, SCORE, BUILD)
+        keys = rows_of(data, numbers_of(kv, TILE.BLOCK_KV, BUILD), seen_keys, kv_len, MASK)
+        of_keys = keys_in_range(load_of_keys(data, b, h, keys, MASK), q_range, MASK)
+        k = load_k(k_head, keys, of_keys, TILE, MASK)
+        s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
+        if SCORE.HAS_BIAS:
+            s = tl.math.fma(s, SCORE.SCALE, load_bias(data, b, hq, queries, keys, False, SCORE))
         elif SIGN <= 0:
             s = s * SIGN
         if MASKED:
-            shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
-            keep = visible(
-                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], shown,
-                kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
-            )  # fmt: skip
+            keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)
             s = tl.where(keep, s, float("-inf"))
         top = tl.max(s, 1)
-        if not HAS_BIAS:
+        if not SCORE.HAS_BIAS:
             top = top * SLOPE
         larger = tl.maximum(largest, top)
         shift = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen no key yet
-        if HAS_BIAS:
+        if SCORE.HAS_BIAS:
             p = tl.math.exp2((s - shift[:, None]) * log2e)
             shrink = tl.math.exp2((largest - shift) * log2e)
         else:
             p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
             shrink = tl.math.exp2(largest - shift)
-        if HAS_BIAS or HAS_DENSE:
-            total = tl.math.fma(total, shrink, row_sums(p, BLOCK_Q, BLOCK_KV))
+        if SCORE.HAS_BIAS or MASK.HAS_DENSE:
+            total = tl.math.fma(total, shrink, row_sums(p, TILE.BLOCK_Q, TILE.BLOCK_KV))
         else:
             total = tl.math.fma(total, shrink, tl.sum(p, 1))
-        if ROUNDS:
-            p = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), p, 0.0)
-        v = load_valid(
-            v_head, kv_tokens, kv_first, kv_end, valid, v_strides[2], v_strides[3], VALUE_DIM, BLOCK_DV, EVEN_KV,
-            CHOOSES,
-        )  # fmt: skip
-        if PRECISION == "tf32x3" and v.dtype == tl.float32:  # of three matmuls, to whose sum the start value is added
-            out = tl.math.fma(out, shrink[:, None], tl.dot(p, v, input_precision=PRECISION))
+        if SCORE.ROUNDS:
+            p = tl.where(dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE), p, 0.0)
+        v = load_v(v_head, keys, of_keys, TILE, MASK)
+        # three matmuls, to whose sum the start value is added
+        if BUILD.PRECISION == "tf32x3" and v.dtype == tl.float32:
+            out = tl.math.fma(out, shrink[:, None], tl.dot(p, v, input_precision=BUILD.PRECISION))
         else:
-            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
+            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=BUILD.PRECISION)
         largest = larger
     return out, total, largest
 
 
 @triton.jit
 def attend_tile(
-    Q, K, V, q_strides, k_strides, v_strides, data, drop,
-    b, hq, q_tile, walk, SCALE: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PLACED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    inputs, data, b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
 
     out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  With a bias, it and the excess are the
     two parts of Note [Log-sum-exp in two parts].  A row that sees no key gives zeros and -inf, whatever q, k and v
-    hold.  walk: (q_len, kv_len, lo, hi), see `schedule_functions`.
+    hold.  The log-sum-exp is the same without dropout.
 
-    Q: [batch, q heads, q_len, HEAD_DIM]; K: [batch, q heads / GROUP, kv_len, HEAD_DIM]; V: [.., kv_len, VALUE_DIM];
-    strides (b, h, row, column).  data: what the mask reads, see Note [Data operands].  Rows that see no key by the
-    band, and keys that no row sees by the band or by KEYS, are not read.  Hence KEYS must also be zero for keys that
-    segments or a dense mask leave without rows, unless they hold finite numbers.  drop (with ROUNDS
-    of Philox, 0 without dropout): (seed, threshold, rescale) of dropout, see `dropout`; the log-sum-exp is the same
-    without it.
+    All groups are as of Note [Argument groups].  Rows that see no key by the band, and keys that no row sees by the
+    band or by `data.keys`, are not read.  Hence the latter must also be zero for keys that segments or a dense mask
+    leave without rows, unless they hold finite numbers.
 
     SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`).
 
@@ -152,59 +130,47 @@ def attend_tile(
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
     depend on nothing but the operands, the mask and the tile shape.
     """
-    q_len, kv_len, lo, hi = walk
-    h = hq // GROUP
-    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
-    kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
-    q_head = head_start(Q, b, hq, q_strides)
-    q_tokens, exists = place_rows(data, q_rows, q_len, PLACED)
-    q = load_queries(
-        q_head, q_rows, q_first, q_end, q_tokens, exists, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q, PLACED
-    )
-    k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-    out = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
-    total = tl.zeros([BLOCK_Q], tl.float32)
-    largest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    q_len, _kv_len, _lo, _hi = walk
+    h = hq // TILE.GROUP
+    seen_rows = dash_seen_rows(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    q_rows = numbers_of(q_tile, TILE.BLOCK_Q, BUILD)
+    q_head = head_of(inputs.q, b, hq)
+    queries = rows_of(data, q_rows, seen_rows, q_len, MASK)
+    q = load_queries(q_head, queries, TILE, MASK)
+    operands = q, head_of(inputs.k, b, h), head_of(inputs.v, b, h)
+    out = tl.zeros([TILE.BLOCK_Q, TILE.BLOCK_DV], tl.float32)
+    total = tl.zeros([TILE.BLOCK_Q], tl.float32)
+    largest = tl.full([TILE.BLOCK_Q], float("-inf"), tl.float32)
     state = out, total, largest
-    q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
-    operands = q, k_head, v_head, k_strides, v_strides, data, drop
-    q_range = id_range(q_ids, exists, PLACED)
-    place = b, h, hq, q_tile, q_rows, q_ids, q_range, q_len, q_end, kv_first, kv_end, kv_len, lo, hi
-    first, full_first, full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
-    if HAS_KEYS or HAS_SEGMENTS or HAS_DENSE:
+    of_queries = load_of_queries(data, b, queries, MASK)
+    own = queries, of_queries, id_range(of_queries.ids, queries, MASK)
+    place = b, h, hq, q_tile
+    first, full_first, full_end, end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    if MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE:
         state = attend_range(
-            state, operands, place, first, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM,
-            BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV, PLACED, PRECISION,
-            STAGES, INDEX, INTERPRET,
-        )  # fmt: skip
+            state, operands, place, own, data, walk, first, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+        )
     else:
-        if HAS_HI:
+        if MASK.HAS_HI:
             state = attend_range(
-                state, operands, place, first, full_first, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
-                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
-                PLACED, PRECISION, STAGES, INDEX, INTERPRET,
-            )  # fmt: skip
+                state, operands, place, own, data, walk, first, full_first, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+            )
         state = attend_range(
-            state, operands, place, full_first, full_end, False, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
-            VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
-            PLACED, PRECISION, STAGES, INDEX, INTERPRET,
-        )  # fmt: skip
-        if HAS_LO or HAS_HI or not EVEN_KV:
+            state, operands, place, own, data, walk, full_first, full_end, False, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+        )
+        if MASK.HAS_LO or MASK.HAS_HI or not TILE.EVEN_KV:
             state = attend_range(
-                state, operands, place, full_end, end, True, SCALE, SIGN, SLOPE, BLOCK_KV, HEAD_DIM, BLOCK_D,
-                VALUE_DIM, BLOCK_DV, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE, HAS_BIAS, ROUNDS, EVEN_KV,
-                PLACED, PRECISION, STAGES, INDEX, INTERPRET,
-            )  # fmt: skip
+                state, operands, place, own, data, walk, full_end, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+            )
     out, total, largest = state
     sees = total != 0.0
     total = tl.where(sees, total, 1.0)
     out = tl.where(sees[:, None], out / total[:, None], 0.0)  # zero times a value that others see may be NaN
-    if ROUNDS:
-        out = out * drop[2]
+    if SCORE.ROUNDS:
+        out = out * data.drop.rescale
     ln2 = 0.6931471805599453
     excess = tl.math.log2(total)
-    if HAS_BIAS:
+    if SCORE.HAS_BIAS:
         return out, largest, excess
     else:
         return out, (largest + excess) * ln2, excess

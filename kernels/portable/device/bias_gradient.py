@@ -10,76 +10,66 @@ import triton.language as tl
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
 from .tiles import (
-    head_start,
+    head_of,
     load_bias,
+    load_delta,
+    load_k,
     load_of_keys,
     load_of_queries,
-    load_rows,
-    load_shown,
+    load_queries,
     load_sums,
-    load_tile,
-    load_valid,
+    load_v,
+    numbers_of,
     probabilities,
+    rows_of,
     visible,
 )
 
 
 @triton.jit
 def bias_gradient_tile(
-    Q, K, V, DO, LSE, DELTA,
-    q_strides, k_strides, v_strides, do_strides, lse_strides, data, drop,
-    b_first, hq_first, b_turns, hq_turns, q_tile, kv, heads, walk, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
-    EVEN_Q: tl.constexpr, EVEN_KV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INDEX: tl.constexpr,
+    inputs, saved, data, first, turns, q_tile, kv, walk,
+    TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """The sum of dS over `b_turns` batch elements from `b_first` on and, within each, `hq_turns` query heads from
-    `hq_first` on, in ascending order: fp32 [BLOCK_Q, BLOCK_KV].
+    """The sum of dS over batch elements and, within each, query heads, in ascending order: fp32 [BLOCK_Q, BLOCK_KV].
 
-    Arguments as for `dkdv_tile`.
+    first, turns: (batch element, query head), the first ones and how many.  The other arguments are as for `dkdv_tile`.
     """
-    q_len, kv_len, lo, hi = walk
-    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
-    kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-    q_first, q_end = dash_seen_rows(walk, BLOCK_Q, BLOCK_KV)
-    kv_first, kv_end = dash_seen_keys(walk, BLOCK_Q, BLOCK_KV)
-    _first, full_first, full_end, _end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
-    total = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
-    for turn in tl.range(0, b_turns * hq_turns, num_stages=STAGES):
+    q_len, kv_len, _lo, _hi = walk
+    b_first, hq_first = first
+    b_turns, hq_turns = turns
+    seen_rows = dash_seen_rows(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    seen_keys = dash_seen_keys(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    queries = rows_of(data, numbers_of(q_tile, TILE.BLOCK_Q, BUILD), seen_rows, q_len, MASK)
+    keys = rows_of(data, numbers_of(kv, TILE.BLOCK_KV, BUILD), seen_keys, kv_len, MASK)
+    _first, full_first, full_end, _end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    total = tl.zeros([TILE.BLOCK_Q, TILE.BLOCK_KV], tl.float32)
+    for turn in tl.range(0, b_turns * hq_turns, num_stages=BUILD.STAGES):
         b = b_first + turn // hq_turns
         hq = hq_first + turn % hq_turns
-        h = hq // GROUP
-        q_head, do_head = head_start(Q, b, hq, q_strides), head_start(DO, b, hq, do_strides)
-        lse_head = head_start(LSE, b, hq, lse_strides)
-        row = (b * heads * GROUP + hq).to(tl.int64)
-        do = load_tile(do_head, q_rows, q_first, q_end, do_strides[2], do_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-        delta = load_rows(DELTA + row * q_len, q_rows, q_first, q_end, 1, 0.0, EVEN_Q)
-        q = load_tile(q_head, q_rows, q_first, q_end, q_strides[2], q_strides[3], HEAD_DIM, BLOCK_D, EVEN_Q)
-        q_ids = load_of_queries(data, b, q_rows, q_first, q_end, HAS_SEGMENTS)
-        lse, excess = load_sums(lse_head, q_rows, q_first, q_end, q_len, lse_strides[2], EVEN_Q, HAS_BIAS)
-        k_head, v_head = head_start(K, b, h, k_strides), head_start(V, b, h, v_strides)
-        valid, kv_ids = load_of_keys(data, b, h, kv_rows, kv_first, kv_end, None, HAS_KEYS, HAS_SEGMENTS, 0)
-        k = load_valid(
-            k_head, kv_rows, kv_first, kv_end, valid, k_strides[2], k_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
-        )
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        v = load_valid(
-            v_head, kv_rows, kv_first, kv_end, valid, v_strides[2], v_strides[3], HEAD_DIM, BLOCK_D, EVEN_KV, HAS_KEYS
-        )
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        bias = load_bias(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_BIAS)
-        p = probabilities(s, bias, lse[:, None], excess[:, None], scale, HAS_BIAS)
-        if ROUNDS:
-            dp = tl.where(dropout_kept(drop, b, hq, q_tile, kv, BLOCK_Q, BLOCK_KV, ROUNDS), dp * drop[2], 0.0)
+        h = hq // TILE.GROUP
+        q_head, do_head, lse_head = head_of(inputs.q, b, hq), head_of(saved.do, b, hq), head_of(saved.lse, b, hq)
+        row = (b * saved.heads * TILE.GROUP + hq).to(tl.int64)
+        do = load_queries(do_head, queries, TILE, MASK)
+        delta = load_delta(saved, row, queries, q_len, TILE)
+        q = load_queries(q_head, queries, TILE, MASK)
+        of_queries = load_of_queries(data, b, queries, MASK)
+        lse, excess = load_sums(lse_head, queries, q_len, TILE, SCORE)
+        k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)
+        of_keys = load_of_keys(data, b, h, keys, MASK)
+        k = load_k(k_head, keys, of_keys, TILE, MASK)
+        s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
+        v = load_v(v_head, keys, of_keys, TILE, MASK)
+        dp = tl.dot(do, tl.trans(v), input_precision=BUILD.PRECISION)
+        bias = load_bias(data, b, hq, queries, keys, False, SCORE)
+        p = probabilities(s, bias, lse[:, None], excess[:, None], SCORE)
+        if SCORE.ROUNDS:
+            kept = dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE)
+            dp = tl.where(kept, dp * data.drop.rescale, 0.0)
         dp -= delta[:, None]
-        masked = HAS_KEYS or HAS_SEGMENTS or HAS_DENSE or ((kv < full_first) | (kv >= full_end))
+        masked = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_DENSE or ((kv < full_first) | (kv >= full_end))
         if masked:
-            shown = load_shown(data, b, hq, q_rows[:, None], kv_rows[None, :], q_end, kv_end, HAS_DENSE)
-            keep = visible(
-                q_rows[:, None], q_ids[:, None], kv_rows[None, :], kv_ids[None, :], valid[None, :], shown,
-                kv_len, lo, hi, HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_DENSE,
-            )  # fmt: skip
+            keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)
             keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything
             p, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
         total = tl.math.fma(p, dp, total)

@@ -15,45 +15,46 @@ import triton
 import triton.language as tl
 
 from .schedule_functions import dash_kv_range
-from .tiles import prefetch
+from .tiles import numbers_of, prefetch
 
 
 @triton.jit
 def add_to_sum(
-    sums, p, dp, q_tile, kv, q_rows, kv_rows, q_len, kv_len, later, wanted,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ADDS: tl.constexpr, INTERPRET: tl.constexpr,
+    sums, p, dp, q_tile, kv, queries, keys, walk, later, wanted,
+    ADDS: tl.constexpr, TILE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """Add p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv); after the last addend, write it.
 
-    sums: (SUMS, begins, ends, gradient, strides).  SUMS: fp32 [q tiles, kv tiles, BLOCK_Q * BLOCK_KV] of a plane, which
-    is not used unless ADDS; begins and ends: whether this is the first addend of the plane, and the last; gradient:
-    pointer to the first element of the plane's gradient, strides (row, key).
-
-    The sum of tile pair (q_tile, later) is asked to be in the L2 cache soon, if that is `wanted`.
+    sums: `Sums`; without ADDS there is one addend alone.  The sum of tile pair (q_tile, later) is asked to be in the L2
+    cache soon, if that is `wanted`.
     """
-    SUMS, begins, ends, gradient, strides = sums
+    BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
+    BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
+    _q_len, kv_len, _lo, _hi = walk
     if ADDS:
         places = tl.arange(0, BLOCK_Q * BLOCK_KV)
-        row = SUMS + q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
+        row = sums.SUMS + q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
         tile = row + kv * (BLOCK_Q * BLOCK_KV)
-        if wanted & (begins == 0):
-            prefetch(row + later * (BLOCK_Q * BLOCK_KV) + tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16, INTERPRET)
-        before = tl.load(tile + places, mask=(places >= 0) & (begins == 0), other=0.0)
+        if wanted & (sums.begins == 0):
+            prefetch(row + later * (BLOCK_Q * BLOCK_KV) + tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16, BUILD.INTERPRET)
+        before = tl.load(tile + places, mask=(places >= 0) & (sums.begins == 0), other=0.0)
         total = tl.math.fma(p, dp, by_pairs(before, BLOCK_Q, BLOCK_KV))
-        if ends:
-            store_gradient(gradient, total, q_rows, kv_rows, q_len, kv_len, strides)
+        if sums.ends:
+            store_gradient(sums.gradient, total, queries.numbers, keys.numbers, walk)
         else:
             tl.store(tile + places, by_threads(total, BLOCK_Q, BLOCK_KV))
     else:
-        store_gradient(gradient, p * dp, q_rows, kv_rows, q_len, kv_len, strides)
+        store_gradient(sums.gradient, p * dp, queries.numbers, keys.numbers, walk)
 
 
 @triton.jit
-def store_gradient(gradient, total, q_rows, kv_rows, q_len, kv_len, strides):
-    """Write `total`, fp32 [len(q_rows), len(kv_rows)], into the plane that begins at `gradient`."""
+def store_gradient(gradient, total, q_rows, kv_rows, walk):
+    """Write `total`, fp32 [len(q_rows), len(kv_rows)], into a plane, the operand `gradient`."""
+    q_len, kv_len, _lo, _hi = walk
     inside = (q_rows < q_len)[:, None] & (kv_rows < kv_len)[None, :]
-    pointers = gradient + q_rows[:, None] * strides[0] + kv_rows[None, :] * strides[1]
-    tl.store(pointers, total.to(gradient.dtype.element_ty), mask=inside)
+    start, strides = gradient
+    pointers = start + q_rows[:, None] * strides[0] + kv_rows[None, :] * strides[1]
+    tl.store(pointers, total.to(start.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -71,13 +72,14 @@ def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
 
 
 @triton.jit
-def zero_unseen(gradient, q_tile, walk, strides, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, INDEX: tl.constexpr):
-    """Zeros in the tiles of pairs of a q tile that its walk does not visit; gradient, strides: as in `add_to_sum`."""
-    q_len, kv_len, _lo, _hi = walk
-    q_rows = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX)
+def zero_unseen(gradient, q_tile, walk, TILE: tl.constexpr, BUILD: tl.constexpr):
+    """Zeros in the tiles of pairs of a q tile that its walk does not visit; gradient: as in `Sums`."""
+    BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
+    BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
+    _q_len, kv_len, _lo, _hi = walk
+    q_rows = numbers_of(q_tile, BLOCK_Q, BUILD)
     zeros = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
     first, _full_first, _full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
     for kv in range(tl.cdiv(kv_len, BLOCK_KV)):
         if (kv < first) | (kv >= end):
-            kv_rows = kv * BLOCK_KV + tl.arange(0, BLOCK_KV).to(INDEX)
-            store_gradient(gradient, zeros, q_rows, kv_rows, q_len, kv_len, strides)
+            store_gradient(gradient, zeros, q_rows, numbers_of(kv, BLOCK_KV, BUILD), walk)

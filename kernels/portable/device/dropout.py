@@ -12,15 +12,17 @@ import triton.language as tl
 
 
 @triton.jit
-def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr):
+def dropout_kept(drop, b, hq, q_tile, kv_tile, TILE: tl.constexpr, SCORE: tl.constexpr):
     """Whether the probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
 
-    drop: (seed, threshold, _).  Both blocks are multiples of 16.  ROUNDS: of Philox.
+    Both blocks are multiples of 16.
     """
+    BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
+    BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
     seed, threshold, _rescale = drop
     rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)[:, None]
     keys = kv_tile * (BLOCK_KV // 4) + tl.arange(0, BLOCK_KV // 4)[None, :]
-    w00, w01, w10, w11 = dropout_words(seed, rows, keys, hq, b, ROUNDS)
+    w00, w01, w10, w11 = dropout_words(seed, rows, keys, hq, b, SCORE.ROUNDS)
     # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the row, in this order
     of_keys = tl.join(dropout_halves(w00, threshold), dropout_halves(w01, threshold))
     more_keys = tl.join(dropout_halves(w10, threshold), dropout_halves(w11, threshold))
@@ -29,18 +31,18 @@ def dropout_kept(drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: 
 
 
 @triton.jit
-def dropout_kept_transposed(
-    drop, b, hq, q_tile, kv_tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROUNDS: tl.constexpr
-):
+def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, TILE: tl.constexpr, SCORE: tl.constexpr):
     """`dropout_kept` as [BLOCK_KV, BLOCK_Q].
 
     There, the keys that share a block lie in different threads, and both compute it.
     """
+    BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
+    BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
     seed, threshold, _rescale = drop
     rows = q_tile * (BLOCK_Q // 2) + tl.arange(0, BLOCK_Q // 2)[None, :]
     keys = kv_tile * (BLOCK_KV // 2) + tl.arange(0, BLOCK_KV // 2)[:, None]
     half = ((keys & 1) * 16).to(tl.uint32)
-    w00, w01, w10, w11 = dropout_words(seed, rows, keys >> 1, hq, b, ROUNDS)
+    w00, w01, w10, w11 = dropout_words(seed, rows, keys >> 1, hq, b, SCORE.ROUNDS)
     # one dimension more for each of the bits 3 of the key and 3 of the row, in this order
     of_keys = tl.join(dropout_half(w00, half, threshold), dropout_half(w01, half, threshold))
     more_keys = tl.join(dropout_half(w10, half, threshold), dropout_half(w11, half, threshold))

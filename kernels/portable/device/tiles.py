@@ -2,32 +2,6 @@
 
 Only `triton.jit` functions live here: their text is pasted into Inductor's template (see `templates.py`).
 
-Note [Data operands]
-    Kernels take what masks and scores read of data as one tuple `data` = (keys, ids, dense, bias, placed).  A member
-    belongs to a kernel that has the constexpr flag behind it; in others it is never read, and may be anything of this
-    form.
-
-    keys (HAS_KEYS): (KEYS, strides (b, h, key)).  KEYS: int32 [batch, kv heads, kv_len]; no row sees a key whose entry
-    is zero.
-
-    ids (HAS_SEGMENTS): (Q_IDS, KV_IDS, strides (b, token) of the first, of the second), int32 or int64 [batch, q_len]
-    and [batch, kv_len]; a row sees only keys of its own id.
-
-    Neither has elements of less than 32 bits.  From the narrowest load that an operand of a matmul depends on, be it by
-    a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order of the
-    sum: a vector of bools would give other bits than no vector.
-
-    dense (HAS_DENSE): (DENSE, strides (b, h, row, key)), bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only
-    keys whose entry is not zero.
-
-    bias (HAS_BIAS): (BIAS, strides (b, h, row, key)), floats [batch, q heads, q_len, kv_len], which are added to the
-    scaled scores.  Any values: a score of -inf has the probability zero.  A row all of whose scores are -inf counts as
-    one that sees no key, but a key that only a bias of -inf hides is read.
-
-    placed (PLACED, the rows of a row block, 0 where tokens are rows): (PLACE, COUNT, tokens), int32 [row blocks] twice,
-    and the number of tokens.  Lengths are the mask's, also the lengths of ids, log-sum-exps and deltas; all else has
-    tokens, which `tokens_of` finds.  A row without a token is not read and not written.
-
 Note [Log-sum-exp in two parts]
     A bias may be so large that a log-sum-exp in fp32 keeps nothing of the number of keys: all scores of a row may be
     `finfo.min`, which is a uniform softmax.  So the forward of a call with a bias writes two numbers per row, the
@@ -46,204 +20,220 @@ import triton
 import triton.language as tl
 
 from ...common.device.rows import tokens_of
+from .groups import OfKeys, OfQueries, Operand, Rows
 
 
 @triton.jit
-def head_start(ptr, b, h, strides):
-    """Pointer to the first row of head `h` of batch element `b`; strides: (batch, head, ...)."""
-    return ptr + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
+def head_start(operand, b, h):
+    """Pointer to the first row of head `h` of batch element `b`; operand: [batch, heads, ...]."""
+    return operand.start + b.to(tl.int64) * operand.strides[0] + h.to(tl.int64) * operand.strides[1]
 
 
 @triton.jit
-def load_tile(
-    ptr, rows, first, end, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr
-):
-    """Rows `rows` of a matrix with HEAD_DIM columns as a [len(rows), BLOCK_D] tile.
+def head_of(operand, b, h):
+    """Head `h` of batch element `b`, an `Operand` with two dimensions less."""
+    return Operand(head_start(operand, b, h), operand.strides[2:])
+
+
+@triton.jit
+def load_tile(matrix, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """`rows` of a matrix with DIM columns as a [rows, BLOCK] tile; their tokens are the rows themselves.
 
     Zeros stand for rows outside first .. end-1, which are not read (EVEN: there are none), and for further columns.
     """
-    cols = tl.arange(0, BLOCK_D)
-    inside = (rows >= first) & (rows < end)
-    ptrs = ptr + rows[:, None] * row_stride + cols[None, :] * col_stride
-    if EVEN and HEAD_DIM == BLOCK_D:
+    cols = tl.arange(0, BLOCK)
+    inside = (rows.numbers >= rows.first) & (rows.numbers < rows.end)
+    ptrs = matrix.start + rows.numbers[:, None] * matrix.strides[0] + cols[None, :] * matrix.strides[1]
+    if EVEN and DIM == BLOCK:
         return tl.load(ptrs)
     elif EVEN:
-        return tl.load(ptrs, mask=cols[None, :] < HEAD_DIM, other=0.0)
-    elif HEAD_DIM == BLOCK_D:
+        return tl.load(ptrs, mask=cols[None, :] < DIM, other=0.0)
+    elif DIM == BLOCK:
         return tl.load(ptrs, mask=inside[:, None], other=0.0)
     else:
-        return tl.load(ptrs, mask=inside[:, None] & (cols[None, :] < HEAD_DIM), other=0.0)
+        return tl.load(ptrs, mask=inside[:, None] & (cols[None, :] < DIM), other=0.0)
 
 
 @triton.jit
-def load_chosen(ptr, rows, chosen, row_stride, col_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """As `load_tile`, with zeros for the rows that are not `chosen` (booleans, one per row), which are not read."""
-    cols = tl.arange(0, BLOCK_D)
-    ptrs = ptr + rows[:, None] * row_stride + cols[None, :] * col_stride
-    if HEAD_DIM == BLOCK_D:
+def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """As `load_tile`, the tokens of the rows that are `chosen` (booleans, one per row); no other is read."""
+    cols = tl.arange(0, BLOCK)
+    ptrs = matrix.start + rows.tokens[:, None] * matrix.strides[0] + cols[None, :] * matrix.strides[1]
+    if DIM == BLOCK:
         return tl.load(ptrs, mask=chosen[:, None], other=0.0)
     else:
-        return tl.load(ptrs, mask=chosen[:, None] & (cols[None, :] < HEAD_DIM), other=0.0)
+        return tl.load(ptrs, mask=chosen[:, None] & (cols[None, :] < DIM), other=0.0)
 
 
 @triton.jit
-def place_rows(data, rows, end, PLACED: tl.constexpr):
-    """(the tokens of `rows`, which of them have one) under a mask of `end` rows, as `tokens_of` gives them."""
-    _keys, _ids, _dense, _bias, placed = data
-    PLACE, COUNT, _tokens = placed
-    return tokens_of(PLACE, COUNT, rows, end, PLACED)
+def place_rows(data, numbers, length, MASK: tl.constexpr):
+    """(the tokens of the rows of these numbers, which of them have one) under a mask of `length` rows."""
+    return tokens_of(data.placed.PLACE, data.placed.COUNT, numbers, length, MASK.PLACED)
 
 
 @triton.jit
-def id_range(ids, exists, PLACED: tl.constexpr):
+def numbers_of(tile, BLOCK: tl.constexpr, BUILD: tl.constexpr):
+    """The numbers of the queries or keys of a tile of BLOCK."""
+    return tile * BLOCK + tl.arange(0, BLOCK).to(BUILD.INDEX)
+
+
+@triton.jit
+def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
+    """The `Rows` of these numbers, of queries or keys, `length`; seen: their `dash_seen_rows` or `dash_seen_keys`."""
+    tokens, exists = place_rows(data, numbers, length, MASK)
+    return Rows(numbers, seen[0], seen[1], tokens, exists)
+
+
+@triton.jit
+def id_range(ids, rows, MASK: tl.constexpr):
     """The smallest and the largest of the `ids` of a tile's rows that have a token, none without; for `in_range`."""
-    if PLACED:
-        return tl.min(tl.where(exists, ids, 2**30), 0), tl.max(tl.where(exists, ids, -1), 0)
+    if MASK.PLACED:
+        return tl.min(tl.where(rows.exists, ids, 2**30), 0), tl.max(tl.where(rows.exists, ids, -1), 0)
     else:
         return 0, 0
 
 
 @triton.jit
-def in_range(chosen, ids, low, high, PLACED: tl.constexpr):
-    """Whether rows are `chosen` and, of a mask of rows, may have the id of a row of the other tile: low, high are its
-    `id_range`.
+def in_range(chosen, ids, others, MASK: tl.constexpr):
+    """Whether rows are `chosen` and, of a mask of rows, may have the id of a row of the other tile, whose `id_range`
+    is `others`.
 
     A tile has rows of one document alone, so that nothing of another one is read, whatever the walk visits.
     """
-    if PLACED:
-        return chosen & (ids >= low) & (ids <= high)
+    if MASK.PLACED:
+        return chosen & (ids >= others[0]) & (ids <= others[1])
     else:
         return chosen
 
 
 @triton.jit
-def load_queries(
-    ptr, rows, first, end, tokens, exists, row_stride, col_stride,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, PLACED: tl.constexpr,
-):  # fmt: skip
-    """A tile of Q, dO or the output: as `load_tile`; of a mask of rows the `tokens` of the rows that have one."""
-    if PLACED:
-        return load_chosen(ptr, tokens, exists, row_stride, col_stride, HEAD_DIM, BLOCK_D)
-    else:
-        return load_tile(ptr, rows, first, end, row_stride, col_stride, HEAD_DIM, BLOCK_D, EVEN)
+def keys_in_range(of_keys, queries, MASK: tl.constexpr):
+    """`of_keys`, in which no other keys are valid than those `in_range` of queries whose `id_range` this is."""
+    return OfKeys(in_range(of_keys.valid, of_keys.ids, queries, MASK), of_keys.ids)
 
 
 @triton.jit
-def load_valid(
-    ptr, rows, first, end, valid, row_stride, col_stride,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr, HAS_KEYS: tl.constexpr,
-):  # fmt: skip
-    """A tile of K or V: as `load_tile`; with a vector of keys, zeros also stand for those that are not `valid`."""
-    if HAS_KEYS:
-        return load_chosen(ptr, rows, valid, row_stride, col_stride, HEAD_DIM, BLOCK_D)
+def load_queries(matrix, queries, TILE: tl.constexpr, MASK: tl.constexpr):
+    """A tile of Q, dO or the output: as `load_tile`; of a mask of rows the tokens of the rows that have one."""
+    if MASK.PLACED:
+        return load_chosen(matrix, queries, queries.exists, TILE.HEAD_DIM, TILE.BLOCK_D)
     else:
-        return load_tile(ptr, rows, first, end, row_stride, col_stride, HEAD_DIM, BLOCK_D, EVEN)
+        return load_tile(matrix, queries, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_Q)
 
 
 @triton.jit
-def load_keys(ptr, b, h, kv_rows, first, end, strides, HAS_KEYS: tl.constexpr):
-    """Whether the keys `kv_rows` of kv head `h` are valid, as booleans; all are without a vector of keys.
+def load_valid(matrix, keys, of_keys, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
+    """A tile of K or V: as `load_tile`; with a vector of keys, or of a mask of rows, tokens of those that are valid."""
+    if MASK.HAS_KEYS or MASK.PLACED > 0:
+        return load_chosen(matrix, keys, of_keys.valid, DIM, BLOCK)
+    else:
+        return load_tile(matrix, keys, DIM, BLOCK, EVEN)
 
-    ptr: int32 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those keys are not valid.
+
+@triton.jit
+def load_k(head, keys, of_keys, TILE: tl.constexpr, MASK: tl.constexpr):
+    """A tile of a head of K, by `load_valid`: [BLOCK_KV, BLOCK_D]."""
+    return load_valid(head, keys, of_keys, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_KV, MASK)
+
+
+@triton.jit
+def load_v(head, keys, of_keys, TILE: tl.constexpr, MASK: tl.constexpr):
+    """A tile of a head of V, by `load_valid`: [BLOCK_KV, BLOCK_DV]."""
+    return load_valid(head, keys, of_keys, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_KV, MASK)
+
+
+@triton.jit
+def load_keys(operand, b, h, keys, MASK: tl.constexpr):
+    """Whether `keys` of kv head `h` are valid, as booleans; all are without a vector of keys.
+
+    operand: int32 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those are not valid.
     """
-    if HAS_KEYS:
-        ptrs = head_start(ptr, b, h, strides) + kv_rows * strides[2]
-        return tl.load(ptrs, mask=(kv_rows >= first) & (kv_rows < end), other=0) != 0
+    if MASK.HAS_KEYS:
+        ptrs = head_start(operand, b, h) + keys.numbers * operand.strides[2]
+        return tl.load(ptrs, mask=(keys.numbers >= keys.first) & (keys.numbers < keys.end), other=0) != 0
     else:
-        return kv_rows >= 0
+        return keys.numbers >= 0
 
 
 @triton.jit
-def load_ids(ptr, b, rows, first, end, strides, HAS_SEGMENTS: tl.constexpr):
-    """The segment ids of the queries or keys `rows` of batch element `b`; any integers where there are no segments.
+def load_ids(operand, b, rows, MASK: tl.constexpr):
+    """The segment ids of queries or keys of batch element `b`; any integers where there are no segments.
 
-    ptr: integers [batch, length], of which nothing outside first .. end-1 is read.  Ids of int32 stay as they are, all
-    others become int64, so that ids of any two types are compared by their values.
+    operand: integers [batch, length], of which nothing outside first .. end-1 is read.  Ids of int32 stay as they are,
+    all others become int64, so that ids of any two types are compared by their values.
     """
-    if HAS_SEGMENTS:
-        ptrs = ptr + b.to(tl.int64) * strides[0] + rows * strides[1]
-        ids = tl.load(ptrs, mask=(rows >= first) & (rows < end), other=0)
+    if MASK.HAS_SEGMENTS:
+        ptrs = operand.start + b.to(tl.int64) * operand.strides[0] + rows.numbers * operand.strides[1]
+        ids = tl.load(ptrs, mask=(rows.numbers >= rows.first) & (rows.numbers < rows.end), other=0)
         if ids.dtype == tl.int32:
             return ids
         else:
             return ids.to(tl.int64)
     else:
-        return rows
+        return rows.numbers
 
 
 @triton.jit
-def load_of_keys(
-    data, b, h, kv_rows, first, end, exists, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr, PLACED: tl.constexpr
-):
-    """(which of the keys `kv_rows` are valid, their segment ids), as `load_keys` and `load_ids` give them.
+def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
+    """`OfKeys` of `keys`; of a mask of rows those are valid that have a token."""
+    valid = keys.exists if MASK.PLACED else load_keys(data.keys, b, h, keys, MASK)
+    return OfKeys(valid, load_ids(data.kv_ids, b, keys, MASK))
 
-    exists: as of `place_rows`; of a mask of rows those are valid that have a token.
+
+@triton.jit
+def load_of_queries(data, b, queries, MASK: tl.constexpr):
+    """`OfQueries` of `queries`."""
+    return OfQueries(load_ids(data.q_ids, b, queries, MASK))
+
+
+@triton.jit
+def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
+    """The elements of `operand`, [batch, q heads, q_len, kv_len], of the pairs of a tile.
+
+    Zeros stand for what is past the ends of queries or keys, which is not read.
     """
-    keys, ids, _dense, _bias, _placed = data
-    KEYS, keys_strides = keys
-    _q_ids, KV_IDS, _q_ids_strides, kv_ids_strides = ids
-    valid = exists if PLACED else load_keys(KEYS, b, h, kv_rows, first, end, keys_strides, HAS_KEYS)
-    return valid, load_ids(KV_IDS, b, kv_rows, first, end, kv_ids_strides, HAS_SEGMENTS)
+    q_rows, kv_rows = by_query(queries.numbers, BY_KEY), by_key(keys.numbers, BY_KEY)
+    ptrs = head_start(operand, b, hq) + q_rows * operand.strides[2] + kv_rows * operand.strides[3]
+    return tl.load(ptrs, mask=(q_rows < queries.end) & (kv_rows < keys.end), other=0)
 
 
 @triton.jit
-def load_of_queries(data, b, q_rows, first, end, HAS_SEGMENTS: tl.constexpr):
-    """The segment ids of the queries `q_rows`, as `load_ids` gives them."""
-    _keys, ids, _dense, _bias, _placed = data
-    Q_IDS, _kv_ids, q_ids_strides, _kv_ids_strides = ids
-    return load_ids(Q_IDS, b, q_rows, first, end, q_ids_strides, HAS_SEGMENTS)
-
-
-@triton.jit
-def load_pairs(operand, b, hq, q_rows, kv_rows, q_end, kv_end):
-    """The elements of `operand`, a pointer and its strides (b, h, row, key), of the pairs of a tile.
-
-    `q_rows` broadcast against `kv_rows`; zeros stand for what is past q_end or kv_end, which is not read.
-    """
-    ptr, strides = operand
-    ptrs = head_start(ptr, b, hq, strides) + q_rows * strides[2] + kv_rows * strides[3]
-    return tl.load(ptrs, mask=(q_rows < q_end) & (kv_rows < kv_end), other=0)
-
-
-@triton.jit
-def load_shown(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_DENSE: tl.constexpr):
+def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr, MASK: tl.constexpr):
     """Whether a dense mask shows the pairs of a tile, as booleans; all are shown without one."""
-    _keys, _ids, dense, _bias, _placed = data
-    if HAS_DENSE:
-        return load_pairs(dense, b, hq, q_rows, kv_rows, q_end, kv_end) != 0
+    if MASK.HAS_DENSE:
+        return load_pairs(data.dense, b, hq, queries, keys, BY_KEY) != 0
     else:
-        return kv_rows >= 0
+        return by_key(keys.numbers, BY_KEY) >= 0
 
 
 @triton.jit
-def load_bias(data, b, hq, q_rows, kv_rows, q_end, kv_end, HAS_BIAS: tl.constexpr):
+def load_bias(data, b, hq, queries, keys, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
     """The bias of the scores of a tile, in fp32; zero without a bias."""
-    _keys, _ids, _dense, bias, _placed = data
-    if HAS_BIAS:
-        return load_pairs(bias, b, hq, q_rows, kv_rows, q_end, kv_end).to(tl.float32)
+    if SCORE.HAS_BIAS:
+        return load_pairs(data.bias, b, hq, queries, keys, BY_KEY).to(tl.float32)
     else:
         return 0.0
 
 
 @triton.jit
 def prefetch_bias(
-    data, b, hq, q_tile, kv, wanted, q_len, kv_len,
-    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr, INTERPRET: tl.constexpr,
+    data, b, hq, q_tile, kv, wanted, walk, TILE: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr
 ):  # fmt: skip
     """Ask for the bias of tile pair (q_tile, kv) to be in the L2 cache soon, if that is `wanted`.
 
     A loop's own loads ahead are for data in the cache.  A bias comes from the GPU's memory, few bytes of each of many
     rows, and takes longer than a step or two.
     """
-    _keys, _ids, _dense, bias, _placed = data
-    if HAS_BIAS and wanted:
-        ptr, strides = bias
+    if SCORE.HAS_BIAS and wanted:
+        q_len, kv_len, _lo, _hi = walk
+        ptr, strides = data.bias
         # 64 bytes for each request, and the tile's columns at least once
-        EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, BLOCK_KV)
-        rows = tl.minimum(q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX), q_len - 1)
-        keys = tl.minimum(kv * BLOCK_KV + tl.arange(0, BLOCK_KV // EVERY).to(INDEX) * EVERY, kv_len - 1)
-        pointers = head_start(ptr, b, hq, strides) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
-        prefetch(pointers, INTERPRET)
+        EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, TILE.BLOCK_KV)
+        rows = tl.minimum(numbers_of(q_tile, TILE.BLOCK_Q, BUILD), q_len - 1)
+        columns = tl.arange(0, TILE.BLOCK_KV // EVERY).to(BUILD.INDEX) * EVERY
+        keys = tl.minimum(kv * TILE.BLOCK_KV + columns, kv_len - 1)
+        pointers = head_start(data.bias, b, hq) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
+        prefetch(pointers, BUILD.INTERPRET)
 
 
 @triton.jit
@@ -259,28 +249,35 @@ def prefetch(pointers, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def load_sums(lse_head, q_rows, first, end, q_len, stride, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr):
+def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
     """The sum that `probabilities` needs of each row: its log-sum-exp in base 2, or both parts where there is a bias.
 
-    lse_head: the log-sum-exps of a head, see Note [Log-sum-exp in two parts].  Rows outside first .. end-1 are not read
+    lse: the log-sum-exps of a head, see Note [Log-sum-exp in two parts].  Rows outside first .. end-1 are not read
     and have no probabilities, nor have rows that see no key, where there is a bias.
     """
-    lse = load_rows(lse_head, q_rows, first, end, stride, float("inf"), EVEN)
-    if HAS_BIAS:
-        lse = tl.where(lse == float("-inf"), float("inf"), lse)
-        return lse, load_rows(lse_head + q_len * stride, q_rows, first, end, stride, 0.0, EVEN)
+    sums = load_rows(lse, queries, float("inf"), TILE.EVEN_Q)
+    if SCORE.HAS_BIAS:
+        sums = tl.where(sums == float("-inf"), float("inf"), sums)
+        second = Operand(lse.start + q_len * lse.strides[0], lse.strides)
+        return sums, load_rows(second, queries, 0.0, TILE.EVEN_Q)
     else:
-        return lse * 1.4426950408889634, lse
+        return sums * 1.4426950408889634, sums
 
 
 @triton.jit
-def probabilities(s, bias, lse, excess, scale, HAS_BIAS: tl.constexpr):
+def load_delta(saved, row, queries, q_len, TILE: tl.constexpr):
+    """The deltas of the queries of the head that is number `row` of all batch elements; zero where nothing is read."""
+    return load_rows(Operand(saved.DELTA + row * q_len, (1,)), queries, 0.0, TILE.EVEN_Q)
+
+
+@triton.jit
+def probabilities(s, bias, lse, excess, SCORE: tl.constexpr):
     """The probabilities of a tile of products of query and key; lse, excess: as `load_sums` gives them."""
     log2e = 1.4426950408889634
-    if HAS_BIAS:
-        return tl.math.exp2(tl.math.fma(tl.math.fma(s, scale, bias) - lse, log2e, -excess))
+    if SCORE.HAS_BIAS:
+        return tl.math.exp2(tl.math.fma(tl.math.fma(s, SCORE.SCALE, bias) - lse, log2e, -excess))
     else:
-        return tl.math.exp2(s * (scale * log2e) - lse)
+        return tl.math.exp2(s * (SCORE.SCALE * log2e) - lse)
 
 
 @triton.jit
@@ -355,34 +352,36 @@ def rows_of_queries(pairs, BY_KEY: tl.constexpr):
 
 
 @triton.jit
-def load_rows(ptr, rows, first, end, stride, other, EVEN: tl.constexpr):
+def load_rows(vector, rows, other, EVEN: tl.constexpr):
     """One fp32 value per row; `other` outside first .. end-1, where nothing is read."""
+    numbers = rows.numbers
     if EVEN:
-        return tl.load(ptr + rows * stride)
+        return tl.load(vector.start + numbers * vector.strides[0])
     else:
-        return tl.load(ptr + rows * stride, mask=(rows >= first) & (rows < end), other=other)
+        inside = (numbers >= rows.first) & (numbers < rows.end)
+        return tl.load(vector.start + numbers * vector.strides[0], mask=inside, other=other)
 
 
 @triton.jit
 def visible(
-    q_rows, q_ids, kv_rows, kv_ids, valid, shown, kv_len, lo, hi,
-    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
-    HAS_DENSE: tl.constexpr,
+    data, b, hq, queries, keys, of_queries, of_keys, walk,
+    ASKS_KEYS: tl.constexpr, BY_KEY: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Whether the mask lets the (query, key) pairs of a tile through.
-
-    `q_rows` and their `q_ids` broadcast against `kv_rows`, their `kv_ids` (both ids by `load_ids`) and `valid`, which
-    says of each key whether it is valid (`load_keys`); `shown` says it of each pair (`load_shown`).
-    """
+    """Whether the mask lets the (query, key) pairs of a tile through; ASKS_KEYS: only where keys are valid."""
+    _q_len, kv_len, lo, hi = walk
+    q_rows, kv_rows = by_query(queries.numbers, BY_KEY), by_key(keys.numbers, BY_KEY)
+    shown = load_shown(data, b, hq, queries, keys, BY_KEY, MASK)
+    q_ids, kv_ids = by_query(of_queries.ids, BY_KEY), by_key(of_keys.ids, BY_KEY)
+    valid = by_key(of_keys.valid, BY_KEY)
     keep = (kv_rows < kv_len) & (q_rows >= 0)
-    if HAS_LO:
+    if MASK.HAS_LO:
         keep = keep & (q_rows - kv_rows >= lo)
-    if HAS_HI:
+    if MASK.HAS_HI:
         keep = keep & (q_rows - kv_rows <= hi)
-    if HAS_KEYS:
+    if ASKS_KEYS:
         keep = keep & valid
-    if HAS_SEGMENTS:
+    if MASK.HAS_SEGMENTS:
         keep = keep & (q_ids == kv_ids)
-    if HAS_DENSE:
+    if MASK.HAS_DENSE:
         keep = keep & shown
     return keep

@@ -53,7 +53,7 @@ def test_word_by_word_against_the_definition(kind: str, results: list[str]) -> N
 
 
 Kernel = tuple[Any, dict[str, Any], dict[str, str]]
-FLAGS = {"HAS_LO": True, "HAS_HI": True, "HAS_CODES": True, "HAS_DENSE": True}
+ALL, OF_VECTORS = tables.Mask(True, True, True, True), tables.Mask(True, True, True, False)
 STRIDES = dict.fromkeys(
     ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
 )
@@ -66,26 +66,18 @@ TYPES = {
     "SEEN_BITS": "*i32",
 }
 BENT = schedule_module("bent_fold", Band(0))
-TOKENS = {"BLOCK": mask_tables.TOKENS, "PARTNERS": mask_tables.PARTNERS, "TILES": mask_tables.TOKEN_TILES}
-TILES = {"BLOCK_Q": 64, "BLOCK_KV": 128, "LINES": mask_tables.LINES}
+TOKENS = {"TOKENS": tables.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
+DENSE_PAIRS = tables.Pairs(64, 128, mask_tables.DENSE_Q_TILES, mask_tables.DENSE_KV_TILES, mask_tables.LINES)
+PAIRS = tables.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_tables.LINES)
 WALK = {"BLOCK_Q": 64, "BLOCK_KV": 128}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "find_starts": (tables.find_starts, {"BLOCK": mask_tables.TOKENS}),
     "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, **TOKENS}),
-    "seen": (tables.seen, {**FLAGS, **TOKENS}),
-    "seen by vectors": (tables.seen, {**FLAGS, "HAS_DENSE": False, **TOKENS}),
-    "classify": (
-        tables.classify,
-        {**FLAGS, **TILES, "Q_TILES": mask_tables.DENSE_Q_TILES, "KV_TILES": mask_tables.DENSE_KV_TILES},
-    ),
-    "classify by vectors": (
-        tables.classify,
-        {**FLAGS, "HAS_DENSE": False, **TILES, "Q_TILES": mask_tables.Q_TILES, "KV_TILES": mask_tables.KV_TILES},
-    ),
-    "write_seen": (
-        tables.write_seen,
-        {**dict.fromkeys(("HAS_LO", "HAS_HI", "HAS_CODES"), True), "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2},
-    ),
+    "seen": (tables.seen, {"MASK": ALL, **TOKENS}),
+    "seen by vectors": (tables.seen, {"MASK": OF_VECTORS, **TOKENS}),
+    "classify": (tables.classify, {"MASK": ALL, "PAIRS": DENSE_PAIRS}),
+    "classify by vectors": (tables.classify, {"MASK": OF_VECTORS, "PAIRS": PAIRS}),
+    "write_seen": (tables.write_seen, {"MASK": ALL, "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2}),
     "unite_kinds": (tables.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
     "rank_contributors": (
         tables.rank_contributors,

@@ -1,0 +1,203 @@
+"""The arguments of the portable kernels in groups, one for each concern.
+
+Note [Argument groups]
+    Functions on the device take named tuples.  Their text is pasted into Inductor's template like that of the functions
+    (see `templates.py`), and a template's body makes the groups.
+
+    Run-time values are in `Inputs`, `Saved`, `Data`, `Rows`, `OfQueries`, `OfKeys`, `Accumulator` and `Sums`, and in
+    the tuple `walk` = (q_len, kv_len, lo, hi), see `schedule_functions`.  An assignment makes tensors of all members.
+    So compile-time values have groups of their own, `Tile`, `Mask`, `Score` and `Build`, whose names are in capitals
+    and which are assigned as `tl.constexpr`.
+
+    A new term of masks takes a member of `Data` and a flag of `Mask`.  Where it has a vector, it also takes a member of
+    `OfQueries` or `OfKeys`, which `load_of_queries` or `load_of_keys` fills, and in any case a line of `visible`.  What
+    changes scores takes a member of `Score`.  No signature changes.
+
+Note [Data operands]
+    `Data` is what masks and scores read.  A member belongs to a kernel that has the flag behind it; in others it is
+    never read, and may be anything of this form.  Operands have strides for each dimension.
+
+    keys (HAS_KEYS): int32 [batch, kv heads, kv_len]; no row sees a key whose entry is zero.
+
+    q_ids, kv_ids (HAS_SEGMENTS): int32 or int64 [batch, q_len] and [batch, kv_len]; a row sees only keys of its own id.
+
+    Neither has elements of less than 32 bits.  From the narrowest load that an operand of a matmul depends on, be it by
+    a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order of the
+    sum: a vector of bools would give other bits than no vector.
+
+    dense (HAS_DENSE): bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entry is not zero.
+
+    bias (HAS_BIAS): floats [batch, q heads, q_len, kv_len], which are added to the scaled scores.  Any values: a score
+    of -inf has the probability zero.  A row all of whose scores are -inf counts as one that sees no key, but a key that
+    only a bias of -inf hides is read.
+
+    placed (PLACED): where the rows of a mask of rows have their tokens.  Lengths are the mask's, also the lengths of
+    ids, log-sum-exps and deltas; all else has tokens, which `tokens_of` finds.  A row without a token is not read and
+    not written.
+
+    drop (ROUNDS): dropout, see `dropout`.
+"""
+
+from typing import NamedTuple
+
+
+class Operand(NamedTuple):
+    """A tensor of any strides, or a head of one.
+
+    start: pointer to the first element; strides: of all dimensions.
+    """
+
+    start: object
+    strides: object
+
+
+class Inputs(NamedTuple):
+    """q: [batch, q heads, q_len, HEAD_DIM]; k: [batch, kv heads, kv_len, HEAD_DIM]; v: [.., kv_len, VALUE_DIM]."""
+
+    q: object
+    k: object
+    v: object
+
+
+class Saved(NamedTuple):
+    """What a backward has beside the inputs.
+
+    do: [batch, q heads, q_len, VALUE_DIM]; lse: natural log, fp32 [batch, q heads, >= q_len], see Note [Log-sum-exp in
+    two parts]; DELTA: pointer to fp32 [batch, q heads, q_len], contiguous; heads: kv heads of a batch element.
+    """
+
+    do: object
+    lse: object
+    DELTA: object
+    heads: object
+
+
+class Placed(NamedTuple):
+    """PLACE, COUNT: pointers to int32 [row blocks], see `tokens_of`; tokens: how many there are."""
+
+    PLACE: object
+    COUNT: object
+    tokens: object
+
+
+class Drop(NamedTuple):
+    """seed: of dropout; threshold: 65536 times the share of probabilities that are dropped; rescale: of the others."""
+
+    seed: object
+    threshold: object
+    rescale: object
+
+
+class Data(NamedTuple):
+    """See Note [Data operands]."""
+
+    keys: object
+    q_ids: object
+    kv_ids: object
+    dense: object
+    bias: object
+    placed: object
+    drop: object
+
+
+class Rows(NamedTuple):
+    """The queries or the keys of a tile.
+
+    numbers: of the rows; first, end: those outside first .. end-1 see no key by the band, or no query sees them;
+    tokens, exists: the tokens of the rows, and which of them have one, by `tokens_of`.
+    """
+
+    numbers: object
+    first: object
+    end: object
+    tokens: object
+    exists: object
+
+
+class OfQueries(NamedTuple):
+    """What a mask says of the queries of a tile.  ids: of their segments, any integers where there are none."""
+
+    ids: object
+
+
+class OfKeys(NamedTuple):
+    """What a mask says of the keys of a tile.
+
+    valid: booleans, all true without a vector of keys; ids: of their segments, any integers where there are none.
+    """
+
+    valid: object
+    ids: object
+
+
+class Accumulator(NamedTuple):
+    """Where dq is added up in order, see Note [Ordered accumulation]; both are zeroed, and only used when ORDERED.
+
+    DQ: pointer to fp32 [batch, q heads, q_len or tokens, HEAD_DIM], unscaled; SEM: to int32 [batch, q heads, q tiles].
+    """
+
+    DQ: object
+    SEM: object
+
+
+class Sums(NamedTuple):
+    """Where the gradient of a bias is added up, of one plane; see Note [Sums of a bias's gradient].
+
+    SUMS: pointer to fp32 [q tiles, kv tiles, BLOCK_Q * BLOCK_KV], which is not used unless something is added; begins,
+    ends: whether this is the first addend of the plane, and the last; gradient: an `Operand` [q_len, kv_len].
+    """
+
+    SUMS: object
+    begins: object
+    ends: object
+    gradient: object
+
+
+class Tile(NamedTuple):
+    """Sizes: of tiles, of heads, and how both divide lengths.
+
+    BLOCK_D, BLOCK_DV: powers of two, at least HEAD_DIM, VALUE_DIM; GROUP: query heads of a kv head; EVEN_Q, EVEN_KV: no
+    tile has a row that is past the length or, by the band, sees no key or is not seen.
+    """
+
+    BLOCK_Q: int
+    BLOCK_KV: int
+    HEAD_DIM: int
+    BLOCK_D: int
+    VALUE_DIM: int
+    BLOCK_DV: int
+    GROUP: int
+    EVEN_Q: bool
+    EVEN_KV: bool
+
+
+class Mask(NamedTuple):
+    """The bounds and the terms that the mask has; PLACED: rows of a row block, 0 where tokens are rows."""
+
+    HAS_LO: bool
+    HAS_HI: bool
+    HAS_KEYS: bool
+    HAS_SEGMENTS: bool
+    HAS_DENSE: bool
+    PLACED: int
+
+
+class Score(NamedTuple):
+    """How scores and probabilities are made; ROUNDS: of Philox, 0 without dropout."""
+
+    SCALE: float
+    HAS_BIAS: bool
+    ROUNDS: int
+
+
+class Build(NamedTuple):
+    """How a kernel is compiled.
+
+    PRECISION: of matmuls of fp32; STAGES: of loops that load ahead; INDEX: the dtype of indices; INTERPRET: it is for
+    Triton's interpreter.
+    """
+
+    PRECISION: str
+    STAGES: int
+    INDEX: object
+    INTERPRET: bool
