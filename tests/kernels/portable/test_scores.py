@@ -1,0 +1,25 @@
+"""The portable kernels under intervals of keys and bounded scores, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from ...support.processes import run_python
+
+CASES = [
+    "causal & interval(0,none,none)/scale=0.25;l;two_pass;float32",
+    "interval(0,1,none)/scale=0.25;lu;spt;float32",
+    "interval(none,0,0)/scale=0.25;n;two_pass;float32",
+    "band(-9,30) & segments(0,0) & interval(1,none,none)/scale=-0.3;il;spt;float32",
+    "causal/scale=0.25/softcap=2.0;;spt;float32",
+    "causal/scale=-0.25/softcap=2.0/bias=0;b;two_pass;float32",
+    "interval(0,none,none)/scale=0.25/softcap=30.0;l;spt;float16",
+]
+
+
+def test_against_fp64() -> None:
+    lines = run_python("-m", "tests.support.interpreted_scores", *CASES).stdout.splitlines()
+    found = [line.removeprefix("RESULT ") for line in lines if line.startswith("RESULT ")]
+    assert len(found) == len(CASES)
+    for case, line in zip(CASES, found, strict=True):
+        errors = [float(word) for word in line.removeprefix(case).split()]
+        assert len(errors) == 4
+        assert max(errors) < (5e-2 if case.endswith("16") else 5e-5), line

@@ -1,0 +1,102 @@
+"""Run the portable kernels under intervals of keys and bounded scores in Triton's interpreter, through Inductor.
+
+    python -m tests.support.interpreted_scores CASE ...
+
+A program of its own, as it claims a GPU.  A case is CALL,SCHEDULE,DTYPE, where CALL is the text of a call without
+orders, of `EXTRAS`; one line of output per case: the largest errors of the output and of the gradients.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from .mockgpu import install_driver  # Triton reads the environment when it is imported
+
+install_driver()
+
+from dataclasses import replace  # noqa: E402
+
+import torch  # noqa: E402
+import torch._inductor.config as inductor_config  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from dash_inductor import lowering  # noqa: E402
+from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
+
+from .paired import step  # noqa: E402
+
+TILES = Tiles(32, 16, 4, 1)
+BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
+
+
+def extras(names: str) -> list[Tensor]:
+    """What the operands of a call are, by one letter each: the bounds l and u of positions, numbers n, ids i, a bias b."""
+    generator = torch.Generator().manual_seed(0)
+    lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
+    found = {
+        "l": lower,
+        "u": (lower + torch.randint(-3, 40, lower.shape, generator=generator)).int(),
+        "n": torch.randint(0, 9, lower.shape, generator=generator),
+        "i": (torch.arange(LENGTH) // 20).expand(BATCH, -1).contiguous(),
+        "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
+    }
+    return [found[name] for name in names]
+
+
+def shown(call: Call, given: list[Tensor]) -> Tensor:
+    q, kv = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
+    band = call.mask.band
+    keep = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
+    keep = keep & (band.lo is None or q - kv >= band.lo) & (band.hi is None or q - kv <= band.hi)
+    for term in call.mask.terms.values():
+        values = {
+            field: given[operand.index][:, None, :, None]
+            if "q" in term.AXES[field]
+            else given[operand.index][:, None, None]
+            for field, operand in term.given.items()
+        }
+        keep = keep & term.shows(values, kv)
+    return keep
+
+
+def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    q, k, v, do = (t.double() for t in tensors)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    keep = shown(call, given)
+    s = q @ k.expand(-1, Q_HEADS, -1, -1).mT * call.scale
+    s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
+    s = s if call.bias is None else s + given[call.bias.operand.index].double()
+    p = torch.where(keep, s, float("-inf")).softmax(-1)
+    out = torch.where(keep.any(-1, keepdim=True), p, 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
+    return [out.detach(), *torch.autograd.grad(out, leaves, do)]
+
+
+def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    call, given = Call.parse(text), extras(names)
+    tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
+    order = (0, 1, 2, 3)
+    calls = str(replace(call, orders=(order,))), str(replace(call, orders=(order,) * 3))
+    dq = TILES if schedule == "two_pass" else None
+    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
+    compiled = torch.compile(step, dynamic=False)
+    found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan, None)
+    return " ".join(
+        f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, exact(call, tensors, given), strict=True)
+    )
+
+
+def main(cases: list[str]) -> None:
+    inductor_config.cpu_backend = "triton"
+    lowering.register()
+    for case in cases:
+        text, names, schedule, dtype = case.split(";")
+        print("RESULT", case, run(text, names, schedule, getattr(torch, dtype)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
