@@ -33,7 +33,7 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 
 def extras(names: str) -> list[Tensor]:
-    """What the operands of a call are, by one letter each: the bounds l and u of positions, numbers n, ids i, a bias b."""
+    """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, a bias b."""
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
     found = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ...support.processes import run_python
+import subprocess
+import sys
+from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 CASES = [
     "causal & interval(0,none,none)/scale=0.25;l;two_pass;float32",
     "interval(0,1,none)/scale=0.25;lu;spt;float32",
@@ -16,8 +19,10 @@ CASES = [
 
 
 def test_against_fp64() -> None:
-    lines = run_python("-m", "tests.support.interpreted_scores", *CASES).stdout.splitlines()
-    found = [line.removeprefix("RESULT ") for line in lines if line.startswith("RESULT ")]
+    command = [sys.executable, "-m", "tests.support.interpreted_scores", *CASES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(found) == len(CASES)
     for case, line in zip(CASES, found, strict=True):
         errors = [float(word) for word in line.removeprefix(case).split()]
