@@ -203,7 +203,7 @@ class _Reader:
 
     def has_interval(self, cond: sympy.Expr) -> bool:
         """Whether a condition compares the position or a number of the key with data of the query."""
-        return self.half_line(cond, of_data=True) is not None
+        return any(self.half_line(side, of_data=True) is not None for side in (cond, sympy.expand(-cond - 1)))
 
     def half_line(self, cond: sympy.Expr, of_data: bool = False) -> Between | None:
         """A condition as a half-line; None if it is none.

@@ -15,13 +15,15 @@ from ..support.repeats import differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
-LENGTH = 1000
 SHAPES = [(3, 8, 2, 128, torch.bfloat16), (2, 4, 4, 64, torch.float16), (2, 2, 2, 256, torch.bfloat16)]
 """Batch, heads of query and of key, head dim, dtype."""
 
 
+LENGTH = 1000
+
+
 def positions(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    q = torch.arange(LENGTH, device=numbers.device)
+    q = torch.arange(numbers.shape[1], device=numbers.device)
     return q[:, None], q[None]
 
 
@@ -51,7 +53,7 @@ MASKS: dict[Callable[[Tensor], Tensor], str] = {
     starts: "causal & interval(0,none,none)",
     prefix: "interval(none,0,none)",
     compared: "interval(none,0,0)",
-    starts_of_few: "causal & segments(0,0) & interval(1,none,none)",
+    starts_of_few: "causal & segments(0,1) & interval(2,none,none)",
 }
 
 
@@ -64,12 +66,17 @@ def numbers_of(batch: int) -> Tensor:
 
 
 def step(make: Callable[[Tensor], Tensor], dynamic: bool) -> Callable[..., list[Tensor]]:
-    @torch.compile(dynamic=dynamic)
+    torch._dynamo.reset()
+
+    @torch.compile(dynamic=False)
     def attention(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=make(numbers), enable_gqa=q.shape[1] != k.shape[1])
 
     def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, numbers: Tensor) -> list[Tensor]:
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        if dynamic:
+            for t, dim in (*((t, 2) for t in leaves), (numbers, 1)):
+                torch._dynamo.mark_dynamic(t, dim)
         out = attention(*leaves, numbers)
         return [out.detach(), *torch.autograd.grad(out, leaves, do)]
 
