@@ -138,8 +138,8 @@ class MaskData:
             found.append(("segments[0]", self.segments[0], _IDS, (self.batch, self.q_len)))
             found.append(("segments[1]", self.segments[1], _IDS, keys))
         if self.dense is not None:
-            shape = self.batch, self.q_heads, self.q_len, self.kv_len
-            found.append(("dense", self.dense, (torch.bool,), shape))
+            plane = self.batch, self.q_heads, self.q_len, self.kv_len
+            found.append(("dense", self.dense, (torch.bool,), plane))
         return found
 
 

@@ -210,7 +210,7 @@ def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tenso
         for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (place, f.dash_seen_keys(*tail)))
     )
     if data.terms:
-        keys = keys & data.shows(0, slice(None), slice(None))[0]
+        keys = keys & torch.as_tensor(data.shows(0, slice(None), slice(None)))[0]
         below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
         lo, hi = everything.resolved.band.lo, everything.resolved.band.hi
         first = torch.zeros_like(row) if hi is None else (row - hi).clamp(0, kv_len)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...model.plan import Plan
+from ...model.terms import Axis
 from ...schedule.table_walk import Tables, forward_words, from_the_end
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ...schedule.walk import Problem
@@ -36,14 +37,17 @@ def _shown(data: MaskData) -> Tensor:
     band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
     rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
     shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
-    places = {("b", "q"): (..., None), ("b", "kv"): (slice(None), None), ("b", "h", "q", "kv"): (...,)}
     for term, values in data.terms:
-        parts = {}
-        for field, value in values.items():
-            axes = term.AXES[field]
-            parts[field] = value[places[axes]] if "h" in axes else value[places[axes]][:, None]
+        parts = {field: _of_pairs(value, term.AXES[field]) for field, value in values.items()}
         shown = shown & term.shows(parts, keys)
     return shown
+
+
+def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+    """What a term reads, as it broadcasts to [batch, q_heads, q_len, kv_len]."""
+    if "h" in axes:
+        return value
+    return value[:, None, :, None] if "q" in axes else value[:, None, None]
 
 
 def _codes(data: MaskData) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,8 @@ class Dropped:
         return self.with_threshold(self.dropout.threshold, self.dropout.rescale)
 
     def with_threshold(self, threshold: int, rescale: float) -> Gradients:
-        p, call, plan = self.problem, self._call(), plan_of(self.problem, self.schedule)
+        p, plan = self.problem, plan_of(self.problem, self.schedule)
+        call = dataclasses.replace(self._call(), dropout=self.dropout)
         tensors = p.do, p.q, p.k, p.v, self.out, self.lse
         return launch.backward(*tensors, call, plan, self.data, (self.seed, threshold, rescale))
 

@@ -468,7 +468,7 @@ def test_wrong_tensors_are_refused() -> None:
     for name, tensors in wrong.items():
         with pytest.raises(ArgumentError, match=name):
             forward(dataclasses.replace(p, **tensors))
-    for order in ((0, 1, 2), (0, 1, 3, 2), (0, 0, 1, 3)):
+    for order in ((0, 1, 2), (0, 0, 1, 3)):
         with pytest.raises(ArgumentError, match="order"):
             forward(p, order=order)
     with pytest.raises(ArgumentError, match="ctas=0"):

@@ -52,7 +52,7 @@ def starts_of_few(numbers: Tensor) -> Tensor:
 MASKS: dict[Callable[[Tensor], Tensor], str] = {
     starts: "causal & interval(0,none,none)",
     prefix: "interval(none,0,none)",
-    compared: "interval(none,0,0)",
+    compared: "interval(none,0,1)",
     starts_of_few: "causal & segments(0,1) & interval(2,none,none)",
 }
 
@@ -70,7 +70,8 @@ def step(make: Callable[[Tensor], Tensor], dynamic: bool) -> Callable[..., list[
 
     @torch.compile(dynamic=False)
     def attention(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=make(numbers), enable_gqa=q.shape[1] != k.shape[1])
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=make(numbers))
 
     def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, numbers: Tensor) -> list[Tensor]:
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]

@@ -72,10 +72,11 @@ class ForwardData(NamedTuple):
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
         if mask.dense is not None:
             return ForwardData(None, None, *made)
-        codes = [made.pop(0) for _ in range(2)] if has_codes else [None, None]
+        q_codes, kv_codes = (made.pop(0), made.pop(0)) if has_codes else (None, None)
         spans = made.pop(0) if traits.has("interval") else None
         numbers = made.pop(0) if traits.numbers else None
-        data = ForwardData(*codes, *made, q_spans=spans, kv_numbers=numbers)
+        keys_seen, counts, steps = made
+        data = ForwardData(q_codes, kv_codes, keys_seen, counts, steps, q_spans=spans, kv_numbers=numbers)
         if mask.placed is None:
             return data
         place, count = mask.placed.place, mask.placed.count
