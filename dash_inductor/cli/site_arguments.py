@@ -13,7 +13,7 @@ from ..model.call import Bias, Call
 from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Mask
 from ..model.site import BITS, Site
-from ..model.terms import Dense, Keys, Operand, Segments
+from ..model.terms import Dense, Interval, Keys, Operand, Segments
 from ..planning.prediction import GPU, gpus
 from ..timeline.data import Data
 
@@ -27,6 +27,7 @@ terms joined by '+'.  One of
 and any of
   keys, keys:N,N,...            padding: a mask of valid keys; the first N are valid in each batch element
   documents, documents:N,N,...  packed documents; their lengths
+  interval                      a first and a last key for each query
   dense                         a tensor with a truth value for each query and key"""
 
 _WINDOW = re.compile(r"window:(none|-?\d+),(none|-?\d+)")
@@ -113,7 +114,7 @@ def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
 
 def _mask(text: str) -> tuple[Mask, Data | None, int]:
     """The mask, what it hides as far as that is said, and the number of tensors that it reads."""
-    band, keys, segments, dense, operands = None, None, None, None, 0
+    band, keys, segments, dense, interval, operands = None, None, None, None, None, 0
     lengths: dict[str, tuple[int, ...]] = {}
     for term in (word.strip() for word in text.split("+")):
         data = _DATA.fullmatch(term)
@@ -126,12 +127,14 @@ def _mask(text: str) -> tuple[Mask, Data | None, int]:
                 lengths[data[1]] = tuple(int(word) for word in data[2].split(","))
         elif term == "dense" and dense is None:
             dense, operands = Dense(Operand(operands)), operands + 1
-        elif data is None and term != "dense" and band is None:
+        elif term == "interval" and interval is None:
+            interval, operands = Interval(Operand(operands), Operand(operands + 1)), operands + 2
+        elif data is None and term not in ("dense", "interval") and band is None:
             band = _band(term, text)
         else:
             raise ArgumentError("mask", text, f"every kind of term once: {MASKS}")
     hidden = Data(lengths.get("documents"), lengths.get("keys")) if lengths else None
-    return Mask(band or Band(), keys, segments, dense), hidden, operands
+    return Mask(band or Band(), keys, segments, dense, interval), hidden, operands
 
 
 def _band(term: str, text: str) -> Band:

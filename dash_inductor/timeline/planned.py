@@ -118,7 +118,13 @@ def in_words(site: Site) -> str:
     heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
-    terms = {"keys": "valid keys", "segments": "documents", "dense": "a dense mask", "bias": "a bias"}
+    terms = {
+        "keys": "valid keys",
+        "segments": "documents",
+        "interval": "intervals",
+        "dense": "a dense mask",
+        "bias": "a bias",
+    }
     facts = [
         f"{heads} of {lengths}",
         dims,
