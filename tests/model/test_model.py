@@ -9,14 +9,62 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Placed, Plan, Segments, Tiles
+from dash_inductor.model import (
+    Band,
+    Bias,
+    Call,
+    Dense,
+    Dropout,
+    Interval,
+    Keys,
+    Mask,
+    Operand,
+    Placed,
+    Plan,
+    Segments,
+    Tiles,
+)
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
 SEGMENTS = (None, Segments(Operand(0), Operand(0)), Segments(Operand(1), Operand(2)))
 PLACED = Segments(Operand(0), Operand(1), Placed(Operand(2), Operand(3)))
 MASKS = [Mask(band, keys, segments) for segments in SEGMENTS for band in BANDS for keys in KEYS]
+INTERVALS = [
+    (Interval(Operand(0), None), "interval(0,none,none)"),
+    (Interval(None, Operand(3), Operand(3)), "interval(none,3,3)"),
+    (Interval(Operand(1), Operand(2), Operand(4)), "interval(1,2,4)"),
+]
 ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
+
+
+@pytest.mark.parametrize(("interval", "text"), INTERVALS)
+def test_intervals(interval: Interval, text: str) -> None:
+    mask = Mask(Band(0), Keys(Operand(9)), interval=interval)
+    assert str(mask) == f"causal & keys(9) & {text}"
+    assert Mask.parse(str(mask)) == mask
+    assert mask.by_query
+    assert [operand.index for operand in mask.operands] == list(
+        dict.fromkeys((9, *(operand.index for operand in interval.operands)))
+    )
+    traits = Call(mask, 1.0).traits
+    assert (traits.terms, traits.numbers) == (("interval", "keys"), interval.number is not None)
+
+
+def test_intervals_without_a_bound() -> None:
+    with pytest.raises(ArgumentError, match="lo, hi"):
+        Interval(None, None)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_bounded_scores(softcap: float) -> None:
+    call = Call(Mask(Band(0)), 0.125, bias=Bias(Operand(0)), softcap=softcap)
+    assert f"/scale=0.125/softcap={softcap!r}/bias=0" in str(call)
+    assert Call.parse(str(call)) == call
+    assert call.traits.asks == {"bias", "softcap"}
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ArgumentError, match="softcap"):
+            replace(call, softcap=wrong)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -114,6 +162,9 @@ def test_plans() -> None:
         "segments(0,1):placed(2)",
         "segments(0,1):placed(2,3) & keys(4)",
         "segments(0,1):placed(2,3) & dense(4)",
+        "interval(none,none,none)",
+        "interval(0,1)",
+        "interval(0,1,2) & interval(0,1,2)",
         "segments(0,1) & segments(0,0)",
     ],
 )

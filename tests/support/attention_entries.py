@@ -83,6 +83,15 @@ def _documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
     return _attend(q, k, v, same & (place <= place[:, None]))
 
 
+def _from_starts(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+    place = torch.arange(starts.shape[1], device=starts.device)
+    return _attend(q, k, v, ((place <= place[:, None]) & (place >= starts[:, :, None]))[:, None])
+
+
+def _ordered(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor) -> Tensor:
+    return _attend(q, k, v, numbers[:, None, None] <= numbers[:, None, :, None])
+
+
 def _packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
     return varlen_attn(q, k, v, starts, starts, LENGTH, LENGTH, window_size=(-1, 0), **GROUPED)
 
@@ -114,6 +123,16 @@ ENTRIES = {
         _documents,
         lambda make, device: _qkv(make) | {"ids": torch.arange(2 * LENGTH, device=device).view(2, LENGTH) // 9},
         copied=("ids",),
+    ),
+    "document starts": Entry(
+        _from_starts,
+        lambda make, device: _qkv(make) | {"starts": torch.arange(LENGTH, device=device).repeat(2, 1) // 9 * 9},
+        copied=("starts",),
+    ),
+    "ordered numbers": Entry(
+        _ordered,
+        lambda make, device: _qkv(make) | {"numbers": torch.arange(2 * LENGTH, device=device).view(2, LENGTH) % 5},
+        copied=("numbers",),
     ),
     "bias": Entry(_attend, lambda make, device: _qkv(make) | {"bias": make(1, HEADS, LENGTH, LENGTH).detach()}),
     "packed": Entry(
