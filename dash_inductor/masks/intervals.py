@@ -143,6 +143,8 @@ def split(scores: Scores, visible: Value, loads: Loads) -> tuple[Value, Between 
             if found is None:
                 return visible, None
             intervals.append(found)
+        if not intervals:
+            return visible, None
         between = intervals[0]
         for other in intervals[1:]:
             between = _both(between, other)
@@ -225,7 +227,7 @@ class _Reader:
 
     def _bound(self, expr: sympy.Expr) -> Bound | None:
         more, rest = expr.as_coeff_Add()
-        if rest == 0 or abs(int(more)) >= 2**31 or not self._computable(rest, self.scores.q):
+        if abs(int(more)) >= 2**31 or not self._computable(rest, self.scores.q):
             return None
         return Bound(Numbers(rest, "q", self.scores.q, self.loads.named_in(rest)), int(more))
 

@@ -541,6 +541,16 @@ def prefix_of_documents(q, k, m):
     return same & (causal(q, k) | (torch.arange(k.shape[2]) < m[:, :1])[:, None, None, :])
 
 
+def constant_prefix(q, k, m):
+    """Causal from the start of a document on, with first keys that everyone sees."""
+    return (causal(q, k) & (columns(k) >= m[:, None, :, None])) | (columns(k) < 3)
+
+
+def larger_numbers(q, k, m):
+    """A comparison that is strict, so that the number after the largest one is no integer of the type."""
+    return m[:, None, :, None] > m[:, None, None, :]
+
+
 def valid_starts(q, k, m):
     return document_starts(q, k, m) & per_key(m != 1)
 
@@ -556,6 +566,8 @@ def valid_starts(q, k, m):
         (windows_of_data, "interval"),
         (prefix_of_documents, "segments & interval"),
         (valid_starts, "causal & keys & interval"),
+        (constant_prefix, "dense"),
+        (larger_numbers, "dense"),
     ],
     ids=lambda f: getattr(f, "__name__", ""),
 )
