@@ -31,8 +31,8 @@ from .nominal import critical_path, launched_together, must_be_simulated, work
 from .numerics import numerics_key, terms
 
 UPWARD = ("ascending", "spt", "two_pass")
-"""The schedules that masks with segments are planned with.  All heads have the same walks and ranks, and a walk goes
-up: down, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
+"""The schedules that masks with segments or an interval are planned with.  All heads have the same walks and ranks, and
+a walk goes up: down, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
 """Heads that are launched together at least where the CTAs of a head keep less of it in the L2 cache than `_fits_l2`

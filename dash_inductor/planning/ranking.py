@@ -158,7 +158,7 @@ def _objection(question: _Question, name: str, kernel: str, candidate: Candidate
     if named is not None and name != named:
         return f"schedule={named!r} was named"
     if named is None and name not in planner.schedules_for(question.site):
-        return f"masks with segments are planned among {', '.join(planner.UPWARD)}"
+        return f"masks with segments or intervals are planned among {', '.join(planner.UPWARD)}"
     return planner.objection(
         name, kernel, candidate, question.site.band, question.likely, named=named is not None
     )  # fmt: skip

@@ -251,7 +251,7 @@ def test_why_candidates_lose() -> None:
     assert by_schedule(rank(site("band(-64,64)", 64), "sm_90", "spt"))["spt"].chosen
     assert by_schedule(rank(site(), "sm_80"))[None].why == "there are no such kernels for sm_80 and bfloat16"
     documents = by_schedule(rank(site("causal & segments(0,0)"), "sm_90"))
-    assert documents["bent_fold"].why == "masks with segments are planned among ascending, spt, two_pass"
+    assert documents["bent_fold"].why == "masks with segments or intervals are planned among ascending, spt, two_pass"
     named = by_schedule(rank(site(), "sm_90", "spt"))
     assert (named["spt"].chosen, named["spt"].why) == (True, "it was named")
     assert named["bent_fold"].why == "schedule='spt' was named"
