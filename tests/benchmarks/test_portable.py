@@ -64,7 +64,7 @@ def test_kernels_have_the_strides_of_the_tensors() -> None:
     shape = portable.shape_of("test", 32, FULL, 4096, queries=16, dtype="float32")
     kernel = portable.rendered(shape, Tiles(32, 32, 8, 1))
     lines = [line.strip() for line in kernel.text.splitlines()]
-    assert f"q_strides = ({4096 * 1024}, 32, 1024, 1,)" in lines
+    assert f"query = Operand(Q, ({4096 * 1024}, 32, 1024, 1,))" in lines
     assert any(line.startswith(f"tl.store(OUT + idx_b * {16 * 1024} + idx_h * 32 + ") for line in lines)
     assert kernel.types == ("*fp32",) * 5
     assert kernel.grid == 4 * 32
