@@ -41,13 +41,14 @@ def compile_kernel(
     constants: Mapping[str, Any],
     types: Mapping[str, str | Group | None],
     options: dict[str, Any],
+    multiples: Mapping[str, int] = {},
 ) -> Any:
     """Triton's compiled kernel.
 
     Args:
         constants: compile-time constants by parameter; a named tuple of them is a group.
-        types: of the parameters that are neither constants nor int32; None for a group that is absent.  Pointers that
-            are in no group are multiples of 16 bytes.
+        types: of the parameters that are neither constants nor int32; None for a group that is absent.
+        multiples: the known divisors of parameters that are in no group; 16 bytes for a pointer that is not named.
     """
     signature: dict[str, Any] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
@@ -65,7 +66,7 @@ def compile_kernel(
                 attributes |= _divisible((i, j), type_, kind.multiples.get(argument))
         else:
             signature[name] = kind
-            attributes |= _divisible((i,), kind)
+            attributes |= _divisible((i,), kind, multiples.get(name))
     return triton.compile(
         source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
         target=TARGET,

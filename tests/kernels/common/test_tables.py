@@ -30,7 +30,17 @@ from dash_inductor.operators.mask_tables import mask_tables as operator
 from ...support.distribution import ROOT
 from ...support.processes import HANGS
 
-COUNTS = {"vectors": 3, "dense": 3, "seen_bits": 6, "united": 6, "bent": 2, "extreme": 2, "alone": 1, "altered": 1}
+COUNTS = {
+    "vectors": 3,
+    "intervals": 4,
+    "dense": 3,
+    "seen_bits": 6,
+    "united": 6,
+    "bent": 2,
+    "extreme": 2,
+    "alone": 1,
+    "altered": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +64,7 @@ def test_word_by_word_against_the_definition(kind: str, results: list[str]) -> N
 
 Kernel = tuple[Any, dict[str, Any], dict[str, str]]
 ALL, OF_VECTORS = tables.Mask(True, True, True, True), tables.Mask(True, True, True, False)
+OF_INTERVALS = tables.Mask(True, True, True, False, INTERVAL=True, NUMBERS=True)
 STRIDES = dict.fromkeys(
     ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
 )
@@ -64,6 +75,8 @@ TYPES = {
     **dict.fromkeys(("Q_CODES", "KV_CODES", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
     **dict.fromkeys(("KINDS", "FINE"), "*i8"),
     "SEEN_BITS": "*i32",
+    "SPANS": "*i32",
+    "NUMBERS": "*i32",
 }
 BENT = schedule_module("bent_fold", Band(0))
 TOKENS = {"TOKENS": tables.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
@@ -75,7 +88,9 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, **TOKENS}),
     "seen": (tables.seen, {"MASK": ALL, **TOKENS}),
     "seen by vectors": (tables.seen, {"MASK": OF_VECTORS, **TOKENS}),
+    "seen by intervals": (tables.seen, {"MASK": OF_INTERVALS, **TOKENS}),
     "classify": (tables.classify, {"MASK": ALL, "PAIRS": DENSE_PAIRS}),
+    "classify by intervals": (tables.classify, {"MASK": OF_INTERVALS, "PAIRS": PAIRS}),
     "classify by vectors": (tables.classify, {"MASK": OF_VECTORS, "PAIRS": PAIRS}),
     "write_seen": (tables.write_seen, {"MASK": ALL, "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2}),
     "unite_kinds": (tables.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
@@ -98,7 +113,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_fits_the_architecture(name: str) -> None:
     """Any Triton: no spills to speak of, little shared memory, nothing accumulated in memory."""
     function, constants = KERNELS[name]
-    built = compile_kernel(function, ASTSource, constants, TYPES, {"num_warps": 4})
+    anywhere = dict.fromkeys(("VALID", "DENSE"), 1)
+    built = compile_kernel(function, ASTSource, constants, TYPES, {"num_warps": 4}, anywhere)
     used = standalone.resources(built, "sm_90")
     assert max(used.spill_stores, used.spill_loads) <= 64, used
     assert used.shared_memory <= 48 << 10, used
