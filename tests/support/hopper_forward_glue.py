@@ -671,7 +671,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "role_barrier": meet, "load_rows": load_rows, "store_rows": store_rows, "wait_until_read": wait_until_read,
         "here": same, "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
-        "_keep_below": keep_below, "_keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
+        "_keep_below": keep_below, "keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
         "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
         "FORWARD_UNSEEN": FORWARD_UNSEEN,
         "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,

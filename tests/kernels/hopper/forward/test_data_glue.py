@@ -387,8 +387,8 @@ CONTROLS = {
     "codes of another batch element, ragged": (
         Launch("padded", Band(), 40, 60, batch=3),
         WRONG,
-        "self.arguments.kv_codes_ptr + b * work.kv_len",
-        "self.arguments.kv_codes_ptr + 0 * work.kv_len",
+        "ptr + b * work.kv_len",
+        "ptr + 0 * work.kv_len",
     ),
     "codes past the end": (
         Launch("left", Band(), 40, 60),
@@ -399,8 +399,8 @@ CONTROLS = {
     "codes of no query": (
         Launch("packed", Band(0), 90, 90),
         "outside a tensor",
-        "* work.q_len + rows, mask=row_exists, other=0",
-        "* work.q_len + rows",
+        "q_codes_ptr + of_element + rows, mask=row_exists, other=0",
+        "q_codes_ptr + of_element + rows",
     ),
     "tables of another batch element": (PACKED, "", "b * self.arguments.tables + head % self.arguments.tables", "0"),
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.arguments.tables", "0"),
