@@ -16,6 +16,7 @@ from ...model.plan import Plan
 from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.walk import Problem
 from ...upstream import compat
+from ...upstream.cuda import raw_stream
 from .compiling import schedule_module
 from .device import tables
 from .launcher import KernelLauncher, launch
@@ -314,7 +315,7 @@ class _Builder:
         key = kernel, self.device.index, grid, kinds, tuple(constants.values())
         launched = _LAUNCHERS.get(key)
         if launched is not None:
-            stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+            stream = raw_stream(self.device.index)
             launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
             return
         compiled = kernel[grid](*arguments, **constants, num_warps=4)
