@@ -115,7 +115,8 @@ class Between:
         lo, hi = (None if part is None else part.compute(calculator) for part in (self.lo, self.hi))
         if self.number is not None:
             return lo, hi, self.number.compute(calculator)
-        return *(None if bound is None else _in_words(bound, calculator) for bound in (lo, hi)), None  # type: ignore[return-value]
+        lo, hi = (None if bound is None else _in_words(bound, calculator) for bound in (lo, hi))
+        return lo, hi, None
 
 
 def _in_words(bound: Any, calculator: Calculator) -> Any:

@@ -251,5 +251,5 @@ def require_visible_keys(scores: Scores, found: Terms) -> None:
         names = ", ".join(sorted({load.node.name for load in found.loads}))
         cause = f"{names}, which is data, may hide all keys of a query by a finite value"
         raise NotRecognised("depends_on_input", cause)
-    if found.segments is not None or hides_a_row(scores, found.band):
+    if found.segments is not None or found.interval is not None or hides_a_row(scores, found.band):
         raise NotRecognised("not_a_band", f"{found} may hide all keys of a query by a finite value")

@@ -36,9 +36,11 @@ class Term:
     Attributes:
         NAME: the name in texts, and the field of `Mask`.
         AXES: the dimensions of each operand's tensor.
+        OPTIONAL: whether operands may be missing.
     """
 
     NAME: ClassVar[str]
+    OPTIONAL: ClassVar[bool] = False
     AXES: ClassVar[Mapping[str, tuple[Axis, ...]]]
 
     @functools.cached_property
@@ -75,7 +77,8 @@ class Term:
         """
         match = _TEXT.fullmatch(text)
         operands = None if match is None or match[3] else _operands(match[2])
-        if match is None or match[1] != cls.NAME or operands is None or len(operands) != len(cls.AXES):
+        named = match is not None and match[1] == cls.NAME
+        if not named or operands is None or len(operands) != len(cls.AXES) or (None in operands and not cls.OPTIONAL):
             raise ArgumentError("mask", text, f"{cls.NAME}(...) with {len(cls.AXES)} places of operands")
         return cls(*operands)
 
@@ -202,6 +205,7 @@ class Interval(Term):
     """
 
     NAME = "interval"
+    OPTIONAL = True
     AXES: ClassVar[Mapping[str, tuple[Axis, ...]]] = {"lo": ("b", "q"), "hi": ("b", "q"), "number": ("b", "kv")}
 
     lo: Operand | None

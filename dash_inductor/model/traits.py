@@ -17,7 +17,7 @@ class Traits:
 
     Attributes:
         has_lo, has_hi: the band of the mask has this bound.
-        terms: the names of the mask's other terms, sorted: "dense", "keys", "segments".
+        terms: the names of the mask's other terms, sorted, see `model.terms.TERMS`.
         bias: a bias is added to the scores.
         dropout: probabilities are dropped at random.
         placed: the mask is one of rows, see `model.Placed`.

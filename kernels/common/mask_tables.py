@@ -127,7 +127,8 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 def spans(data: MaskData) -> tuple[Tensor, Tensor]:
     """What `MaskTables` says of an interval: spans of queries, in which the band is too, and numbers of keys."""
     if data.interval is None:
-        return (torch.empty(0, dtype=torch.int32, device=data.device),) * 2
+        nothing = torch.empty(0, dtype=torch.int32, device=data.device)
+        return nothing, nothing.clone()
     lo, hi, number = (None if t is None else t.long() for t in data.interval)
     if number is None:
         band, queries = data.band.resolve(data.q_len, data.kv_len), torch.arange(data.q_len, device=data.device)
