@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.reference import tables
 from dash_inductor.model import Band, Bias, Call, Interval, Mask, Operand, Segments, Site
 from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
@@ -91,3 +94,26 @@ def test_bounded_scores(softcap: float, has_bias: bool) -> None:
     call = Call(Mask(Band(0)), DIM**-0.5, bias=Bias(Operand(0)) if has_bias else None, softcap=softcap)
     shown = (Q >= KV).expand(BATCH, 1, -1, -1)
     check(call, [] if bias is None else [bias], shown, bias)
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(-20, 40, "bottom_right")], ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(33, 70), (70, 33), (1, 40)])
+def test_other_lengths_of_keys(band: Band, q_len: int, kv_len: int) -> None:
+    """Bounds of queries beside numbers of keys of another length, by the reader of tables and by the definition."""
+    generator = torch.Generator().manual_seed(0)
+    lo = torch.randint(-3, kv_len, (BATCH, q_len), generator=generator)
+    hi, number = lo + 9, torch.randint(0, kv_len, (BATCH, kv_len), generator=generator)
+    distance = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None]
+    resolved = band.resolve(q_len, kv_len)
+    inside = torch.ones(q_len, kv_len, dtype=torch.bool)
+    inside = inside & (resolved.lo is None or distance >= resolved.lo)
+    inside = inside & (resolved.hi is None or distance <= resolved.hi)
+    for numbers in (None, number):
+        data = MaskData(band, BATCH, 1, 1, q_len, kv_len, interval=(lo, hi, numbers))
+        of_keys = torch.arange(kv_len).expand(BATCH, -1) if numbers is None else number
+        shown = inside & (lo[:, :, None] <= of_keys[:, None]) & (of_keys[:, None] <= hi[:, :, None])
+        assert torch.equal(tables._shown(data)[:, 0], shown)
+        spans, ranks = mask_tables.spans(data)
+        keys = torch.arange(kv_len).expand(BATCH, -1) if numbers is None else ranks
+        found = (spans[:, 0, :, None] <= keys[:, None]) & (keys[:, None] < spans[:, 1, :, None])
+        assert torch.equal(found if numbers is None else found & inside, shown)
