@@ -76,7 +76,7 @@ def test_bits_are_those_of_training(name: str, dtype: torch.dtype, dynamic: bool
     assert [counts[BACKWARD] for counts in graphs.after].count(0) == len(graphs.after) - 1
 
 
-@pytest.mark.parametrize("name", ["plain", "keys", "window", "grouped"])
+@pytest.mark.parametrize("name", ["plain", "keys", "window", "grouped", "document starts", "ordered numbers"])
 def test_a_row_alone_and_in_a_batch(name: str) -> None:
     inputs = [t.detach() for t in inputs_of(name, torch.float32)]
     with capture(strict=True) as graphs:
