@@ -129,6 +129,8 @@ class Inputs:
         mask: a mask tensor, additive or boolean, that broadcasts to the scores; None without one.
         documents: the beginnings of documents, one behind the other, which alone see each other (see `Documents`).
         data: the nodes from which it is computed who sees whom, beside the band.
+        softcap: the bound of the scaled scores, as of `model.Call`; a number, a node that has one, or None.
+        bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
     """
 
     query: View
@@ -141,6 +143,8 @@ class Inputs:
     mask: Argument | None = None
     documents: Argument | None = None
     data: tuple[Node, ...] = ()
+    softcap: object = None
+    bias: Argument | None = None
 
 
 @dataclass(frozen=True)

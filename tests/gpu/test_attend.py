@@ -333,9 +333,9 @@ def launcher(p: KeyedAttention, place: str) -> Callable[[], Results]:
     (batch, q_heads, q_len, _), value_dim = p.q.shape, p.v.shape[3]
     q, k, v = (t.contiguous() for t in (p.q, p.k, p.v))
     kernel = standalone.render_forward(forward_plan(p), p.site())
-    store = "q_rows * lse_strides[2], lse, mask"
+    store = "q_rows * lse_head.strides[0], sums, mask"
     assert kernel.text.count(store) == 1
-    kernel = replace(kernel, text=kernel.text.replace(store, f"q_rows * lse_strides[2], lse + {place}, mask"))
+    kernel = replace(kernel, text=kernel.text.replace(store, f"q_rows * lse_head.strides[0], sums + {place}, mask"))
     compiled, _ = standalone.compile_for(kernel, arch())
     out = torch.empty(batch, q_heads, q_len, value_dim, dtype=p.q.dtype, device=DEVICE)
     lse = torch.empty(batch, q_heads, q_len, device=DEVICE)

@@ -23,7 +23,7 @@ BACKENDS = {  # not cuDNN, which PyTorch refuses under deterministic algorithms
     "efficient": [SDPBackend.EFFICIENT_ATTENTION],
     "any": None,
 }
-MASKED = ("keys", "pairs", "pairs as floats", "documents", "bias")
+MASKED = ("keys", "pairs", "pairs as floats", "documents", "document starts", "ordered numbers", "bias")
 CASES = [
     (name, backend)
     for name in ENTRIES

@@ -66,7 +66,8 @@ class _Graph:
 
     @property
     def _mask(self) -> Node:
-        argument = self.match.attention.inputs.mask
+        inputs = self.match.attention.inputs
+        argument = inputs.mask or inputs.bias
         assert argument is not None
         mask: Node = argument.value
         return mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -206,7 +207,7 @@ def _known(x: layout.Dim) -> int:
 
 def _call(mask: Mask, bias: Bias | None, inputs: Inputs, head_dim: int) -> Call:
     """The call; its operands are counted in the order in which `extras` makes them."""
-    call = Call(mask, _scale(inputs.scale, head_dim))
+    call = Call(mask, _scale(inputs.scale, head_dim), softcap=_softcap(inputs.softcap))
     if bias is not None:
         call = replace(call, bias=CallBias(Operand(len(call.operands)), bias.gradient is not None))
     return replace(call, dropout=_dropout(inputs.dropout, Operand(len(call.operands))))
@@ -219,6 +220,14 @@ def _scale(scale: object, head_dim: int) -> float:
     if value is None:
         raise NotReadable(Reason.DYNAMIC_DIMS, f"scale={scale}")
     return value
+
+
+def _softcap(bound: object) -> float | None:
+    """The bound of the scaled scores; zero is none, as the operators of flash-attn have it."""
+    value = None if bound is None else _number(bound)
+    if bound is not None and (value is None or not 0.0 <= value < math.inf):
+        raise NotReadable(Reason.SHAPE, f"softcap={bound}")
+    return value or None
 
 
 def _dropout(p: object, seed: Operand) -> Dropout | None:
@@ -292,7 +301,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
     q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
     found = [Terms(inputs.band())]
     bias = cause = None
-    if inputs.mask is not None and _bias_gradient(attention) is not None:
+    plane = [*query.meta["val"].shape[:3], kv_len]
+    if inputs.mask is not None and inputs.bias is None and _bias_gradient(attention) is not None:
         cause = Kept(Reason.BIAS_GRADIENT)
     elif inputs.mask is not None:
         result = recognise(inputs.mask.value, query=query, key=key)
@@ -303,12 +313,19 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             found.append(result.terms)
     if cause is not None:
         assert inputs.mask is not None
-        plane = [*query.meta["val"].shape[:3], kv_len]
+        if inputs.bias is not None:
+            raise NotReadable(cause.reason, cause.detail)
         facts.recognised = f"not recognised: {_mask_text(inputs.mask.value)}"
         bias = find_bias(inputs.mask, _bias_gradient(attention), plane)
         if bias is None:
             raise NotReadable(*_why_no_bias(inputs.mask.value, plane, cause))
         facts.recognised += ", which is added to the scores as it is"
+    if inputs.bias is not None:
+        bias = find_bias(inputs.bias, _bias_gradient(attention), plane)
+        if bias is None:
+            raise NotReadable(
+                *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
+            )
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 
