@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...model.plan import Tiles
 from ...model.site import Site
 from ..family import EVERYTHING, Candidate, Family
-from ..portable.family import LIMIT
+from ..portable.family import LIMIT_OF_16_BITS as LIMIT
 
 TILES = Tiles.parse("64x64w1s1")
 
