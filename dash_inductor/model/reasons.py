@@ -126,8 +126,8 @@ class Reason(Enum):
         "bias_gradient",
         "The attention bias needs a gradient, which no kernel for this device and head dimension gives.",
         (
-            "Choose a head dimension up to 128, or in 16 bits up to 256, which value has too; or detach the bias if you "
-            "do not need its gradient."
+            "Choose a head dimension up to 128, or in 16 bits up to 256, which value has too; or detach the bias if "
+            "you do not need its gradient."
         ),
     )
     MASK_DEPENDS_ON_INPUT = (
