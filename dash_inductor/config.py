@@ -30,6 +30,8 @@ from .errors import ArgumentError
 Schedule = Literal["auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "bent_fold", "two_pass"]
 Cpu = Literal["off", "reference"]
 Forward = Literal["auto", "keep"]
+Rewrites = Literal["all", "attention"]
+Switch = Literal["on", "off"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ SETTINGS: Mapping[str, Setting] = {
         _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "bent_fold", "two_pass"),
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
+    "rewrites": Setting("DASH_INDUCTOR_REWRITES", "all", _words("all", "attention")),
+    "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
@@ -90,6 +94,10 @@ class Config:
             them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
+        rewrites: "all" also rewrites what else of a step pays for determinism, "attention" attention alone
+            (DASH_INDUCTOR_REWRITES).
+        pad_gemm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
+            (DASH_INDUCTOR_PAD_GEMM).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
             it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
         profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at
@@ -103,6 +111,8 @@ class Config:
     cpu: Cpu
     schedule: Schedule
     forward: Forward
+    rewrites: Rewrites
+    pad_gemm: Switch
     dump: str
     profile: bool
 

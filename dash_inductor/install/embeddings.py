@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..config import config
 from ..upstream import seams
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ def install(is_active: Callable[[], bool]) -> None:
 
     @functools.wraps(decompose)
     def keep(grad_output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if grad_output.device.type == "cuda" and torch.version.hip is None and is_active():
+        if grad_output.device.type == "cuda" and torch.version.hip is None and config.rewrites == "all" and is_active():
             return NotImplemented
         return decompose(grad_output, *args, **kwargs)
 

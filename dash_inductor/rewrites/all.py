@@ -5,9 +5,11 @@ from __future__ import annotations
 from ..lowering import compile_kernels
 from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
+from .pad_gemm import PadGemmRewrite
 from .rewrite import Rewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
     EmbeddingsRewrite(),
+    PadGemmRewrite(),
 )

@@ -48,7 +48,7 @@ class EmbeddingsRewrite:
     name: ClassVar[str] = "embeddings"
 
     def is_on(self, config: Config) -> bool:
-        return True
+        return config.rewrites == "all"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = graph.find_nodes(op="call_function", target=OPERATOR)

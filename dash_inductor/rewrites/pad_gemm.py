@@ -1,0 +1,311 @@
+"""Products of matrices whose rows begin at odd addresses: padded, so that GPUs read them at full rate.
+
+Libraries of matrix products read 16 bytes at a time.  Where the rows of an operand or of the result do not begin at
+multiples of that, as those of logits over a vocabulary of 50257 tokens, they fall back to kernels of a quarter of the
+rate.  PyTorch pads such products where a timing says that it pays; under deterministic algorithms nothing is timed, and
+nothing is padded.  Here the decision is a pure function of shapes, strides and dtype (`decide`): the bits of a product
+follow from its shape, as ever.
+
+Padding is done in front of a permutation where there is one, so that all products that read a tensor, such as a weight
+that embeds tokens, makes logits and has a gradient, share one padded copy.  The result is a view of the padded product.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ..config import Config
+from ..graph import sizes
+from ..graph.emit import Emitter, erase_dead
+from ..graph.model_line import model_line
+from ..graph.views import viewed
+from ..model.reasons import Reason
+from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
+from ..records.records import Record
+from ..upstream import arch
+from ..upstream.pytree import tree_map_only
+from .rewrite import Result
+
+log = logging.getLogger("dash_inductor")
+aten = torch.ops.aten
+
+BYTES = 16
+"""Rows of operands and of the result begin at multiples of this many bytes, else they are padded."""
+BLOCK, BLOCK_FROM = 64, 1024
+"""Sizes from `BLOCK_FROM` on are padded to a multiple of `BLOCK`, the edge of a tile; others to the next `BYTES`."""
+LEAST_OPERATIONS = 1 << 30
+"""Smaller products take less time than a launch of the kernel that pads."""
+OPERATIONS_PER_BYTE = 192
+"""Operations for each byte that padding copies, below which it does not pay.  An H100 saves about 5 ps an operation, by
+600 TFLOP/s in place of 150, and takes 0.8 ps for a byte that is read and written."""
+
+NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
+"""The value of dynamic sizes in the decision."""
+DEVICES = ("cuda",)
+"""Types of devices whose products are padded."""
+
+_MATRICES: Mapping[Callable[..., Any], int] = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
+"""The products, and the place of their first matrix among the arguments; in front of it is what is added."""
+
+_RECORDED = "dash_inductor_padded"  # in the metadata of a product: the pass may see a graph again
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The facts about an operand, [rows, columns], of each batch element.
+
+    Attributes:
+        rows, columns: its sizes; None for dynamic ones.
+        by_row: the elements of a row lie side by side, else those of a column do.
+        pitch: elements from one such line to the next; None for a dynamic number.
+    """
+
+    rows: int | None
+    columns: int | None
+    by_row: bool
+    pitch: int | None
+
+
+def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[str, int]:
+    """The sizes to pad, "m", "k" or "n" of [m, k] @ [k, n], each with its new value; empty where none is padded.
+
+    Dynamic sizes are not padded, and count as `NOMINAL`: the decision does not depend on the sizes at hand.
+
+    Args:
+        itemsize: bytes of an element of operands and result.
+        batch: products of this shape.
+    """
+    size = {"m": left.rows, "k": left.columns, "n": right.columns}
+    aligned = BYTES // itemsize
+    lines = [
+        ("k" if left.by_row else "m", left.pitch),
+        ("n" if right.by_row else "k", right.pitch),
+        ("n", right.columns),  # of the result
+    ]
+    found = {}
+    for name, pitch in lines:
+        known = size[name]
+        if pitch is not None and pitch % aligned and known is not None and _up(known, aligned) != known:
+            found[name] = _up(known, aligned)
+    m, k, n = (NOMINAL if known is None else known for known in size.values())
+    copied = sum(
+        elements for elements, names in ((m * k, {"m", "k"}), (k * n, {"k", "n"})) if names & found.keys()
+    )  # fmt: skip
+    operations = 2 * batch * m * k * n
+    pays = operations >= LEAST_OPERATIONS and operations >= OPERATIONS_PER_BYTE * batch * copied * itemsize
+    return found if pays else {}
+
+
+def _up(size: int, aligned: int) -> int:
+    """The next multiple to which a size is padded."""
+    step = BLOCK if size >= BLOCK_FROM else aligned
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True)
+class PadGemmRewrite:
+    """Products on CUDA whose rows begin at odd addresses, where padding pays."""
+
+    name: ClassVar[str] = "pad_gemm"
+
+    def is_on(self, config: Config) -> bool:
+        return config.rewrites == "all" and config.pad_gemm == "on"
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        found = [node for node in graph.nodes if node.target in _MATRICES and _RECORDED not in node.meta]
+        results = []
+        for node in found:
+            padded = _decided(node)
+            if padded:
+                results.append(Result(_rewritten(node, padded)))
+        return results
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """A product that is not padded is right, and as fast as PyTorch has it."""
+        return []
+
+
+def _operands(node: Node) -> tuple[Node, Node]:
+    """The two matrices of a product."""
+    first = _MATRICES[node.target]  # type: ignore[index]  # found by that table
+    left, right = node.args[first : first + 2]
+    assert isinstance(left, Node)
+    assert isinstance(right, Node)
+    return left, right
+
+
+def _decided(node: Node) -> dict[str, int]:
+    """`decide` of a node; empty where sizes are not known or the device has no need."""
+    values = [operand.meta["val"] for operand in _operands(node)]
+    value: Tensor = values[0]
+    if value.device.type not in DEVICES or any(v.dtype != value.dtype for v in (*values, node.meta["val"])):
+        return {}
+    fast = value.dtype in (torch.bfloat16, torch.float16) or (
+        value.dtype == torch.float32 and arch.allow_tf32(value.device)
+    )
+    left, right = map(_matrix, values)
+    batch = sizes.static(value.shape[0]) if value.dim() == 3 else 1
+    if not fast or left is None or right is None:
+        return {}
+    return decide(left, right, value.dtype.itemsize, batch or 1)
+
+
+def _matrix(value: Tensor) -> Matrix | None:
+    """The facts about the last two dimensions of a tensor; None if no elements lie side by side in one of them."""
+    rows, columns, row, column = (sizes.static(x) for x in (*value.shape[-2:], *value.stride()[-2:]))
+    if column == 1 and (row != 1 or columns == 1):
+        return Matrix(rows, columns, True, row)
+    if row == 1:
+        return Matrix(rows, columns, False, column)
+    return None
+
+
+def _rewritten(node: Node, padded: dict[str, int]) -> Record:
+    """Pad one product; returns its record."""
+    line, module = model_line([node, *node.users])
+    left, right = (operand.meta["val"].shape for operand in _operands(node))
+    facts: dict[str, object] = {
+        "m": sizes.static(left[-2]),
+        "k": sizes.static(left[-1]),
+        "n": sizes.static(right[-1]),
+        "padded": padded,
+        "dtype": str(node.meta["val"].dtype).removeprefix("torch."),
+        "rule": {
+            "bytes": BYTES,
+            "block": BLOCK,
+            "block_from": BLOCK_FROM,
+            "least_operations": LEAST_OPERATIONS,
+            "operations_per_byte": OPERATIONS_PER_BYTE,
+        },
+    }
+    name, op = node.name, str(node.target)
+    error = _pad(node, padded)
+    words = ", ".join(f"{dim} from {facts[dim]} to {size}" for dim, size in padded.items())
+    return Record(
+        rewrite=PadGemmRewrite.name,
+        name=name,
+        op=op,
+        status="kept" if error else "replaced",
+        reason=Reason.INTERNAL_ERROR if error else None,
+        detail=error or f"padded: {words}",
+        line=line,
+        module=module,
+        facts=facts,
+    )
+
+
+def _pad(node: Node, padded: dict[str, int]) -> str:
+    """Put a padded product and a view of it in the place of a node; the error that has left it as it was, or ""."""
+    emitter = Emitter(node.graph)
+    first = _MATRICES[node.target]  # type: ignore[index]  # found by that table
+    try:
+        m, k, n = padded.get("m"), padded.get("k"), padded.get("n")
+        left, right = _operands(node)
+        args = [_padded(emitter, left, (m, k), node), _padded(emitter, right, (k, n), node), *node.args[first + 2 :]]
+        if first:
+            args.insert(0, _added(emitter, node, (m, n)))
+        product = emitter.call(node.target, tuple(args), node.kwargs, before=node, like=node)  # type: ignore[arg-type]
+        product.meta[_RECORDED] = True
+        result = product
+        for dim, size in ((-2, m), (-1, n)):
+            if size is not None:
+                end = node.meta["val"].shape[dim]
+                axis = node.meta["val"].dim() + dim
+                result = emitter.call(aten.slice.Tensor, (result, axis, 0, end), before=node, like=node)
+        copies = _copies_of_results(emitter, node) if result.meta["val"].stride() != node.meta["val"].stride() else {}
+    except Exception as error:
+        log.debug("%s", node, exc_info=error)
+        emitter.discard()
+        node.meta[_RECORDED] = True
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+    node.graph.output_node().args = tree_map_only(
+        Node, lambda shown: copies.get(shown, shown), node.graph.output_node().args
+    )
+    node.replace_all_uses_with(result)
+    erase_dead(node.graph, [node])
+    return ""
+
+
+def _copies_of_results(emitter: Emitter, node: Node) -> dict[Node, Node]:
+    """Copies of the graph's results that show a product: they have the layout of a product that is not padded."""
+    shown = [result for result in node.graph.output_node().all_input_nodes if _shows(result, node)]
+    return {
+        result: emitter.call(aten.clone.default, (result,), {}, before=emitter.behind(result), like=result)
+        for result in shown
+    }
+
+
+def _shows(node: Node, product: Node) -> bool:
+    """Whether a node is a product or a view of it."""
+    while node is not product:
+        source = viewed(node)
+        if source is None:
+            return False
+        node = source
+    return True
+
+
+def _padded(emitter: Emitter, operand: Node, wanted: tuple[int | None, int | None], before: Node) -> Node:
+    """An operand with zeros behind its rows and columns, up to the sizes `wanted`."""
+    if wanted == (None, None):
+        return operand
+    base, swaps = operand, []
+    while (source := _swapped(base)) is not None:
+        swaps.append(base)
+        base = source
+    sizes_of_base = wanted if len(swaps) % 2 == 0 else wanted[::-1]
+    amounts = [
+        0 if size is None else size - base.meta["val"].shape[dim]
+        for size, dim in zip(reversed(sizes_of_base), (-1, -2), strict=True)
+    ]
+    pads = [amount for each in amounts for amount in (0, each)]
+    padded = emitter.shared(aten.constant_pad_nd.default, (base, pads, 0.0), {}, before=before, like=base)
+    if len(swaps) % 2 == 0:
+        return padded
+    order = [*range(padded.meta["val"].dim() - 2), padded.meta["val"].dim() - 1, padded.meta["val"].dim() - 2]
+    return emitter.shared(aten.permute.default, (padded, order), {}, before=before, like=swaps[0])
+
+
+def _swapped(node: Node) -> Node | None:
+    """The node of which this one is a view with the last two dimensions swapped; None if it is none."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node) or not isinstance(source.meta.get("val"), Tensor):
+        return None
+    dims = source.meta["val"].dim()
+    swap = [*range(dims - 2), dims - 1, dims - 2]
+    if node.target is aten.permute.default and [d % dims for d in node.args[1]] == swap:  # type: ignore[union-attr, operator]
+        return source
+    if node.target is aten.t.default and dims == 2:
+        return source
+    if node.target is aten.transpose.int and {d % dims for d in node.args[1:3]} == {dims - 1, dims - 2}:  # type: ignore[operator]
+        return source
+    return None
+
+
+def _added(emitter: Emitter, node: Node, wanted: tuple[int | None, int | None]) -> Node:
+    """The tensor that is added to a product, padded in the dimensions in which it has the product's sizes."""
+    added = node.args[0]
+    assert isinstance(added, Node)
+    shape, own = node.meta["val"].shape, added.meta["val"].shape
+    pads: list[int] = []
+    for back, size in ((1, wanted[1]), (2, wanted[0])):
+        has = len(own) >= back and sizes.same(own[-back], shape[-back]) and sizes.static(shape[-back]) != 1
+        pads += [0, size - own[-back] if size is not None and has else 0]
+    pads = pads[: 2 * len(own)]
+    if not any(pads):
+        return added
+    return emitter.shared(aten.constant_pad_nd.default, (added, pads, 0.0), {}, before=node, like=added)

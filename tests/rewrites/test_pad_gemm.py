@@ -1,0 +1,214 @@
+"""Products of matrices are padded where that pays: the decision, the graphs, and values beside unpadded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dash_inductor.config import config
+from dash_inductor.records.records import Record, all_records, clear_sites
+from dash_inductor.rewrites import pad_gemm
+from dash_inductor.rewrites.pad_gemm import Matrix, decide
+
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+
+def by_row(rows: int, columns: int) -> Matrix:
+    return Matrix(rows, columns, True, columns)
+
+
+def by_column(rows: int, columns: int) -> Matrix:
+    return Matrix(rows, columns, False, rows)
+
+
+TOKENS, WIDTH, VOCABULARY = 8192, 768, 50257
+DECISIONS = [
+    (by_row(TOKENS, WIDTH), by_column(WIDTH, VOCABULARY), {"n": 50304}),  # logits
+    (by_row(TOKENS, VOCABULARY), by_row(VOCABULARY, WIDTH), {"k": 50304}),  # the gradient of the hidden state
+    (by_column(VOCABULARY, TOKENS), by_row(TOKENS, WIDTH), {"m": 50304}),  # the gradient of the weight
+    (by_row(TOKENS, WIDTH), by_column(WIDTH, 50304), {}),  # aligned
+    (by_row(TOKENS, WIDTH), by_column(WIDTH, 50264), {}),  # a multiple of 8 is enough
+    (by_row(TOKENS, 50257), by_row(50257, 64), {}),  # copying the larger operand takes longer than the product
+    (by_row(128, 64), by_column(64, 63), {}),  # small
+    (by_row(TOKENS, 770), by_column(770, 3072), {"k": 776}),  # both operands are copied
+    (Matrix(TOKENS, 770, True, 776), by_column(770, 3073), {"k": 776, "n": 3136}),  # aligned rows of an odd width
+    (Matrix(TOKENS, 770, True, 776), by_row(770, 3072), {}),
+    (by_column(8190, WIDTH), by_column(WIDTH, 4096), {"m": 8192}),
+    (Matrix(None, WIDTH, True, WIDTH), by_column(WIDTH, VOCABULARY), {"n": 50304}),  # dynamic lengths
+    (Matrix(VOCABULARY, None, False, VOCABULARY), Matrix(None, WIDTH, True, WIDTH), {"m": 50304}),
+    (Matrix(None, None, False, None), Matrix(None, WIDTH, True, WIDTH), {}),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "expected"), DECISIONS)
+def test_decision(left: Matrix, right: Matrix, expected: dict[str, int]) -> None:
+    assert decide(left, right, 2) == expected
+
+
+def test_the_border_is_where_copies_take_as_long_as_they_save() -> None:
+    """2 * n operations for each element of the left operand, which has 2 bytes."""
+    n = pad_gemm.OPERATIONS_PER_BYTE
+    assert decide(by_row(1 << 15, 1025), by_row(1025, n), 2, 1) == {}  # the right operand is copied too
+    assert decide(by_row(1 << 15, 1025), by_row(1025, n + 64), 2, 1) == {"k": 1088}
+
+
+def test_words_of_four_bytes_are_aligned_sooner() -> None:
+    assert decide(by_row(TOKENS, WIDTH), by_column(WIDTH, 3076), 4) == {}
+    assert decide(by_row(TOKENS, WIDTH), by_column(WIDTH, 3078), 4) == {"n": 3136}
+
+
+@pytest.fixture
+def small_ones_pay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pad_gemm, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(pad_gemm, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(pad_gemm, "DEVICES", ("cpu",))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Language(nn.Module):
+    """A vocabulary of odd size, whose weight embeds tokens and makes logits."""
+
+    def __init__(self, tied: bool, bias: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(35, 16)
+        self.head = nn.Linear(16, 35, bias=bias)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.head(torch.tanh(self.embed(tokens)))
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    return torch.bmm(x, y)
+
+
+def added(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+    return torch.baddbmm(c, x, y, alpha=0.5, beta=2.0)
+
+
+def gradients(function: Callable[..., Tensor], tensors: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
+    out = function(*tensors)
+    leaves = [t for t in (*tensors, *parameters) if t.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out.float().square().mean(), leaves)]
+
+
+def both(function: Callable[..., Tensor], tensors: list[Tensor], parameters: list[Tensor], **how: bool) -> list[Record]:
+    """The records of a padded program, whose results are those of an unpadded one but for rounding."""
+    clear_sites()
+    with config.patch(pad_gemm="off"):
+        torch._dynamo.reset()
+        plain = gradients(torch.compile(function, **how), tensors, parameters)
+        assert not all_records()
+    torch._dynamo.reset()
+    padded = gradients(torch.compile(function, **how), tensors, parameters)
+    again = gradients(torch.compile(function, **how), tensors, parameters)
+    for a, b, c in zip(plain, padded, again, strict=True):
+        assert a.shape == b.shape
+        assert a.stride() == b.stride()
+        assert torch.equal(b, c)
+        torch.testing.assert_close(b, a, atol=2e-2, rtol=2e-2)
+    found = all_records()
+    assert all(isinstance(record, Record) and record.rewrite == "pad_gemm" for record in found)
+    return [record for record in found if isinstance(record, Record)]
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_language_model(tied: bool, bias: bool, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model = Language(tied, bias).bfloat16()
+    tokens = torch.randint(0, 35, (2, 24))
+    found = both(model, [tokens], list(model.parameters()), dynamic=dynamic)
+    words = {record.detail for record in found}
+    assert "padded: n from 35 to 40" in words
+    assert words == {"padded: n from 35 to 40", "padded: k from 35 to 40", "padded: m from 35 to 40"}
+    assert {record.status for record in found} == {"replaced"}
+    assert all(record.facts["rule"] for record in found)
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+@pytest.mark.parametrize("swapped", [False, True])
+def test_batches(swapped: bool) -> None:
+    torch.manual_seed(0)
+    x, y = (torch.randn(3, 13, 11).bfloat16().requires_grad_() for _ in range(2))
+    c = torch.randn(1, 13).bfloat16().requires_grad_()
+
+    def function(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+        return products(x, y.mT).sum(0) + added(x, y.mT, c).sum(0) if not swapped else products(x.mT, y)
+
+    tensors = [x, y, c] if not swapped else [x, y, c.detach()]
+    assert len(both(function, tensors, [])) >= 3
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+def test_a_result_of_the_program_has_its_own_layout() -> None:
+    x, y = torch.randn(6, 16).bfloat16().requires_grad_(), torch.randn(16, 7).bfloat16().requires_grad_()
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y
+
+    found = torch.compile(function)(x, y)
+    assert found.is_contiguous()
+    assert found.view(-1).shape == (42,)
+    both(function, [x, y], [])
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+def test_views_of_products_are_results() -> None:
+    x, y = torch.randn(6, 16).bfloat16(), torch.randn(16, 7).bfloat16()
+
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        product = x @ y
+        return [product.t(), product.view(2, 3, 7), product[1:4], product.tanh(), product, product]
+
+    with config.patch(pad_gemm="off"):
+        expected = torch.compile(function)(x, y)
+    torch._dynamo.reset()
+    found = torch.compile(function)(x, y)
+    for a, b in zip(expected, found, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b)
+    assert len(all_records()) == 1
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+def test_products_share_a_padded_weight() -> None:
+    model = Language(tied=True).bfloat16()
+    seen = []
+
+    class Look:
+        def apply(self, graph: torch.fx.Graph) -> int:
+            seen.append([node for node in graph.nodes if node.target is torch.ops.aten.constant_pad_nd.default])
+            return 0
+
+    from dash_inductor.upstream import compat
+
+    compat.joint_passes().append(look := Look())
+    try:
+        torch.compile(model)(torch.zeros(1, 8, dtype=torch.int64)).backward()
+    finally:
+        compat.joint_passes().remove(look)
+    assert len(seen[0]) == 2  # the weight, and the gradient of the logits
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+@pytest.mark.parametrize("how", [{"pad_gemm": "off"}, {"rewrites": "attention"}])
+def test_settings(how: dict[str, object]) -> None:
+    with config.patch(**how):  # type: ignore[arg-type]
+        torch.compile(lambda x, y: x @ y)(torch.ones(6, 16).bfloat16(), torch.ones(16, 7).bfloat16())
+    assert not all_records()
+
+
+def test_nothing_is_padded_on_the_cpu() -> None:
+    torch.compile(lambda x, y: x @ y)(torch.ones(600, 1025).bfloat16(), torch.ones(1025, 1025).bfloat16())
+    assert not all_records()
