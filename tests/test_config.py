@@ -145,5 +145,8 @@ def test_attribute_of_the_package() -> None:
         assert config.cpu == "reference"
     with pytest.raises(DashError):
         dash_inductor.config.cpu = "fast"  # type: ignore[assignment]  # the point of the test
-    expected = "Config(strict=True, cpu='off', schedule='auto', forward='auto', rewrites='all', pad_gemm='on', dump='', profile=False)"
+    expected = (
+        "Config(strict=True, cpu='off', schedule='auto', forward='auto', rewrites='all', pad_gemm='on', dump='', "
+        "profile=False)"
+    )
     assert repr(dash_inductor.config) == expected
