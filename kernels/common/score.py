@@ -27,7 +27,7 @@ LARGEST, LEAST_NORMAL = torch.finfo(torch.float32).max, torch.finfo(torch.float3
 CONSTANTS = "SCALE", "SOFTCAP"
 """The names of `constants`, in the order in which Triton's `Score` has them."""
 
-_BOUND = Group({"slope": "fp32"})
+BOUND = Group({"slope": "fp32"})
 """slope: makes products twice the argument of tanh."""
 
 
@@ -53,7 +53,7 @@ def slope_after_score(call: Call) -> float:
 
 def bound(traits: Traits) -> Group | None:
     """The arguments of Gluon kernels about a bound, None without one."""
-    return _BOUND if "softcap" in traits.modifiers else None
+    return BOUND if "softcap" in traits.modifiers else None
 
 
 def bound_values(call: Call) -> tuple[Any, ...] | None:
@@ -68,7 +68,7 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
     if abs(slope) > LARGEST or 0.0 < abs(slope) < LEAST_NORMAL or not LEAST_NORMAL <= factor(call) <= LARGEST:
         allowed = f"a number that fp32 holds, and the scale {call.scale} divided by it, too"
         raise ArgumentError("softcap", call.softcap, allowed)
-    return _BOUND.values(slope=slope)
+    return BOUND.values(slope=slope)
 
 
 def factor(call: Call) -> float:

@@ -56,7 +56,7 @@ class Score:
     def begun(self, s, HIDES: gl.constexpr):
         """(arguments, far) of products, before a mask hides any of them; see `far_of`."""
         if self.BOUNDED:
-            s, far = _begun(s, self.bound.slope, _of_thread(s.shape, gl.num_warps()))
+            s, far = _begun(s, self.bound.slope)
             if HIDES:
                 s = _finite_below(s)
             return s, far
@@ -77,7 +77,7 @@ class Score:
     @gluon.jit
     def powers(self, s, far, shift, HIDES: gl.constexpr):
         """(two to the power of scores less `shift`, shares) of arguments, where scores are bounded."""
-        return _powers(s, far, self.factor, -shift, _of_thread(s.shape, gl.num_warps()), HIDES)
+        return _powers(s, far, self.factor, -shift, HIDES)
 
     @gluon.jit
     def through(self, p, share):
@@ -95,8 +95,9 @@ def _of_thread(shape, warps):
 
 
 @gluon.jit
-def _begun(s, slope, COUNT: gl.constexpr):
+def _begun(s, slope):
     """(twice the arguments of tanh, words whose bit 30 says whether any of a thread's is not near)."""
+    COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
     return gl.inline_asm_elementwise(
         _begin_text(COUNT), _constraints(COUNT, "=f,=r,f,f"), [s, slope], dtype=(gl.float32, gl.int32), is_pure=True,
         pack=COUNT,
@@ -119,8 +120,9 @@ def _far_share(s):
 
 
 @gluon.jit
-def _powers(s, far, factor, shift, COUNT: gl.constexpr, HIDES: gl.constexpr):
+def _powers(s, far, factor, shift, HIDES: gl.constexpr):
     """(2 ** (share * factor + shift), share) of arguments."""
+    COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
     return gl.inline_asm_elementwise(
         _powers_text(COUNT, HIDES), _constraints(COUNT, "=f,=f,f,r,f,f"), [s, far, factor, shift],
         dtype=(gl.float32, gl.float32), is_pure=True, pack=COUNT,
