@@ -110,8 +110,8 @@ def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "ow
     """(two to the power of scores plus `shift`, shares) of arguments.
 
     Args:
-        ways: the way that threads go through the assembly: their "own", as threads with one argument each; or "far",
-            which a thread goes with all of its arguments if one of them is not near.
+        ways: the way that threads go through the assembly: their "own", as threads with one argument each; "far", which
+            a thread goes with all of its arguments if one of them is not near; or "near".
     """
     text = _text(score_gluon._powers_text, 1, hides)
     start, near, far = re.split(r"@%far bra FAR;|bra DONE;\s*FAR:", text.replace("DONE:", ""))
@@ -122,8 +122,8 @@ def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "ow
             machine.run(instruction)
         found.append([machine.registers[name] for name in ("$0", "$1", "%far")])
     (p, share, is_far), (far_p, far_share, _) = found
-    if ways == "far":
-        return far_p, far_share
+    if ways != "own":
+        return (far_p, far_share) if ways == "far" else (p, share)
     return torch.where(is_far, far_p, p), torch.where(is_far, far_share, share)
 
 
