@@ -74,6 +74,9 @@ class Machine:
     def mov_b32(self, a: Tensor) -> Tensor:
         return _bits(a) if a.dtype == torch.float32 else a
 
+    def mov_f32(self, a: Tensor) -> Tensor:
+        return a
+
     def or_b32(self, a: Tensor, b: Tensor) -> Tensor:
         return a | b
 
@@ -132,4 +135,4 @@ def far_share(v: Tensor) -> Tensor:
     machine = Machine({"$1": v})
     for instruction in _instructions(_text(score_gluon._far_text)):
         machine.run(instruction)
-    return machine.registers["$0"].view(torch.float32)
+    return machine.registers["$0"]

@@ -32,12 +32,12 @@ NEAR = gl.constexpr(("0f3EFFFDEF", "0fBD2A522E", "0f3B84526C", "0fB9B15B32", "0f
 0.499984235, -0.0415822789, 0.00403814577, -0.000338280166 and 1.6339618e-05.  The last one is positive."""
 
 FAR = gl.constexpr("""
-    mul.rn.f32 %e, ARGUMENT, 0f3FB8AA3B;
+    mul.rn.f32 %e, %v, 0f3FB8AA3B;
     ex2.approx.ftz.f32 %e, %e;
     add.rn.f32 %e, %e, 0f3F800000;
     rcp.approx.ftz.f32 %e, %e;
     fma.rn.f32 %e, %e, 0fC0000000, 0f3F800000;""")
-"""The share of any argument, in %e."""
+"""The share of any argument %v, in %e."""
 
 
 @aggregate
@@ -136,7 +136,7 @@ def _constraints(count, kinds):
 
 @gluon.constexpr_function
 def _far_text():
-    return "{ .reg .f32 %e;" + FAR.value.replace("ARGUMENT", "$1") + " mov.b32 $0, %e; }"
+    return "{ .reg .f32 %v, %e; mov.f32 %v, $1;" + FAR.value + " mov.f32 $0, %e; }"
 
 
 @gluon.constexpr_function
@@ -157,7 +157,7 @@ def _powers_text(count, hides):
     factor = f"${4 * count}"
     begin = f"""{{
     .reg .pred %far, %near, %hidden;
-    .reg .f32 %z, %r, %e, %a;
+    .reg .f32 %v, %z, %r, %e, %a;
     .reg .b32 %bit;
     and.b32 %bit, ${3 * count}, 0x40000000;
     setp.ne.b32 %far, %bit, 0;
@@ -172,13 +172,11 @@ def _powers_text(count, hides):
     fma.rn.f32 %r, %r, %z, {c1};
     fma.rn.f32 %r, %r, %z, {c0};
     mul.rn.f32 {share}, {v}, %r;"""
-        choice = (
-            FAR.value.replace("ARGUMENT", v)
-            + f"""
+        choice = f"""
+    mov.f32 %v, {v};{FAR.value}
     abs.f32 %a, {v};
     setp.lt.f32 %near, %a, 0f40000000;
     selp.f32 {share}, {share}, %e, %near;"""
-        )
         if hides:
             choice += f"""
     setp.eq.f32 %hidden, {v}, 0fFF800000;
