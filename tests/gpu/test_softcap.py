@@ -17,7 +17,7 @@ from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band, Call, Mask
 from dash_inductor.planning import plan
 
-from ..support import bounded_scores, share_kernel
+from ..support import bounded_scores, score_kernel
 from ..support.bounded_attention import Bounded, compile_backward
 from ..support.hopper import MARKS
 from ..support.processes import once_in_this_run
@@ -200,7 +200,7 @@ def test_another_bound_compiles_nothing() -> None:
 
 # Shares of the bound, number by number
 
-COUNT = share_kernel.WARPS * share_kernel.COLUMNS
+COUNT = score_kernel.WARPS * score_kernel.COLUMNS
 
 
 def numbers(*parts: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ FAR = torch.cat([LOGARITHMIC, -LOGARITHMIC, torch.linspace(-12, 12, 400_000)])
 def test_shares() -> None:
     """Within 2**-18.4 of tanh; near ones as in PyTorch, bit by bit, and within 2**-21 the others."""
     x = numbers(NEAR, FAR, torch.tensor([torch.inf, -torch.inf]))
-    _, share = share_kernel.run(x, 2.0, 1.0)
+    _, share = score_kernel.run(x, 2.0, 1.0)
     assert (share.double() - torch.tanh(x.double())).abs().max() < 2.0**-18.4
     assert (share.abs() <= 1.0).all()
     v, _ = bounded_scores.begun(x.cpu(), 2.0)
@@ -234,11 +234,11 @@ def test_shares_do_not_depend_on_neighbours() -> None:
     near = numbers(NEAR)
     mixed = near.clone()
     mixed[::7] = 100.0
-    alone, beside = (share_kernel.run(x, 2.0, 72.0) for x in (near, mixed))
+    alone, beside = (score_kernel.run(x, 2.0, 72.0) for x in (near, mixed))
     kept = torch.arange(len(near), device="cuda") % 7 != 0
     for a, b in zip(alone, beside, strict=True):
         assert torch.equal(bits(a[kept]), bits(b[kept]))
-    assert same(alone, share_kernel.run(near, 2.0, 72.0, hides=True))
+    assert same(alone, score_kernel.run(near, 2.0, 72.0, hides=True))
 
 
 @ON_HOPPER
@@ -246,14 +246,14 @@ def test_shares_do_not_depend_on_neighbours() -> None:
 def test_hidden_numbers_have_no_power(beside: float) -> None:
     x = torch.full((COUNT,), beside, device="cuda")
     x[::3] = -torch.inf
-    p, _ = share_kernel.run(x, 2.0, 72.0, hides=True)
+    p, _ = score_kernel.run(x, 2.0, 72.0, hides=True)
     assert (p[::3] == 0).all()
     assert (p[1::3] > 0).all()
     x[1] = torch.nan
-    p, share = share_kernel.run(x, 2.0, 72.0, hides=True)
+    p, share = score_kernel.run(x, 2.0, 72.0, hides=True)
     assert p[1].isnan()
     assert share[1].isnan()
-    _, share = share_kernel.run(x, 2.0, 72.0)
+    _, share = score_kernel.run(x, 2.0, 72.0)
     assert (share[::3] == -1.0).all()
 
 

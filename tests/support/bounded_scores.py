@@ -65,6 +65,9 @@ class Machine:
     def rcp_approx_ftz_f32(self, a: Tensor) -> Tensor:
         return _rounded(1.0 / a.double())
 
+    def neg_f32(self, a: Tensor) -> Tensor:
+        return -a
+
     def abs_f32(self, a: Tensor) -> Tensor:
         return a.abs()
 
@@ -109,8 +112,8 @@ def begun(s: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     return machine.registers["$0"], machine.registers["$1"]
 
 
-def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "own") -> tuple[Tensor, Tensor]:
-    """(two to the power of scores plus `shift`, shares) of arguments.
+def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "own") -> tuple[Tensor, Tensor, Tensor]:
+    """(two to the power of scores less `shift`, slopes, shares) of arguments.
 
     Args:
         ways: the way that threads go through the assembly: their "own", as threads with one argument each; "far", which
@@ -123,11 +126,13 @@ def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "ow
         machine = Machine({"$2": v, "$3": _bits(v), "$4": torch.tensor(factor), "$5": shift})
         for instruction in _instructions(start + way):
             machine.run(instruction)
-        found.append([machine.registers[name] for name in ("$0", "$1", "%far")])
-    (p, share, is_far), (far_p, far_share, _) = found
+        found.append([machine.registers[name] for name in ("$0", "$1", "%share")])
+        is_far = machine.registers["%far"]
+    near_results, far_results = found
     if ways != "own":
-        return (far_p, far_share) if ways == "far" else (p, share)
-    return torch.where(is_far, far_p, p), torch.where(is_far, far_share, share)
+        return tuple(far_results if ways == "far" else near_results)  # type: ignore[return-value]  # three
+    pairs = zip(far_results, near_results, strict=True)
+    return tuple(torch.where(is_far, a, b) for a, b in pairs)  # type: ignore[return-value]  # three
 
 
 def far_share(v: Tensor) -> Tensor:

@@ -641,8 +641,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         return Value(v), Value(far)
 
     def powers(v: Value, far: Value, factor: float, shift: Value, hides: bool) -> tuple[Value, Value]:
-        p, share = bounded_scores.powers(v.read(), factor, shift.read(), hides)
-        return Value(p), Value(share)
+        p, slope, _ = bounded_scores.powers(v.read(), factor, shift.read(), hides)
+        return Value(p), Value(slope)
 
     def finite_below(v: Value) -> Value:
         return Value(v.read().clamp(min=bounded_scores.LOWEST))

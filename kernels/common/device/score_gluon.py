@@ -76,14 +76,14 @@ class Score:
 
     @gluon.jit
     def powers(self, s, far, shift, HIDES: gl.constexpr):
-        """(two to the power of scores less `shift`, shares) of arguments, where scores are bounded."""
-        return _powers(s, far, self.factor, -shift, HIDES)
+        """(two to the power of scores less `shift`, slopes) of arguments, where scores are bounded."""
+        return _powers(s, far, self.factor, shift, HIDES)
 
     @gluon.jit
-    def through(self, p, share):
-        """`p` times the derivative of bounded scores by unbounded ones; what multiplies gradients of scores."""
+    def through(self, p, slope):
+        """`p` times the slopes of `powers`, the derivatives of scores; what multiplies gradients of scores."""
         if self.BOUNDED:
-            return p * gl.fma(-share, share, 1.0)
+            return p * slope
         else:
             return p
 
@@ -121,7 +121,7 @@ def _far_share(s):
 
 @gluon.jit
 def _powers(s, far, factor, shift, HIDES: gl.constexpr):
-    """(2 ** (share * factor + shift), share) of arguments."""
+    """(2 ** (share * factor - shift), 1 - share ** 2) of arguments."""
     COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
     return gl.inline_asm_elementwise(
         _powers_text(COUNT, HIDES), _constraints(COUNT, "=f,=f,f,r,f,f"), [s, far, factor, shift],
@@ -152,38 +152,41 @@ def _begin_text(count):
 
 @gluon.constexpr_function
 def _powers_text(count, hides):
-    """$0 ..: powers; then shares; then arguments, words, the factor, and shifts."""
+    """$0 ..: powers; then slopes; then arguments, words, the factor, and shifts."""
     c0, c1, c2, c3, c4 = NEAR.value
     factor = f"${4 * count}"
     begin = f"""{{
     .reg .pred %far, %near, %hidden;
-    .reg .f32 %v, %z, %r, %e, %a;
+    .reg .f32 %share, %v, %z, %r, %e, %a;
     .reg .b32 %bit;
     and.b32 %bit, ${3 * count}, 0x40000000;
     setp.ne.b32 %far, %bit, 0;
     @%far bra FAR;"""
     near, far = [], []
     for i in range(count):
-        power, share, v, shift = (f"${part * count + i}" for part in (0, 1, 2, 5))
+        power, slope, v, shift = (f"${part * count + i}" for part in (0, 1, 2, 5))
         polynomial = f"""
     mul.rn.f32 %z, {v}, {v};
     fma.rn.f32 %r, %z, {c4}, {c3};
     fma.rn.f32 %r, %r, %z, {c2};
     fma.rn.f32 %r, %r, %z, {c1};
     fma.rn.f32 %r, %r, %z, {c0};
-    mul.rn.f32 {share}, {v}, %r;"""
+    mul.rn.f32 %share, {v}, %r;"""
         choice = f"""
     mov.f32 %v, {v};{FAR.value}
     abs.f32 %a, {v};
     setp.lt.f32 %near, %a, 0f40000000;
-    selp.f32 {share}, {share}, %e, %near;"""
+    selp.f32 %share, %share, %e, %near;"""
         if hides:
             choice += f"""
     setp.eq.f32 %hidden, {v}, 0fFF800000;
-    selp.f32 {share}, {v}, {share}, %hidden;"""
+    selp.f32 %share, {v}, %share, %hidden;"""
         exponential = f"""
-    fma.rn.f32 %e, {share}, {factor}, {shift};
-    ex2.approx.ftz.f32 {power}, %e;"""
+    neg.f32 %e, {shift};
+    fma.rn.f32 %e, %share, {factor}, %e;
+    ex2.approx.ftz.f32 {power}, %e;
+    neg.f32 %e, %share;
+    fma.rn.f32 {slope}, %e, %share, 0f3F800000;"""
         near.append(polynomial + exponential)
         far.append(polynomial + choice + exponential)
     return begin + "".join(near) + "\nbra DONE;\nFAR:" + "".join(far) + "\nDONE:\n}"

@@ -25,7 +25,7 @@ def bits(x: Tensor) -> Tensor:
 
 def shares(x: Tensor, hides: bool = False, ways: str = "own") -> Tensor:
     v, _ = begun(x, 2.0)
-    return powers(v, 1.0, torch.zeros_like(v), hides, ways)[1]
+    return powers(v, 1.0, torch.zeros_like(v), hides, ways)[2]
 
 
 def test_shares_against_fp64() -> None:
@@ -35,6 +35,14 @@ def test_shares_against_fp64() -> None:
     assert (error <= 2.0**-14.9 * exact.abs() + 2.0**-149).all()
     assert (shares(X).abs() <= 1.0).all()
     assert (far_share(begun(X, 2.0)[0]).double() - exact).abs().max() < 2.0**-22
+
+
+def test_slopes_against_fp64() -> None:
+    """Of shares that are nearly 1 fp32 knows what they lack to 2**-24."""
+    v, _ = begun(X, 2.0)
+    slopes = powers(v, 1.0, torch.zeros_like(v), False)[1]
+    assert (slopes.double() - (1.0 - torch.tanh(X.double()) ** 2)).abs().max() < 2.0**-17.4
+    assert (slopes >= 0.0).all()
 
 
 def test_what_is_not_finite() -> None:
@@ -61,7 +69,7 @@ def test_what_is_hidden_has_no_probability(ways: str) -> None:
 
 def test_the_lowest_number_has_the_share_of_minus_infinity() -> None:
     v = torch.tensor([bounded_scores.LOWEST, -torch.inf])
-    with_mask, without = (powers(v, 1.0, torch.zeros_like(v), hides)[1].tolist() for hides in (True, False))
+    with_mask, without = (powers(v, 1.0, torch.zeros_like(v), hides)[2].tolist() for hides in (True, False))
     assert with_mask == [-1.0, -torch.inf]
     assert without == far_share(v).tolist() == [-1.0, -1.0]
 
