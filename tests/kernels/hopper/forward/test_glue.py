@@ -398,7 +398,7 @@ ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
 """
 RELEASED = "    release(shared.k_empty.index(slot))\n"
 WAITED = "    s = warpgroup_mma_wait(0, deps=(s,))\n"
-OF_A_HALF = "    s = masked(work, data, s, None"
+OF_A_HALF = "    s, far = score.begun(s, True)\n    s = masked(work, data, s, None"
 CONTROLS = {
     "phase of K": (
         CAUSAL,
@@ -528,6 +528,18 @@ CONTROLS = {
         WAITS,
         RELEASED + OF_A_HALF,
         OF_A_HALF,
+    ),
+    "a bounded score where nothing is seen": (
+        replace(WINDOW, softcap=2.0),
+        WRONG,
+        "softmax(score, s, far, m, total, masks)",
+        "softmax(score, s, far, m, total, False)",
+    ),
+    "no bound in masked tiles": (
+        replace(WINDOW, softcap=0.5),
+        WRONG,
+        "s, far = score.begun(s, masks)",
+        "s, far = (s, s) if masks else score.begun(s, masks)",
     ),
     "factor of what was before": (CAUSAL, WRONG, "gl.fma(total, shrink,", "gl.fma(total, 1.0,"),
     "bytes of K without its tail": (
