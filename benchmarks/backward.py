@@ -1,6 +1,7 @@
 """Attention backward beside what a user would pick instead, in one run on one GPU.
 
     python -m benchmarks.backward [--only regular:d128 gqa ...] [--columns dash ...] [--name backward] [--list]
+    python -m benchmarks.backward --columns dash --softcap 50     # and "dash bounded": with bounded scores
 
 One call from saved tensors to bf16 gradients, pre- and post-processing included.  Columns: PyTorch's deterministic FA2
 (`use_deterministic_algorithms`), cuDNN (not deterministic), compiled FlexAttention (Triton), the compiled
@@ -17,6 +18,7 @@ results files of several runs can have several names.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import math
 from collections.abc import Callable
@@ -29,7 +31,7 @@ from dash_inductor.bench.timing import take_turns
 from dash_inductor.planning import plan as make_plan
 
 from . import common
-from .contenders import CONTENDERS, DETERMINISTIC, UNDER_ALGORITHMS, arch, versions
+from .contenders import BOUNDED, CONTENDERS, DETERMINISTIC, UNDER_ALGORITHMS, arch, bounded, versions
 from .shapes import SHAPES, Shape
 
 REGULAR = "regular"
@@ -100,9 +102,12 @@ def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
     row |= {name: shape.flops / times[name] / 1e9 for name in columns if name in times}
     if "dash" in times:
         row |= {f"vs {name}": times[name] / times["dash"] for name in columns if name in times and name != "dash"}
+        if BOUNDED in times:
+            row["a bound costs"] = times[BOUNDED] / times["dash"] - 1.0
         if near is not None:
             row["of regular"] = shape.tile_flops / times["dash"] / (near.tile_flops / times[REGULAR])
         row["plan"] = str(make_plan(shape.site(), arch()))
+    gradients.pop(BOUNDED, None)  # of other scores
     differ = differences(gradients)
     row["difference"] = max(differ.values(), key=lambda value: (math.isnan(value), value), default=None)
     row |= {"ms": times, "quartiles": {name: (timing.low, timing.high) for name, timing in timings.items()}}
@@ -147,15 +152,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="words, one of which a shape's name must contain")
     parser.add_argument("--columns", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--name", default="backward", help="name of the results file")
+    parser.add_argument("--softcap", type=float, help="a bound of scores, to be timed beside scores without one")
     parser.add_argument("--list", action="store_true", help="print the names of the shapes and end")
     options = parser.parse_args()
+    if options.softcap is not None:
+        CONTENDERS[BOUNDED] = functools.partial(bounded, softcap=options.softcap)
+        options.columns = [*options.columns, BOUNDED]
     shapes = selected(options.only)
     if options.list:
         print("\n".join(shape.name for shape in shapes))
         return
     lowering.register()
     payload: dict[str, Any] = {"conditions": common.conditions() | {"libraries": versions()}}
-    payload["options"] = {"only": options.only, "columns": options.columns}
+    payload["options"] = {"only": options.only, "columns": options.columns, "softcap": options.softcap}
     rows: list[dict[str, Any]] = []
     for shape in shapes:
         rows.append(measure(shape, options.columns))

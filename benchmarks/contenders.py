@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dash_inductor.model import Call, Mask
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan as make_plan
 
@@ -118,15 +118,34 @@ def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
 
 def dash(shape: Shape, tensors: Tensors) -> Backward:
     """The compiled op with the planner's plan; forward excluded."""
-    plan, call = str(make_plan(shape.site(), arch())), str(Call(Mask(shape.mask), shape.scale, (BSHD,) * 3))
+    plan, call = str(make_plan(shape.site(), arch())), str(replace(shape.call, orders=(BSHD,) * 3))
     q, k, v, do = tensors
-    out, lse, _, _ = forward(shape, tensors)
+    if shape.softcap is None:
+        out, lse, _, _ = forward(shape, tensors)
+    else:
+        out, lse = _own_forward(shape, tensors, plan)
 
     def backward(*args: Tensor) -> Any:
         return ops.attention_backward(*args, [], call, plan, "benchmark")
 
     compiled = torch.compile(backward, dynamic=False)
     return lambda: compiled(do, q, k, v, out, lse)
+
+
+def _own_forward(shape: Shape, tensors: Tensors, plan: str) -> tuple[Tensor, Tensor]:
+    """(out, natural log-sum-exp) by the plan's own forward, for scores that others do not have."""
+    call = str(replace(shape.call, orders=(BSHD,)))
+
+    def run(*args: Tensor) -> Any:
+        return ops.attention_forward(*args, [], call, plan, "benchmark")
+
+    out, lse = torch.compile(run, dynamic=False)(*tensors[:3])
+    return out, lse
+
+
+def bounded(shape: Shape, tensors: Tensors, *, softcap: float) -> Backward:
+    """`dash` with bounded scores, which nobody else has: for the price of a bound, not for its gradients."""
+    return dash(replace(shape, softcap=softcap), tensors)
 
 
 def arch() -> str:
@@ -144,7 +163,9 @@ CONTENDERS: dict[str, Callable[[Shape, Tensors], Backward]] = {
     "FA4 det": partial(flash4, deterministic=True),
     "dash": dash,
 }
-UNDER_ALGORITHMS = ("FA2 det", "dash")
+BOUNDED = "dash bounded"
+"""The name of `bounded` among contenders, in runs that ask for it."""
+UNDER_ALGORITHMS = ("FA2 det", "dash", BOUNDED)
 """The contenders that run under PyTorch's deterministic algorithms."""
 DETERMINISTIC = (*UNDER_ALGORITHMS, "FA3 det", "DASH fork det", "FA4 det")
 """The contenders that promise the same bits."""

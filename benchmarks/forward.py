@@ -2,6 +2,7 @@
 
     python -m benchmarks.forward [--only regular:d128 gqa ...] [--name forward] [--list]
     python -m benchmarks.forward --quick     # fewer lengths and repeats
+    python -m benchmarks.forward --softcap 50     # and "dash bounded": with bounded scores
 
 One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash"), cuDNN, FlashAttention-2; in
 TFLOP/s over visible pairs, half of all pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).
@@ -13,17 +14,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.model import Call, Mask
+from dash_inductor.model import Call
 
 from . import common, turns
 from .common import NotRun
-from .contenders import BSHD, _window
+from .contenders import BOUNDED, BSHD, _window
 from .shapes import CAUSAL, FULL, HIDDEN, TOKENS, WINDOW, Shape, regular
 from .turns import Contenders, Results, Run
 
@@ -49,11 +51,11 @@ def shapes(lengths: Sequence[int]) -> list[Shape]:
 def problem_of(shape: Shape) -> build.Specialisation:
     dims = build.dims_of(shape.head_dim, shape.value_dim)
     even = shape.length % build.SETTINGS[dims].block_kv == 0
-    return build.Specialisation("bfloat16", *dims, call_of(shape).traits, even)
+    return build.Specialisation("bfloat16", *dims, shape.call.traits, even)
 
 
 def call_of(shape: Shape) -> Call:
-    return Call(Mask(shape.mask), shape.scale, (BSHD,))
+    return replace(shape.call, orders=(BSHD,))
 
 
 def dash(shape: Shape, tensors: Results) -> Callable[[], Results]:
@@ -91,19 +93,26 @@ def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
 CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash}
 
 
-def measure(shape: Shape, repeats: int) -> dict[str, Any]:
+def bounded(softcap: float | None) -> Contenders:
+    """`dash` with bounded scores, where a run asks for a bound."""
+    return {} if softcap is None else {BOUNDED: lambda shape, tensors: dash(replace(shape, softcap=softcap), tensors)}
+
+
+def measure(shape: Shape, repeats: int, softcap: float | None = None) -> dict[str, Any]:
     def facts(runs: Mapping[str, Run], results: Mapping[str, Results], times: Mapping[str, float]) -> dict[str, Any]:
         if "dash" not in runs:
             return {}
         row: dict[str, Any] = {f"vs {name}": times[name] / times["dash"] for name in ("cuDNN", "FA2") if name in times}
         equal = turns.equal_calls(runs["dash"], results["dash"])
+        if BOUNDED in times:
+            row["a bound costs"] = times[BOUNDED] / times["dash"] - 1.0
         return row | {"difference": difference(results), "equal": equal}
 
-    return turns.measure(shape, CONTENDERS, facts, repeats=repeats)
+    return turns.measure(shape, {**CONTENDERS, **bounded(softcap)}, facts, repeats=repeats)
 
 
 def difference(results: Mapping[str, Results]) -> float | None:
-    others = [out for name, (out, _) in results.items() if name != "dash"]
+    others = [out for name, (out, _) in results.items() if name not in ("dash", BOUNDED)]
     return turns.relative_difference(results["dash"][0], others[0]) if others else None
 
 
@@ -122,6 +131,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="words, one of which a shape's name must contain")
     parser.add_argument("--quick", action="store_true", help="fewer lengths and repeats")
     parser.add_argument("--name", help="name of the results file: forward, or forward_quick, by default")
+    parser.add_argument("--softcap", type=float, help="a bound of scores, to be timed beside scores without one")
     parser.add_argument("--list", action="store_true", help="print the names of the shapes and end")
     options = parser.parse_args()
     repeats = 7 if options.quick else 20
@@ -131,12 +141,13 @@ def main() -> None:
         print("\n".join(shape.name for shape in found))
         return
     common.watchdog(300)
-    compile_all([*dict.fromkeys(map(problem_of, found))])
+    caps = {None, options.softcap}
+    compile_all([*dict.fromkeys(problem_of(replace(shape, softcap=cap)) for shape in found for cap in caps)])
     rows = []
     for shape in found:
-        rows.append(measure(shape, repeats))
+        rows.append(measure(shape, repeats, options.softcap))
         print(rows[-1], flush=True)
-    settings = {"only": options.only, "repeats": repeats}
+    settings = {"only": options.only, "repeats": repeats, "softcap": options.softcap}
     turns.report(options.name or ("forward_quick" if options.quick else "forward"), rows, settings)
     wrong = [row["shape"] for row in rows if not row.get("equal")]
     if wrong:

@@ -21,6 +21,7 @@ class Shape:
     Args:
         group: the part of the benchmark it belongs to.
         regular: name of the shape of the regular table whose rate per visible tile this one should come near.
+        softcap: the bound of scores, None for none.
     """
 
     group: str
@@ -32,6 +33,7 @@ class Shape:
     value_dim: int
     mask: Band
     regular: str | None = None
+    softcap: float | None = None
 
     @property
     def name(self) -> str:
@@ -75,10 +77,14 @@ class Shape:
     def _last(self, i: int) -> int:
         return self.length - 1 if self.mask.lo is None else i - self.mask.lo
 
+    @property
+    def call(self) -> Call:
+        return Call(Mask(self.mask), self.scale, softcap=self.softcap)
+
     def site(self) -> Site:
         return Site(
             "cuda", "bfloat16", self.batch, self.q_heads, self.kv_heads, self.length, self.length,
-            self.head_dim, self.value_dim, Call(Mask(self.mask), self.scale),
+            self.head_dim, self.value_dim, self.call,
         )  # fmt: skip
 
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..model.call import MODIFIERS
 from ..model.plan import Plan, Tiles
 from ..model.site import BITS, Site
 from ..model.terms import TERMS
@@ -21,7 +22,7 @@ from ..model.terms import TERMS
 if TYPE_CHECKING:
     from .execution import Execution
 
-EVERYTHING = frozenset({*TERMS, "bias", "dropout", "softcap"})
+EVERYTHING = frozenset({*TERMS, *MODIFIERS, "bias", "dropout"})
 """All that a call may ask for, see `Traits.asks`."""
 
 Documents = tuple[int, ...]

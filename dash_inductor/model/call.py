@@ -16,6 +16,9 @@ from .traits import Traits
 Order = tuple[int, ...]
 """The dimensions of a tensor from the largest stride to the smallest."""
 
+MODIFIERS = ("softcap",)
+"""What changes scores beside scale and bias: attributes of `Call`."""
+
 _TEXT = re.compile(
     r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?(?:/orders=([0-3,]+))?"
 )
@@ -86,6 +89,12 @@ class Call:
         seed = () if self.dropout is None else (self.dropout.seed,)
         return (*self.mask.operands, *bias, *seed)
 
+    @property
+    def modifiers(self) -> dict[str, float]:
+        """What changes scores beside scale and bias, by its name in `MODIFIERS`."""
+        values = zip(MODIFIERS, (self.softcap,), strict=True)
+        return {name: value for name, value in values if value is not None}
+
     @functools.cached_property  # every call asks
     def traits(self) -> Traits:
         """The facts about the call for which kernels are compiled."""
@@ -94,7 +103,7 @@ class Call:
         numbers = mask.interval is not None and mask.interval.number is not None
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
-            mask.placed is not None, numbers, self.softcap is not None,
+            mask.placed is not None, numbers, tuple(self.modifiers),
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ class Traits:
         dropout: probabilities are dropped at random.
         placed: the mask is one of rows, see `model.Placed`.
         numbers: the interval of the mask is of other numbers of the keys than their positions.
-        softcap: scores are bounded, see `model.Call`.
+        modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
     """
 
     has_lo: bool = False
@@ -32,7 +32,7 @@ class Traits:
     dropout: bool = False
     placed: bool = False
     numbers: bool = False
-    softcap: bool = False
+    modifiers: tuple[str, ...] = ()
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -55,10 +55,10 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:
-        """The kinds of `data`, and "softcap": what kernels must be able to do beside a band."""
-        return self.data | ({"softcap"} if self.softcap else frozenset())
+        """The kinds of `data`, and the `modifiers`: what kernels must be able to do beside a band."""
+        return self.data.union(self.modifiers)
 
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
-        others = {"placed": self.placed, "numbers": self.numbers, "softcap": self.softcap}
+        others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

@@ -24,9 +24,9 @@ def numerics_key(
 
 
 def terms(site: Site) -> str:
-    """The mask, whether there is a bias, and the bound of the scores."""
-    softcap = [] if site.call.softcap is None else [f"softcap {site.call.softcap!r}"]
-    return " + ".join([str(site.mask), *softcap, *(["bias"] if site.call.bias is not None else [])])
+    """The mask, what changes scores, and whether there is a bias."""
+    modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
+    return " + ".join([str(site.mask), *modifiers, *(["bias"] if site.call.bias is not None else [])])
 
 
 def _shape(tiles: Tiles) -> str:

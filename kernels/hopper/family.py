@@ -21,7 +21,7 @@ def _narrow(site: Site) -> str | None:
     It was measured with a kv head for every query head; plans do not know how many heads share one.
     """
     reach = max(NARROW + 1 if bound is None else abs(bound) for bound in (site.band.lo, site.band.hi))
-    measured = site.call.traits.data <= {"keys", "dropout"}
+    measured = site.call.traits.asks <= {"keys", "dropout"}
     if dims_of_tile(site.head_dim, site.value_dim) != (64, 64) or not 0 < reach <= NARROW or not measured:
         return None
     return f"a window of at most {NARROW} to either side takes longer on Hopper kernels: benchmarks/results/bands.json"
@@ -32,7 +32,7 @@ class Hopper(Family):
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
-    reads = EVERYTHING - {"bias", "softcap"}
+    reads = EVERYTHING - {"bias"}
     cta_per_query_head = True
     walks_by_tables = True
     stamps = True

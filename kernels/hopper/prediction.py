@@ -42,8 +42,8 @@ def unpredicted(
         return f"head dims {site.head_dim} and {site.value_dim} are not calibrated on an {gpu}"
     if site.mask.segments is not None and documents is None:
         return "the time depends on the documents, which are data"
-    if site.call.traits.data and (dims != (128, 128) or not site.call.traits.data <= {"segments", *DATA}):
-        kinds = ", ".join(sorted(site.call.traits.data))
+    if site.call.traits.asks and (dims != (128, 128) or not site.call.traits.asks <= {"segments", *DATA}):
+        kinds = ", ".join(sorted(site.call.traits.asks))
         return f"{kinds} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
     if not _is_calibrated(_walked(site)):
         return f"the mask {site.band} is not calibrated"
@@ -62,7 +62,7 @@ def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | Non
     """The times measured of forwards like a site's; None where nothing was measured."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
-    return None if arch != ARCH or site.call.traits.data or not _is_calibrated(site.band) else found
+    return None if arch != ARCH or site.call.traits.asks or not _is_calibrated(site.band) else found
 
 
 def _walked(site: Site) -> Band:

@@ -22,13 +22,14 @@ from ...model.mask import ROW_BLOCK
 from ...model.plan import Plan, Tiles
 from ...model.traits import Traits
 from ...schedule import codegen, geometry
+from ..common import score
 from ..family import padded
 
 # Compile-time values: Note [Argument groups] in groups.py.
-_GROUPS = """
+_GROUPS = f"""
     TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
     MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_INTERVAL, HAS_DENSE, PLACED)
-    SCORE: tl.constexpr = Score(SCALE, SOFTCAP, HAS_BIAS, ROUNDS)
+    SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS)
     BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
 """
 
@@ -480,8 +481,7 @@ def compile_time_values(
         "VALUE_DIM": sizes.value_dim,
         "BLOCK_DV": padded(sizes.value_dim),
         "GROUP": sizes.group,
-        "SCALE": call.scale,
-        "SOFTCAP": call.softcap or 0.0,
+        **score.constants(call),
         "HAS_LO": traits.has_lo,
         "HAS_HI": traits.has_hi,
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
@@ -508,7 +508,7 @@ def forward_constants(call: Call) -> dict[str, Any]:
     Raises:
         ArgumentError: as `signed_slope`.
     """
-    sign, slope = signed_slope(call.scale if call.softcap is None else 1.0)
+    sign, slope = signed_slope(score.slope_after_score(call))
     return {"SIGN": sign, "SLOPE": slope}
 
 

@@ -27,6 +27,7 @@ from ...model.plan import Plan, Tiles
 from ...model.terms import Term
 from ...schedule.jobs import tables, walked_query_heads
 from ...schedule.walk import Problem, functions
+from ..common.score import derivative, score
 from ..families import family
 from .dropout import Drops
 from .rows import Rows
@@ -108,12 +109,12 @@ class Data:
     terms: of each term of the mask, the values of its operands with this element alone and, for dense masks, with all
         query heads: [q_len], [kv_len] or [q heads, q_len, kv_len].
     bias: floats [q heads, q_len, kv_len], added to the scores.  None if there is none.
-    softcap: of the call.
+    call: of which the scores are.
     """
 
     terms: Sequence[tuple[Term, dict[str, Tensor]]]
     bias: Tensor | None
-    softcap: float | None
+    call: Call
     kv_len: int
 
     @staticmethod
@@ -127,7 +128,7 @@ class Data:
         return Data(
             [(term, {field: value(term, field) for field in term.given}) for term in call.mask.terms.values()],
             None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b],
-            call.softcap,
+            call,
             plane[3],
         )
 
@@ -148,9 +149,7 @@ class Data:
 
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
         """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
-        found = logits(query, key, scale)
-        if self.softcap is not None:
-            found = capped(found, self.softcap)
+        found = score(logits(query, key, scale), self.call)
         return found if self.bias is None else found + self.bias[head, rows, keys].float()
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
@@ -162,16 +161,6 @@ class Data:
             kv = torch.arange(self.kv_len, device=next(iter(values.values())).device)
             shown = term.shows(parts, kv[None, keys]) & shown
         return shown
-
-
-def capped(scores: Tensor, softcap: float) -> Tensor:
-    """``softcap * tanh(scores / softcap)``."""
-    return softcap * torch.tanh(scores / softcap)
-
-
-def capped_derivative(scores: Tensor, softcap: float) -> Tensor:
-    """The derivative of `capped` by the scores."""
-    return 1.0 - torch.tanh(scores / softcap) ** 2
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -286,7 +275,7 @@ class _Element:
     def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
         """p and ds of one tile pair of a query head, rounded to the input's dtype; what p dropout drops is zero."""
         p, ds = self.exact_pair(q_head, rows, keys)
-        ds = self.capped(ds, q_head, rows, keys)
+        ds = self.scaled(ds, q_head, rows, keys)
         return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
 
     def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
@@ -299,12 +288,10 @@ class _Element:
         ds = torch.where(keep, p * (dp - self.delta[q_head, rows, None]), 0.0)
         return p, ds
 
-    def capped(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
-        """The gradient of scores before they are bounded, from that of bounded ones."""
-        if self.data.softcap is None:
-            return ds
+    def scaled(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
+        """The gradient of scaled products, from that of scores."""
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)
-        return ds * capped_derivative(s, self.data.softcap)
+        return derivative(ds, s, self.data.call)
 
     def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
         """Whether the pairs of a tile pair of a query head see each other: booleans [rows, keys]."""

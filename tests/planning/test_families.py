@@ -11,7 +11,7 @@ import pytest
 
 from dash_inductor.kernels.families import HOPPER, PORTABLE
 from dash_inductor.kernels.hopper.family import NARROW
-from dash_inductor.model import Call, Site
+from dash_inductor.model import Bias, Call, Operand, Site
 from dash_inductor.planning import plan, planner
 from tools.portable_sites import ARCH, sites, why_portable
 
@@ -31,6 +31,34 @@ def site(text: str, head_dim: int = 64, group: int = 1, **changes: object) -> Si
     call = Call.parse(f"{mask}/scale=0.125{slash}{rest}")
     facts = Site("cuda", "bfloat16", 2, 8, 8 // group, 4096, 4096, head_dim, head_dim, call)
     return replace(facts, **changes)  # type: ignore[arg-type]  # the names are Site's
+
+
+def bounded(text: str, head_dim: int = 64, softcap: float = 50.0) -> Site:
+    """A site with a bound of scores."""
+    facts = site(text, head_dim)
+    return replace(facts, call=replace(facts.call, softcap=softcap))
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize("text", ["full", "causal", "band(0,1023)", "causal & keys(0)", "dense(0)", "segments(0,0)"])
+def test_bounded_scores(text: str, head_dim: int) -> None:
+    """They run on the Hopper kernels in both directions, without a prediction, and the bound is in the key."""
+    facts = bounded(text, head_dim)
+    chosen = plan(facts, ARCH)
+    assert (chosen.kernel, chosen.forward) == ("hopper", "hopper")
+    assert f"/{text} + softcap 50.0/" in chosen.numerics_key
+    for gpu in HOPPER.times:
+        assert HOPPER.unpredicted(chosen, facts, ARCH, gpu, None)
+        assert HOPPER.predicted_forward_us(chosen, facts, ARCH, gpu) is None
+    if head_dim <= 128:
+        assert plan(facts, "sm_80").kernel == "portable"
+
+
+def test_bounded_scores_with_a_bias_are_left_to_the_portable_kernels() -> None:
+    facts = bounded("causal", 128)
+    facts = replace(facts, call=replace(facts.call, bias=Bias(Operand(0))))
+    assert plan(facts, ARCH).kernel == "portable"
+    assert HOPPER.why_not(facts, ARCH) == "its kernels do not read bias"
 
 
 def test_portable_kernels_run_on_hopper_for_these_reasons_alone() -> None:
@@ -94,6 +122,7 @@ def test_the_first_of_these_would_be_portable_by_its_critical_path() -> None:
         (site("band(-64,64) & dense(0)"), "hopper"),
         (site("band(-64,65)"), "hopper"),
         (site("band(0,0)"), "hopper"),
+        (bounded("band(-64,64)"), "hopper"),  # nobody has measured it
     ],
 )
 def test_narrow_windows(facts: Site, kernel: str) -> None:

@@ -22,6 +22,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.common import score as score_room
+from dash_inductor.kernels.common.device import score_gluon
 from dash_inductor.kernels.hopper.forward import arguments, build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import (
@@ -42,7 +44,7 @@ from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
 from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
 
-from . import compared, hopper_glue
+from . import bounded_scores, compared, hopper_glue
 from .hopper_dropout import bound_of
 from .hopper_glue import (
     AGGREGATES,
@@ -391,7 +393,7 @@ def arguments_of(**values: Any) -> dict[str, Any]:
     """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
     groups = {
         "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT, "places": shared.PLACES,
-        "target": shared.target("bf16"),
+        "target": shared.target("bf16"), "bound": score_room.BOUND,
     }  # fmt: skip
     found = dict.fromkeys(groups) | values
     for name, group in groups.items():
@@ -407,7 +409,7 @@ def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
     return {name: pointers.get(name) for name in arguments.DATA.names} | {"tables": tables}
 
 
-_MODULES = (clear, places, listed, work, producer, drop, seen, steps, half, consumer, entry)
+_MODULES = (score_gluon, clear, places, listed, work, producer, drop, seen, steps, half, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -634,6 +636,17 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def keep_set(s: Value, words: Value, bits: Value) -> Value:
         return Value(torch.where(words.read() & bits.read() != 0, s.read(), -math.inf))
 
+    def begun(s: Value, slope: float) -> tuple[Value, Value]:
+        v, far = bounded_scores.begun(s.read(), slope)
+        return Value(v), Value(far)
+
+    def powers(v: Value, far: Value, factor: float, shift: Value, hides: bool) -> tuple[Value, Value]:
+        p, slope, _ = bounded_scores.powers(v.read(), factor, shift.read(), hides)
+        return Value(p), Value(slope)
+
+    def finite_below(v: Value) -> Value:
+        return Value(v.read().clamp(min=bounded_scores.LOWEST))
+
     def philox(c0: Value, c1: Value, c2: int, c3: int, seed: tuple[int, int]) -> tuple[Value, ...]:
         rows, keys = torch.broadcast_tensors(c0.read(), c1.read())
         rest = (torch.full_like(rows, x) for x in (c2, c3, *seed))
@@ -671,6 +684,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "role_barrier": meet, "load_rows": load_rows, "store_rows": store_rows, "wait_until_read": wait_until_read,
         "here": same, "accumulator_layout": lambda *_: None, "left_operand": lambda *_: None,
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
+        "_begun": begun, "_powers": powers, "_finite_below": finite_below,
+        "_far_share": lambda v: Value(bounded_scores.far_share(v.read())),
         "_keep_below": keep_below, "keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
         "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
         "FORWARD_UNSEEN": FORWARD_UNSEEN,

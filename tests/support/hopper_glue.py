@@ -25,6 +25,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from dash_inductor.kernels.common.arguments import Group
+from dash_inductor.kernels.common.device import score_gluon
 from dash_inductor.kernels.hopper.backward.device import (
     closed_form,
     consumer,
@@ -119,8 +120,10 @@ class Value:
     __mul__ = __rmul__ = __sub__ = __and__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _with  # type: ignore[assignment]  # all alike
     __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
 
-    def to(self, _: Any) -> Value:
+    def to(self, _: Any = None) -> Value:
         return Value(self.shape, self.read())
+
+    __neg__ = to
 
     def reshape(self, shape: Sequence[int]) -> Value:
         assert math.prod(shape) == math.prod(self.shape)
@@ -529,8 +532,8 @@ class Simulation:
 
 
 _MODULES = (
-    operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, runs, group,
-    stamps, producer, consumer, reducer, entry,
+    score_gluon, operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, runs,
+    group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 
 
@@ -556,7 +559,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (operations, clear, places, told) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, places, told) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -810,8 +813,12 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         NVMMASharedLayout=_SharedLayout, allocate_shared_memory=allocate, warp_specialize=specialise,
         zeros=lambda shape, *_: Value(shape), arange=lambda first, end, _: Value([end - first], first=first), exp2=same,
         to_tensor=same, expand_dims=same, convert_layout=same, join=lambda a, b: Value([*a.shape, 2], (a + b).parts),
-        atomic_add=add, store=store, load=load,
+        atomic_add=add, store=store, load=load, fma=lambda a, b, c: a,
     )  # fmt: skip
+
+    def powers(v: Value, far: Any, factor: float, shift: Value, hides: bool) -> tuple[Value, Value]:
+        return v + shift, v
+
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
         TMA_STORE=(copy_out("store"),),
@@ -832,6 +839,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "as_tiles": as_tiles, "as_longer": as_longer,
         "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
+        "_begun": lambda s, slope: (s, None), "_powers": powers,
         "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
     }  # fmt: skip
 

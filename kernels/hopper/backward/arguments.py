@@ -20,7 +20,7 @@ PROBLEM = Group(
     integers("tickets", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
     | {"scale": "fp32", "scale_log2": "fp32"}
 )
-"""Sizes, the bounds of the band, anchored top left, and the factor of scores; with log2(e) it is scale_log2.
+"""Sizes, the bounds of the band, anchored top left, the scale, and scale_log2, see `score.factor`.
 
 tickets: how many there are, for any number of CTAs, see `device.tickets`; section: of the launch order.
 """

@@ -20,6 +20,7 @@ from ....model.traits import Traits
 from ....schedule import schedules
 from ....upstream.gluon import GluonASTSource
 from ....upstream.triton_compiler import ASTSource
+from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
 from ..family import FAMILY
@@ -160,7 +161,7 @@ class Kernels:
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if kind.dropout else None,
             "places": self._places, "dk_target": target, "dv_target": target,
-            "stamped": arguments.STAMPS if p.stamped else None,
+            "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}

@@ -19,12 +19,12 @@ from ....model.plan import Plan
 from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
-from ...common import launcher
+from ...common import launcher, score
 from ...common.strides import dense_strides
 from ..family import FAMILY
 from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
-from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
+from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
 from . import arguments
 from .build import FINISH_ROWS, Specialisation, kernels
 from .data import Arguments, BackwardData, Facts
@@ -166,14 +166,14 @@ class _State:
         self.prepare_sizes = (counters, out[:3], do[:3], lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
         self.problem = arguments.PROBLEM.values(
             tickets=walk.tickets, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len, kv_len=self.kv_len,
-            lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=scale * LOG2E,
+            lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=score.factor(call),
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
         self.recording = None
         if stamped:
             self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
-        self.placed = rows is not None
+        self.placed, self.bound = rows is not None, score.bound_values(call)
         self.about_data = None if data is None else Arguments.of(call, data, walk, self.device)
         ctas = self._ctas(walk)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
@@ -253,7 +253,7 @@ class _State:
             ),
             *self.main.pack(
                 stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_places,
-                *targets, stamps,
+                *targets, stamps, self.bound,
             ),
             *self.finish.pack(
                 stream, (), accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_places

@@ -13,7 +13,7 @@ PROBLEM = Group(
 )
 """Sizes, the bounds of the band, anchored top left, the list of tiles (`device.work.Work`), and the factor of scores.
 
-group: query heads per kv head; scale_log2: with log2(e), above zero.
+group: query heads per kv head; scale_log2: see `score.factor`, above zero.
 """
 
 DATA = Group(

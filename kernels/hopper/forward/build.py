@@ -18,6 +18,7 @@ from ....model.traits import Traits
 from ....schedule.table_walk import from_the_end
 from ....upstream.gluon import GluonASTSource
 from ....upstream.triton_compiler import ASTSource
+from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
 from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile
@@ -184,6 +185,7 @@ class Kernels:
             "data": self._data, "dropout": arguments.DROPOUT if traits.dropout else None,
             "places": shared.PLACES if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
+            "bound": score.bound(traits),
         }  # fmt: skip
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}

@@ -21,11 +21,11 @@ from ....schedule.table_walk import seen_words
 from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
-from ...common import launcher
+from ...common import launcher, score
 from ...common.strides import dense_strides
 from ..settings import Settings
 from ..shared.arguments import target_values
-from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
+from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
 from . import arguments
 from .build import Specialisation, kernels
 from .data import ForwardData, ForwardDropout
@@ -40,7 +40,7 @@ LAST_TILES = 512
 
 _COUNTER = (1,), (1,), torch.int32
 
-_LARGEST, _LEAST = torch.finfo(torch.float32).max, 2.0**-149
+_LEAST = 2.0**-149
 
 
 def forward(
@@ -164,7 +164,7 @@ def _describe(tensor: Tensor) -> _Fact:
     return _Fact(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
 
 
-_SCALES = f"a number whose product with log2(e) is at most {_LARGEST:.8g} in magnitude"
+_SCALES = f"a number whose product with log2(e) is at most {score.LARGEST:.8g} in magnitude"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -189,7 +189,7 @@ class _State:
         _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
         _check_given(call, data, drops)
         band, scale, order = call.mask.band, call.scale, call.orders[0]
-        if scale * LOG2E > _LARGEST:
+        if scale * score.LOG2E > score.LARGEST:
             raise ArgumentError("scale", scale, _SCALES)
         batch, q_heads, tokens, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
@@ -228,8 +228,9 @@ class _State:
         section, last_section = sections
         self.problem = arguments.PROBLEM.values(
             batch_heads=batch * q_heads, q_heads=q_heads, group=group, q_len=q_len, kv_len=kv_len, lo=lo, hi=hi,
-            section=section, last_section=last_section, scale_log2=scale * LOG2E,
+            section=section, last_section=last_section, scale_log2=score.factor(call),
         )  # fmt: skip
+        self.bound = score.bound_values(call)
         built = kernels(of, self.device.index)
         available = torch.cuda.get_device_properties(self.device).multi_processor_count
         grid = min(tiles, available if ctas is None else ctas)
@@ -281,7 +282,7 @@ class _State:
         return (
             *self.prepare.pack(stream, (), counter),
             *self.main.pack(
-                stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_places, target
+                stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_places, target, self.bound,
             ),
         )  # fmt: skip
 
@@ -365,7 +366,7 @@ def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
         raise ArgumentError("dropout.seed", given, f"int64, of shape (1,) on {device}")
     if not 0 <= drops.threshold < 1 << 16:
         raise ArgumentError("dropout.threshold", drops.threshold, "at least 0 and less than 2**16")
-    if not 0 < drops.rescale <= _LARGEST:
+    if not 0 < drops.rescale <= score.LARGEST:
         raise ArgumentError("dropout.rescale", drops.rescale, "positive and finite in fp32")
     return drops.threshold, drops.rescale
 

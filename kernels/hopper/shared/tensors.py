@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from torch import Tensor
 from ....errors import ArgumentError
 from ....model.site import DType
 
-LOG2E = math.log2(math.e)
 PACKED = 256
 """So many launches are kept packed, for calls with the same addresses: training steps repeat the addresses."""
 DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}

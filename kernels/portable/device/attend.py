@@ -25,9 +25,9 @@ Note [Bits of the forward]
 import triton
 import triton.language as tl
 
+from ...common.device.score import after_slope, biased
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .score import biased, bounded
 from .tiles import (
     head_of,
     id_range,
@@ -78,10 +78,8 @@ def attend_range(
         s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
         if SCORE.HAS_BIAS:
             s = biased(s, load_bias(data, b, hq, queries, keys, False, SCORE), SCORE)
-        elif SCORE.SOFTCAP > 0:
-            s = bounded(s, SCORE)
-        elif SIGN <= 0:
-            s = s * SIGN
+        else:
+            s = after_slope(s, SIGN, SCORE)
         if MASKED:
             keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)
             s = tl.where(keep, s, float("-inf"))
@@ -127,8 +125,8 @@ def attend_tile(
     band or by `data.keys`, are not read.  Hence the latter must also be zero for keys that segments or a dense mask
     leave without rows, unless they hold finite numbers.
 
-    SCALE is SIGN * SLOPE / log2(e): SIGN is 1, -1 or 0, and SLOPE is positive (see `templates.signed_slope`); where
-    scores are bounded, the same of a SCALE of 1.
+    SIGN * SLOPE / log2(e) is `common.score.slope_after_score`: SIGN is 1, -1 or 0, and SLOPE is positive (see
+    `templates.signed_slope`).
 
     The softmax is the online one: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from ...common.device.ordering import pass_turn_on, wait_for_turn
+from ...common.device.score import rounded_product, through_bound
 from .dropout import dropout_kept, dropout_kept_transposed
 from .schedule_functions import dash_q_range, dash_q_tile, dash_rank, dash_seen_keys, dash_seen_rows, dash_visits
-from .score import rounded_product, through_bound
 from .tiles import (
     by_query,
     head_of,

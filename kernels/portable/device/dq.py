@@ -3,11 +3,11 @@
 import triton
 import triton.language as tl
 
+from ...common.device.score import rounded_product, through_bound
 from .bias_sums import add_to_sum
 from .delta import delta_tile
 from .dropout import dropout_kept
 from .schedule_functions import dash_kv_range, dash_seen_keys, dash_seen_rows
-from .score import rounded_product, through_bound
 from .tiles import (
     head_of,
     id_range,

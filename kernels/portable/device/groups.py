@@ -6,8 +6,8 @@ Note [Argument groups]
 
     Run-time values are in `Inputs`, `Saved`, `Data`, `Rows`, `OfQueries`, `OfKeys`, `Accumulator` and `Sums`, and in
     the tuple `walk` = (q_len, kv_len, lo, hi), see `schedule_functions`.  An assignment makes tensors of all members.
-    So compile-time values have groups of their own, `Tile`, `Mask`, `Score` and `Build`, whose names are in capitals
-    and which are assigned as `tl.constexpr`.
+    So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names are in
+    capitals and which are assigned as `tl.constexpr`.
 
     A new term of masks takes a member of `Data` and a flag of `Mask`.  Where it has a vector, it also takes a member of
     `OfQueries` or `OfKeys`, which `load_of_queries` or `load_of_keys` fills, and in any case a line of `visible`.  What
@@ -194,18 +194,6 @@ class Mask(NamedTuple):
     HAS_INTERVAL: bool
     HAS_DENSE: bool
     PLACED: int
-
-
-class Score(NamedTuple):
-    """How scores and probabilities are made.
-
-    SOFTCAP: the bound of scaled scores, 0 for none; ROUNDS: of Philox, 0 without dropout.
-    """
-
-    SCALE: float
-    SOFTCAP: float
-    HAS_BIAS: bool
-    ROUNDS: int
 
 
 class Build(NamedTuple):

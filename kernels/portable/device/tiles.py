@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 
 from ...common.device.rows import tokens_of
+from ...common.device.score import biased, in_base_2
 from .groups import OfKeys, OfQueries, Operand, Rows
-from .score import biased, bounded
 
 
 @triton.jit
@@ -293,10 +293,8 @@ def probabilities(s, bias, lse, excess, SCORE: tl.constexpr):
     log2e = 1.4426950408889634
     if SCORE.HAS_BIAS:
         return tl.math.exp2(tl.math.fma(biased(s, bias, SCORE) - lse, log2e, -excess))
-    elif SCORE.SOFTCAP > 0:
-        return tl.math.exp2(bounded(s, SCORE) * log2e - lse)
     else:
-        return tl.math.exp2(s * (SCORE.SCALE * log2e) - lse)
+        return tl.math.exp2(in_base_2(s, SCORE) - lse)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from ....common.device.score_gluon import Score
 from ...shared.device.operations import role_barrier, wait_for_matmuls, wait_until_read
 from ...shared.device.places import store_tile
 from ...shared.device.steps import (
@@ -23,7 +24,7 @@ from .tickets import leave_walk, wait_for_walk
 
 
 @gluon.jit
-def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, FORM):
+def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound, FORM):
     """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
 
     FORM: see `arguments.Form`.
@@ -38,7 +39,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
     layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
     zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
-    scale_log2 = problem.scale_log2
+    score = Score(problem.scale_log2, bound, bound is not None)
     n = 0
     done = 0
     position, kv = wait_for_walk(shared, n)
@@ -71,24 +72,24 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
             wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
         if IN_RUNS:
             s, dk, dk_tail, dv = halved_steps(
-                shared, mask, drops, scale_log2, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
+                shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
             )
         else:
             for step in range(steps):
                 it = (done + step) & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
                 after = it + gl.where(step + 1 < steps, 1, 0)
                 if STEP == "overlapped":
-                    s, dk, dv = overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS)
+                    s, dk, dv = overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARPS)
                 elif STEP == "halved":
                     if not AHEAD:
                         wait_for_q(shared, it)
                     word = mask.told(wait_for_do(shared, it))
                     s, dk, dk_tail, dv = halved_step(
-                        shared, mask, drops, scale_log2, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
+                        shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
                         None,
                     )  # fmt: skip
                 else:
-                    dk, dv = shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS)
+                    dk, dv = shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS)
         done += steps
         position, kv = wait_for_walk(shared, n)  # again: the steps leave no registers for what they do not need
         walk = walks.at(position)

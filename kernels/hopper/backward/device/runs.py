@@ -34,7 +34,7 @@ def first_of_walk(shared, mask, done, steps):
 
 @gluon.jit
 def halved_steps(
-    shared, mask, drops, scale_log2, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr
+    shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr
 ):  # fmt: skip
     """All steps of a walk, from step `done` of the CTA on, each a `halved_step` with AHEAD.
 
@@ -44,12 +44,12 @@ def halved_steps(
     while following != 2:
         while following == 0:
             s, dk, dk_tail, dv, following = _step(
-                shared, mask, drops, scale_log2, it, s, k, v, dk, dk_tail, dv, zero, WARPS, False
+                shared, mask, drops, score, it, s, k, v, dk, dk_tail, dv, zero, WARPS, False
             )
             it += 1
         while following == 1:
             s, dk, dk_tail, dv, following = _step(
-                shared, mask, drops, scale_log2, it, s, k, v, dk, dk_tail, dv, zero, WARPS, True
+                shared, mask, drops, score, it, s, k, v, dk, dk_tail, dv, zero, WARPS, True
             )
             it += 1
     return s, dk, dk_tail, dv
@@ -57,7 +57,7 @@ def halved_steps(
 
 @gluon.jit
 def _step(
-    shared, mask, drops, scale_log2, it, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr, CUT: gl.constexpr
+    shared, mask, drops, score, it, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr, CUT: gl.constexpr
 ):  # fmt: skip
     """(S of the step that follows `it`, dk, dk_tail, dv, what that step is)."""
     it = it & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
@@ -65,6 +65,6 @@ def _step(
     following = (word >> NEXT) & 3
     after = it + 1 - (following >> 1)
     s, dk, dk_tail, dv = halved_step(
-        shared, mask, drops, scale_log2, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, True, CUT
+        shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, True, CUT
     )
     return s, dk, dk_tail, dv, following

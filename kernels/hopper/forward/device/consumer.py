@@ -22,7 +22,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_log2, ME: gl.constexpr):
+def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
     The kv tiles of the CTA's tile that this row block does not walk are given back unread.
@@ -59,13 +59,11 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, scale_l
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
                 acc, m, total = walk_words(
-                    work, data, drop, shared, scale_log2, zero, here, it, first, count, acc, m, total, ME
+                    work, data, drop, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
             else:
-                p, acc, m, total, it = walk_band(
-                    work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total
-                )
+                p, acc, m, total, it = walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, total)
             if not shared.OUT_IN_Q:
                 release(shared.q_empty.index(q_slot))
             if not data.GIVEN:
@@ -105,15 +103,15 @@ def walk_of(work, shared, tiles, ME: gl.constexpr):
 
 
 @gluon.jit
-def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc, m, total):
+def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, total):
     """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
     if work.HALVES and work.hides_half(here[2], kv):
-        p, m, total = half_step(work, data, shared, scale_log2, here, kv, it, m, total)
+        p, m, total = half_step(work, data, shared, score, here, kv, it, m, total)
     else:
-        p, m, total, _ = first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total)
+        p, m, total, _ = first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, total)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     it += 1
     full_end = gl.minimum(full_end, kv)
@@ -121,19 +119,19 @@ def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc,
     if work.HAS_LO:
         for i in range(kv - full_end):
             p, acc, m, total = next_step(
-                work, data, drop, shared, scale_log2, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
+                work, data, drop, shared, score, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     for i in range(full_end - full_first):
         p, acc, m, total = next_step(
-            work, data, drop, shared, scale_log2, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
+            work, data, drop, shared, score, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
             total
         )  # fmt: skip
         it += 1
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work, data, drop, shared, scale_log2, zero, here, full_first - i, full_first - 1 - i, True, it, p,
+                work, data, drop, shared, score, zero, here, full_first - i, full_first - 1 - i, True, it, p,
                 acc, m, total
             )  # fmt: skip
             it += 1
@@ -142,7 +140,7 @@ def walk_band(work, data, drop, shared, scale_log2, zero, here, it, bounds, acc,
 
 @gluon.jit
 def walk_words(
-    work, data, drop, shared, scale_log2, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+    work, data, drop, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
     """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
 
@@ -159,7 +157,7 @@ def walk_words(
         else:
             masks = use_of(word, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, drop, shared, scale_log2, zero, here, kv_of(word), masks, it, m, total
+                work, data, drop, shared, score, zero, here, kv_of(word), masks, it, m, total
             )
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             acc = scaled(acc, shrink)
@@ -169,14 +167,14 @@ def walk_words(
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, scale_log2, zero, here, kv, kv_of(word), True, it, p, acc, m, total
+                        work, data, drop, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
                     )
                     kv = kv_of(word)
                     word = told(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, scale_log2, zero, here, kv, kv_of(word), False, it, p, acc, m, total
+                        work, data, drop, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
                     )
                     kv = kv_of(word)
                     word = told(shared, it)

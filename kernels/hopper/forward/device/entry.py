@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ....common.device.score_gluon import Score
 from ...shared.device.places import Places
 from .consumer import consume
 from .drop import Drop
@@ -14,8 +15,9 @@ from .work import Work, allocate_shared
 
 @gluon.jit
 def hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, places, target, SCHEDULE, MASK, FORM
-):
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, places, target, bound, SCHEDULE,
+    MASK, FORM,
+):  # fmt: skip
     """out and log-sum-exp of attention.
 
     q: [batch, q_heads, q_len, D]; k: [batch, q_heads // group, kv_len, D]; v: the same with DV columns; out: [batch,
@@ -25,9 +27,9 @@ def hopper_forward(
     see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
-    the mask is a band; dropout is given if probabilities are dropped, see `drop`.  With `places` the mask is one of
-    rows: q_len and kv_len count rows, lse has rows, and the other tensors have tokens; see `places`, also for the
-    target of out, which is given then only.
+    the mask is a band; dropout is given if probabilities are dropped, see `drop`, and bound if scores are bounded, see
+    `score_gluon`.  With `places` the mask is one of rows: q_len and kv_len count rows, lse has rows, and the other
+    tensors have tokens; see `places`, also for the target of out, which is given then only.
     """
     work = Work(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
@@ -41,13 +43,13 @@ def hopper_forward(
     drop = Drop(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)
     fence_async_shared()
-    scale_log2 = problem.scale_log2
+    score = Score(problem.scale_log2, bound, bound is not None)
     # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.
     if FORM.CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, scale_log2, 0)),
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, scale_log2, 1)),
+                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 0)),
+                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 1)),
                 (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
@@ -57,9 +59,9 @@ def hopper_forward(
         gl.static_assert(FORM.CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, scale_log2, 0)),
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, scale_log2, 1)),
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, scale_log2, 2)),
+                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 0)),
+                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 1)),
+                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 2)),
                 (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],

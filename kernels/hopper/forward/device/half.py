@@ -20,7 +20,7 @@ from .work import ROWS
 
 
 @gluon.jit
-def half_step(work, data, shared, scale_log2, here, kv, it, m, total):
+def half_step(work, data, shared, score, here, kv, it, m, total):
     """(P, m, total) of the first kv tile of a walk, as `first_step` has them, for a row block that sees half of it."""
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
@@ -30,8 +30,9 @@ def half_step(work, data, shared, scale_log2, here, kv, it, m, total):
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
+    s, far = score.begun(s, True)
     s = masked(work, data, s, None, b, by_row(rows, layout), kv)
-    p, m, shrink = probabilities(s, by_row(m, layout), scale_log2)
+    p, m, shrink = probabilities(score, s, far, by_row(m, layout), True)
     p = gl.join(p, zero).permute([0, 2, 1]).reshape([ROWS, 2 * ROWS])
     p = gl.convert_layout(p, whole, assert_trivial=True)
     return p, by_row(m, whole), sum_with(p, total, by_row(shrink, whole))

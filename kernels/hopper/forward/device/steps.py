@@ -56,21 +56,28 @@ def release(empty):
 
 
 @gluon.jit
-def softmax(s, m, total, scale_log2):
-    """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax]."""
-    p, base, shrink = probabilities(s, m, scale_log2)
+def softmax(score, s, far, m, total, HIDES: gl.constexpr):
+    """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax].
+
+    s, far: as of `Score.begun`; HIDES: a mask may have hidden some of s.
+    """
+    p, base, shrink = probabilities(score, s, far, m, HIDES)
     return p, base, sum_with(p, total, shrink), shrink
 
 
 @gluon.jit
-def probabilities(s, m, scale_log2):
+def probabilities(score, s, far, m, HIDES: gl.constexpr):
     """(probabilities relative to the new base, new base, factor of what was before).
 
     Fused multiply-adds are spelt out, here and in `sum_with`: every build rounds alike.
     """
-    base = gl.maximum(m, gl.max(s, 1) * scale_log2)
+    base = gl.maximum(m, score.of_largest(gl.max(s, 1), HIDES))
     shrink = exp2(m - base)
-    return exp2(gl.fma(s, scale_log2, -gl.expand_dims(base, 1))), base, shrink
+    if score.BOUNDED:
+        p, _ = score.powers(s, far, gl.expand_dims(base, 1), HIDES)
+    else:
+        p = exp2(gl.fma(s, score.factor, -gl.expand_dims(base, 1)))
+    return p, base, shrink
 
 
 @gluon.jit
@@ -161,7 +168,7 @@ def skip(shared, it):
 
 
 @gluon.jit
-def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, m, total):
+def first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, total):
     """(P, m, total, shrink) of the first kv tile of a walk, P not rounded yet; its V is left to the next step.
 
     here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
@@ -177,17 +184,19 @@ def first_step(work, data, drop, shared, scale_log2, zero, here, kv, masks, it, 
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(shared.k_empty.index(slot))
+    HIDES: gl.constexpr = work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN
+    s, far = score.begun(s, HIDES)
     if data.HAS_DENSE:
         if masks:
             s = hide(s, shown)
-    elif work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN:
+    elif HIDES:
         if masks:
             s = masked(work, data, s, codes, b, rows, kv)
-    return softmax(s, m, total, scale_log2)
+    return softmax(score, s, far, m, total, HIDES)
 
 
 @gluon.jit
-def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, masks, it, p, acc, m, total):
+def next_step(work, data, drop, shared, score, zero, here, kv_before, kv, masks, it, p, acc, m, total):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of `kv_before`.
 
     While S is computed, it is decided what of P is dropped: the bits are used as they are drawn, and the matmuls of the
@@ -214,13 +223,14 @@ def next_step(work, data, drop, shared, scale_log2, zero, here, kv_before, kv, m
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
+    s, far = score.begun(s, masks)
     if data.HAS_DENSE and masks:
         s = hide(s, shown)
     elif masks:
         if data.GIVEN:  # the registers of P have to hold codes
             acc = warpgroup_mma_wait(0, deps=(acc,))
         s = masked(work, data, s, codes, b, rows, kv)
-    p, m, total, shrink = softmax(s, m, total, scale_log2)
+    p, m, total, shrink = softmax(score, s, far, m, total, masks)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
     release(shared.v_empty.index(before))

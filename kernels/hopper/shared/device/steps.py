@@ -37,11 +37,18 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, drops, s, scale_log2, lse, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr = None):
-    """P of a piece of the queries of a step, from their scores; signed, see `dropout`."""
+def probabilities(mask, drops, score, s, lse, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr = None):
+    """(P, slopes) of a piece of the queries of a step, from products; P is signed, see `dropout`.
+
+    Slopes are for `Score.through`, None where scores are not bounded.
+    """
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-    p = gl.exp2(s * scale_log2 - gl.expand_dims(lse.load(columns), 0))
-    return drops.marked(mask.applied(p, word, slot, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE)
+    if score.BOUNDED:
+        s, far = score.begun(s, False)
+        p, slope = score.powers(s, far, gl.expand_dims(lse.load(columns), 0), False)
+    else:
+        p, slope = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0)), None
+    return drops.marked(mask.applied(p, word, slot, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE), slope
 
 
 @gluon.jit
@@ -178,7 +185,7 @@ def end_step(shared, it, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
+def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
     """A step that begins with its S and ends with the S of step `after`.
 
         queued                              meanwhile
@@ -195,9 +202,10 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops)
-    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
+    p, slope = probabilities(mask, drops, score, s, shared.lse.index(slot), word, slot, 0)
     delta = deltas(shared, slot, p)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
+    p = score.through(p, slope)
     dp = wait_for_matmuls(1, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, delta)
     share_ds(shared, ds, shared.RESULTS_IN_DQ)
@@ -215,7 +223,7 @@ def overlapped_step(shared, mask, drops, scale_log2, it, after, s, dk, dv, zero,
 
 @gluon.jit
 def halved_step(
-    shared, mask, drops, scale_log2, it, after, word, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, drops, score, it, after, word, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
@@ -239,10 +247,11 @@ def halved_step(
         s0 = wait_for_matmuls(1, deps=(s0,))
     if AHEAD:
         begin_drops(drops)
-    p = probabilities(mask, drops, s0, scale_log2, shared.lse.index(tile), word, slot, 0, CUT)
+    p, slope = probabilities(mask, drops, score, s0, shared.lse.index(tile), word, slot, 0, CUT)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
+    p = score.through(p, slope)
     dp0 = wait_for_matmuls(2 if AHEAD else 1, deps=(dp0,))
     if not (AHEAD and READS_AHEAD):
         delta = deltas(shared, tile, p)
@@ -257,10 +266,11 @@ def halved_step(
     s1 = wait_for_matmuls(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
         begin_drops(drops)
-    p = probabilities(mask, drops, s1, scale_log2, shared.lse.index(tile + 1), word, slot, 1, CUT)
+    p, slope = probabilities(mask, drops, score, s1, shared.lse.index(tile + 1), word, slot, 1, CUT)
     if AHEAD and READS_AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
+    p = score.through(p, slope)
     dp1 = wait_for_matmuls(1, deps=(dp1,))
     if not (AHEAD and READS_AHEAD):
         delta = deltas(shared, tile + 1, p)
@@ -286,7 +296,7 @@ def halved_step(
 
 
 @gluon.jit
-def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.constexpr):
+def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexpr):
     """A step whose P and dS are left operands in shared memory."""
     slot = wait_for_q(shared, it)
     s = scores(shared.k, shared, slot, zero)
@@ -295,9 +305,10 @@ def shared_step(shared, mask, drops, scale_log2, it, dk, dv, zero, WARPS: gl.con
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = wait_for_matmuls(1, deps=(s,))
-    p = probabilities(mask, drops, s, scale_log2, shared.lse.index(slot), word, slot, 0)
+    p, slope = probabilities(mask, drops, score, s, shared.lse.index(slot), word, slot, 0)
     role_barrier()  # all have read P and dS of the step before
     shared.p.store(drops.rounded(p, shared.k.dtype))
+    p = score.through(p, slope)
     fence_async_shared()
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)

@@ -65,10 +65,12 @@ class Launch:
     kv_heads: int = 2
     batch: int = 1
     stamped: bool = False
+    bounded: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group}"
-        return f"{self.dims} {self.stages} {self.schedule} {self.mask} {self.q_len}x{self.kv_len} {heads}"
+        of = f"{self.dims} {self.stages} {self.schedule} {self.mask} {self.q_len}x{self.kv_len}"
+        return f"{of} {heads}{' bounded' * self.bounded}"
 
     @property
     def tables(self) -> Problem:
@@ -83,7 +85,14 @@ class Launch:
         tiles = Tiles(BLOCK_Q, BLOCK_KV, 8, self.stages)
         even = self.kv_len % BLOCK_KV == 0
         return build.Specialisation(
-            "bfloat16", *self.dims, self.group, self.schedule, traits_of(self.mask), even, tiles, self.stamped
+            "bfloat16",
+            *self.dims,
+            self.group,
+            self.schedule,
+            traits_of(self.mask, softcap=self.bounded),
+            even,
+            tiles,
+            self.stamped,
         )
 
     def constants(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -127,6 +136,8 @@ class Launch:
         if self.stamped:
             stamped = self.batch * work.heads if stamped_heads is None else stamped_heads
             groups |= {"stamped": {"pointer": Pointer("stamps"), "heads": stamped}}
+        if self.bounded:
+            groups |= {"bound": {"slope": 1.0}}
         arguments = grouped(types, **groups)
         for name, text in types.items():
             match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", text) if isinstance(text, str) else None
@@ -318,6 +329,12 @@ def test_roles_agree_with_the_tables(launch: Launch) -> None:
         check(launch, simulation, walks_of(launch))
         extra = 0 if launch.co_resident else simulation.ctas
         assert len(simulation.taken) == simulation.arguments["problem"].tickets + extra, "every CTA finds the end once"
+
+
+@pytest.mark.parametrize("launch", [replace(x, bounded=True) for x in LAUNCHES[::5]], ids=str)
+def test_bounded_scores(launch: Launch) -> None:
+    for way in ways(launch):
+        check(launch, launch.run(**way), walks_of(launch))
 
 
 def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:

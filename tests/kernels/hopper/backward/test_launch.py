@@ -107,6 +107,18 @@ def test_a_call_with_the_same_addresses_is_packed_once(device: Device) -> None:
     assert [name for name, *_ in device.packed] == ["prepare", "main", "finish"]
 
 
+def test_bounded_scores(device: Device) -> None:
+    """The bound is a number: another one needs no other kernels."""
+    for softcap in (50.0, 30.0):
+        run(tensors(), replace(CALL, softcap=softcap))
+        (arguments,) = (arguments for name, _, _, arguments in device.packed[-3:] if name == "main")
+        assert arguments[1][-2:] == pytest.approx((0.125, softcap * 1.4426950408889634))
+        assert arguments[-1] == pytest.approx((2 * 0.125 / softcap,))
+    first, second = device.compiled_for
+    assert first == second
+    assert first.traits.modifiers == ("softcap",)
+
+
 @pytest.mark.parametrize(("sms", "grid"), [(5, 5), (15, 15), (16, 16), (17, 16), (132, 16)])
 def test_as_many_ctas_as_sms_and_tickets(device: Device, sms: int, grid: int) -> None:
     """8 heads of 2 kv tiles; the kernel is told of all 16 tickets whatever the grid is."""

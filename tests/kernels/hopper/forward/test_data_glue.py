@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.common.score import LOG2E
 from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.kernels.hopper.forward import launch as launch_side
 from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
@@ -203,7 +203,7 @@ class Launch:
         problem = {
             "batch_heads": heads, "q_heads": self.heads, "group": self.group, "q_len": self.q_len,
             "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section, "last_section": heads // section * section,
-            "scale_log2": 0.3 * launch_side.LOG2E,
+            "scale_log2": 0.3 * LOG2E,
         }  # fmt: skip
         arguments = arguments_of(
             **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),

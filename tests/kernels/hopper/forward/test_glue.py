@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.common import score
 from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.kernels.hopper.forward import launch as launch_side
 from dash_inductor.kernels.reference.backward import visible
-from dash_inductor.model import Band
+from dash_inductor.model import Band, Call, Mask
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import functions
 
@@ -43,6 +43,7 @@ class Launch:
         fill: what rows that see no key and keys that no row sees hold.
         halves: as in the settings, or False.
         short: with the settings of `build.SHORT`.
+        softcap: the bound of scores.
     """
 
     band: Band
@@ -58,15 +59,17 @@ class Launch:
     fill: float = float("nan")
     halves: bool = True
     short: bool = False
+    softcap: float | None = None
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
         of = f"{'short ' * self.short}{self.columns} {self.dims}"
-        return f"{of} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}"
+        bound = "" if self.softcap is None else f" softcap {self.softcap}"
+        return f"{of} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}{bound}"
 
     @property
     def problem(self) -> build.Specialisation:
-        traits = traits_of(self.tables.resolved.band)
+        traits = traits_of(self.tables.resolved.band, softcap=self.softcap is not None)
         return build.Specialisation("bfloat16", *self.columns, traits, True, self.short)
 
     @property
@@ -85,6 +88,10 @@ class Launch:
     def keep(self) -> Tensor:
         band = self.tables.resolved.band
         return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
+
+    @property
+    def call(self) -> Call:
+        return Call(Mask(self.band), self.scale, softcap=self.softcap)
 
     def constants(self) -> dict[str, Any]:
         halves = self.problem.halves and self.halves
@@ -117,11 +124,11 @@ class Launch:
             "batch_heads": all_heads, "q_heads": heads, "group": self.group, "q_len": self.q_len,
             "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section,
             "last_section": how.pop("last_section", all_heads // section * section),
-            "scale_log2": self.scale * launch_side.LOG2E,
+            "scale_log2": score.factor(self.call),
         }  # fmt: skip
         arguments = arguments_of(
             **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),
-            counter_ptr=None, problem=problem,
+            counter_ptr=None, problem=problem, bound=score.bound_values(self.call),
         )  # fmt: skip
         simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
@@ -144,10 +151,11 @@ class Ran:
         q, k, v = (torch.where(t.isfinite(), t, 0.0).double() for t in self.tensors)
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = self.launch.keep
-        s = (q @ k.mT * self.launch.scale).masked_fill(~keep, -torch.inf)
+        s = score.score(q @ k.mT * self.launch.scale, self.launch.call).masked_fill(~keep, -torch.inf)
         lse = s.logsumexp(-1)
         p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
-        torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5)
+        off = 1e-5 + 2.0**-17 * (self.launch.softcap or 0.0)
+        torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=off)
         torch.testing.assert_close(self.out.tensor.double(), p @ v, rtol=1e-2, atol=1e-2)
         nothing = ~keep.any(1)
         assert (self.out.tensor[:, :, nothing] == 0).all()
@@ -209,6 +217,51 @@ def test_roles_compute_attention(launch: Launch) -> None:
     """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
     launch.run(late=True).check()
     launch.run(seed=1, resident=1).check()
+
+
+BOUNDED = [
+    replace(launch, softcap=softcap)
+    for launch, softcap in zip(LAUNCHES[::4], itertools.cycle((0.5, 2.0, 50.0)), strict=False)
+]
+"""Bounds below most scores of these launches, in their midst, and above them."""
+
+
+@pytest.mark.parametrize("launch", BOUNDED, ids=str)
+def test_bounded_scores(launch: Launch) -> None:
+    launch.run(late=True).check()
+    launch.run(seed=1, resident=1).check()
+
+
+@pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
+def test_bounded_scores_under_halves(columns: tuple[int, int]) -> None:
+    """Hidden halves change no bit, and a mask that hides nothing has the bits of none."""
+    launch = Launch(Band(0), 90, 90, columns, group=2, batch=2, softcap=0.5)
+    ran, whole = launch.run(), replace(launch, halves=False).run()
+    ran.check()
+    assert ran.simulation.halves > 0
+    assert torch.equal(ran.out.tensor, whole.out.tensor)
+    full = Launch(Band(), 90, 90, columns, softcap=0.5)
+    open_ = replace(full, band=Band(-200, 200))
+    assert torch.equal(full.run().out.tensor, open_.run().out.tensor)
+
+
+def test_infinite_products() -> None:
+    """Products of minus infinity are scores of minus the bound, whether or not a mask is asked, and NaN stays."""
+    full = Launch(Band(), 8, 32, softcap=2.0)
+    q, k, v = full.tensors()
+    q[:, :, 0], q[:, :, 1] = 1e30, -1e30
+    k[:, :, 3] = 1e30
+    k[:, :, 20] = -1e30
+    found = [replace(full, band=band).run((q, k, v)) for band in (Band(), Band(-100, 100))]
+    for ran in found:
+        s = 2.0 * torch.tanh((q.double() @ k.double().mT).float().double() * full.scale / 2.0)
+        torch.testing.assert_close(ran.lse.tensor.double(), s.logsumexp(-1), rtol=1e-5, atol=3e-5)
+        torch.testing.assert_close(ran.out.tensor.double(), s.softmax(-1) @ v.double(), rtol=1e-2, atol=1e-2)
+    assert torch.equal(found[0].out.tensor, found[1].out.tensor)
+    q[:, :, 2] = float("nan")
+    out = full.run((q, k, v)).out.tensor
+    assert out[:, :, 2].isnan().all()
+    assert torch.equal(out[:, :, 3:], found[0].out.tensor[:, :, 3:])
 
 
 @pytest.mark.parametrize("q_len", [1, ROWS, 2 * ROWS - 3, 2 * ROWS, 3 * ROWS + 1, 5 * ROWS])
@@ -345,7 +398,7 @@ ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
 """
 RELEASED = "    release(shared.k_empty.index(slot))\n"
 WAITED = "    s = warpgroup_mma_wait(0, deps=(s,))\n"
-OF_A_HALF = "    s = masked(work, data, s, None"
+OF_A_HALF = "    s, far = score.begun(s, True)\n    s = masked(work, data, s, None"
 CONTROLS = {
     "phase of K": (
         CAUSAL,
@@ -475,6 +528,18 @@ CONTROLS = {
         WAITS,
         RELEASED + OF_A_HALF,
         OF_A_HALF,
+    ),
+    "a bounded score where nothing is seen": (
+        replace(WINDOW, softcap=2.0),
+        WRONG,
+        "softmax(score, s, far, m, total, masks)",
+        "softmax(score, s, far, m, total, False)",
+    ),
+    "no bound in masked tiles": (
+        replace(WINDOW, softcap=0.5),
+        WRONG,
+        "s, far = score.begun(s, masks)",
+        "s, far = (s, s) if masks else score.begun(s, masks)",
     ),
     "factor of what was before": (CAUSAL, WRONG, "gl.fma(total, shrink,", "gl.fma(total, 1.0,"),
     "bytes of K without its tail": (

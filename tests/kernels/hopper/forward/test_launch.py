@@ -88,6 +88,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
     """As `launch.forward` after its first lines, on tensors that pretend to lie on a GPU."""
     device = torch.device("cuda", 0)
     call = forward_call_of(band, scale, how.get("data"), how.get("dropout"), how.get("order", BSHD))
+    call = replace(call, softcap=how.get("softcap"))
     state = launch._State(
         call, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
@@ -171,7 +172,7 @@ def test_a_call_computes_attention(
         for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
     ]
     out, lse = map(Output, got)
-    assert arguments[3:] == [None] * 4  # constants of a kernel of bands
+    assert arguments[3:] == [None] * 5  # constants of a kernel of bands
     simulated(launches, operands, out, lse, {})
     assert (out.writes == 1).all()
     assert (lse.writes == 1).all()
@@ -479,6 +480,21 @@ def test_sections() -> None:
     assert section(Band(0, 127), 1 << 20, 1) == 64
     assert section(Band(0), 4096, 1, heads=3) == 3
     assert section(Band(0), 128, 1, heads=5000) == 256
+
+
+def test_bounded_scores(launches: Launches) -> None:
+    """The bound is a number: another one needs no other kernels."""
+    q, k, v = tensors()
+    for softcap in (50.0, 30.0):
+        run(q, k, v, softcap=softcap)
+        arguments = launches.calls[-1][5]
+        assert arguments[2][9] == pytest.approx(softcap * 1.4426950408889634)
+        assert arguments[-1] == pytest.approx((2 * 0.1 / softcap,))
+    first, second = launches.problems
+    assert first == second
+    assert first.traits.modifiers == ("softcap",)
+    with pytest.raises(ArgumentError, match="softcap"):
+        run(q, k, v, softcap=3e38)
 
 
 def test_the_control_differs_in_the_results_alone() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.common.score import LOG2E
 from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.kernels.hopper.forward import launch as launch_side
 from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
@@ -94,7 +94,7 @@ class Launch:
         sizes = {
             "batch_heads": self.heads, "q_heads": self.heads, "group": self.group, "q_len": length, "kv_len": length,
             "lo": lo, "hi": hi, "section": section, "last_section": self.heads // section * section,
-            "scale_log2": SCALE * launch_side.LOG2E,
+            "scale_log2": SCALE * LOG2E,
         }  # fmt: skip
         arguments = arguments_of(
             q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),

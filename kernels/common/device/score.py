@@ -1,11 +1,24 @@
-"""Scores of products of query and key, and the derivative of bounded ones.
+"""Scores of products of query and key in Triton, and their derivative; `common.score` says what they are.
 
-The bound is smooth: ``softcap * tanh(scaled / softcap)``.  Its derivative by the scaled score is ``1 - tanh**2``.
-`reference.backward.capped` and `capped_derivative` are the same in PyTorch.
+Its definitions become a part of the text of portable kernels, see `portable.templates`.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
+
+
+class Score(NamedTuple):
+    """How scores and probabilities are made.
+
+    SOFTCAP: the bound of scores, 0 for none; ROUNDS: of Philox, 0 without dropout.
+    """
+
+    SCALE: float
+    SOFTCAP: float
+    HAS_BIAS: bool
+    ROUNDS: int
 
 
 @triton.jit
@@ -19,6 +32,26 @@ def tanh_of(s, SCORE: tl.constexpr):
 def bounded(s, SCORE: tl.constexpr):
     """The bounded scores of products, natural."""
     return tanh_of(s, SCORE) * SCORE.SOFTCAP
+
+
+@triton.jit
+def after_slope(s, SIGN: tl.constexpr, SCORE: tl.constexpr):
+    """What times the slope of `templates.signed_slope` is the scores of products, in base 2."""
+    if SCORE.SOFTCAP > 0:
+        s = bounded(s, SCORE)
+    elif SIGN <= 0:
+        s = s * SIGN
+    return s
+
+
+@triton.jit
+def in_base_2(s, SCORE: tl.constexpr):
+    """The scores of products in base 2."""
+    log2e = 1.4426950408889634
+    if SCORE.SOFTCAP > 0:
+        return bounded(s, SCORE) * log2e
+    else:
+        return s * (SCORE.SCALE * log2e)
 
 
 @triton.jit

@@ -1,0 +1,192 @@
+"""Scores of products of query and key in Gluon, for sm_90; `common.score` says what they are.
+
+Note [Shares of the bound]
+    Of a bounded score ``softcap * tanh(scale * product / softcap)`` kernels take the tanh, its *share* of the bound,
+    and put the bound into the factor that makes scores base 2: ``softcap * log2(e)``.
+
+    Special functions are what limits the forward, so the share is a polynomial of the products that are *near*, with
+    ``|scale * product| < softcap``: odd, of degree 9, wrong by at most 2**-18.4.  The share of others is
+    ``1 - 2 / (1 + exp(2 x))``, wrong by less, which takes two special functions.  `begun` doubles the argument of tanh.
+    Near is then what is below two, and of fp32 these are the numbers whose second highest bit is zero: one instruction
+    asks two products more.  A thread that has others takes the way on which both forms are computed, and each product
+    has its own.  So the bits of a score depend on the product alone, whichever ways its thread and its neighbours go.
+    Everything is one piece of assembly, because ptxas moves nothing past a branch: polynomials and exponentials of a
+    tile overlap behind it.
+
+    The result is not strictly monotone where the two forms meet.  The base of a row's softmax is therefore close to its
+    largest score in base 2, not exactly that; any base gives the same probabilities.
+
+    Infinite products have shares of 1 and -1, and NaN stays.  A mask writes -inf over products, whose probability must
+    be zero, not that of a share of -1.  So where HIDES says that a mask does so, products are first bounded from below
+    by the lowest finite number, which has the share of -inf; and -inf then means that a product is hidden.  The
+    polynomial of -inf is -inf.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .aggregates import aggregate, group
+
+NEAR = gl.constexpr(("0f3EFFFDEF", "0fBD2A522E", "0f3B84526C", "0fB9B15B32", "0f37891110"))
+"""``tanh(v / 2) / v`` for ``|v| < 2``, a polynomial of ``v * v``, as PTX spells fp32, from its lowest power on:
+0.499984235, -0.0415822789, 0.00403814577, -0.000338280166 and 1.6339618e-05.  The last one is positive."""
+
+FAR = gl.constexpr("""
+    mul.rn.f32 %e, %v, 0f3FB8AA3B;
+    ex2.approx.ftz.f32 %e, %e;
+    add.rn.f32 %e, %e, 0f3F800000;
+    rcp.approx.ftz.f32 %e, %e;
+    fma.rn.f32 %e, %e, 0fC0000000, 0f3F800000;""")
+"""The share of any argument %v, in %e."""
+
+
+@aggregate
+class Score:
+    """The scores of a call, see `common.score`.
+
+    factor: makes products scores in base 2, or shares of the bound where there is one; bound: as in `score.BOUND`, None
+    if there is none.
+    """
+
+    factor: gl.tensor
+    bound: group
+    BOUNDED: gl.constexpr
+
+    @gluon.jit
+    def begun(self, s, HIDES: gl.constexpr):
+        """(arguments, far) of products, before a mask hides any of them; see `far_of`."""
+        if self.BOUNDED:
+            s, far = _begun(s, self.bound.slope)
+            if HIDES:
+                s = _finite_below(s)
+            return s, far
+        else:
+            return s, None
+
+    @gluon.jit
+    def of_largest(self, s, HIDES: gl.constexpr):
+        """Scores in base 2 of the largest argument of every row."""
+        if self.BOUNDED:
+            score = _far_share(s) * self.factor
+            if HIDES:
+                score = gl.where(s == -float("inf"), s, score)
+            return score
+        else:
+            return s * self.factor
+
+    @gluon.jit
+    def powers(self, s, far, shift, HIDES: gl.constexpr):
+        """(two to the power of scores less `shift`, slopes) of arguments, where scores are bounded."""
+        return _powers(s, far, self.factor, shift, HIDES)
+
+    @gluon.jit
+    def through(self, p, slope):
+        """`p` times the slopes of `powers`, the derivatives of scores; what multiplies gradients of scores."""
+        if self.BOUNDED:
+            return p * slope
+        else:
+            return p
+
+
+@gluon.constexpr_function
+def _of_thread(shape, warps):
+    """Elements that a thread has of a tile."""
+    return shape[0] * shape[1] // (32 * warps)
+
+
+@gluon.jit
+def _begun(s, slope):
+    """(twice the arguments of tanh, words whose bit 30 says whether any of a thread's is not near)."""
+    COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
+    return gl.inline_asm_elementwise(
+        _begin_text(COUNT), _constraints(COUNT, "=f,=r,f,f"), [s, slope], dtype=(gl.float32, gl.int32), is_pure=True,
+        pack=COUNT,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _finite_below(s):
+    return gl.inline_asm_elementwise(
+        "max.NaN.f32 $0, $1, 0fFF7FFFFF;", "=f,f", [s], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _far_share(s):
+    """The share of any argument, by the form for those that are not near."""
+    return gl.inline_asm_elementwise(
+        _far_text(), "=f,f", [s], dtype=gl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@gluon.jit
+def _powers(s, far, factor, shift, HIDES: gl.constexpr):
+    """(2 ** (share * factor - shift), 1 - share ** 2) of arguments."""
+    COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
+    return gl.inline_asm_elementwise(
+        _powers_text(COUNT, HIDES), _constraints(COUNT, "=f,=f,f,r,f,f"), [s, far, factor, shift],
+        dtype=(gl.float32, gl.float32), is_pure=True, pack=COUNT,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _constraints(count, kinds):
+    return ",".join(kind for kind in kinds.split(",") for _ in range(count))
+
+
+@gluon.constexpr_function
+def _far_text():
+    return "{ .reg .f32 %v, %e; mov.f32 %v, $1;" + FAR.value + " mov.f32 $0, %e; }"
+
+
+@gluon.constexpr_function
+def _begin_text(count):
+    """$0 ..: arguments; then words; then products, and the slope."""
+    product, slope = 2 * count, 3 * count
+    lines = ["{", ".reg .b32 %any, %bits;", "mov.b32 %any, 0;"]
+    for i in range(count):
+        lines += [f"mul.rn.f32 ${i}, ${product + i}, ${slope};", f"mov.b32 %bits, ${i};", "or.b32 %any, %any, %bits;"]
+    lines += [f"mov.b32 ${count + i}, %any;" for i in range(count)]
+    return "\n".join([*lines, "}"])
+
+
+@gluon.constexpr_function
+def _powers_text(count, hides):
+    """$0 ..: powers; then slopes; then arguments, words, the factor, and shifts."""
+    c0, c1, c2, c3, c4 = NEAR.value
+    factor = f"${4 * count}"
+    begin = f"""{{
+    .reg .pred %far, %near, %hidden;
+    .reg .f32 %share, %v, %z, %r, %e, %a;
+    .reg .b32 %bit;
+    and.b32 %bit, ${3 * count}, 0x40000000;
+    setp.ne.b32 %far, %bit, 0;
+    @%far bra FAR;"""
+    near, far = [], []
+    for i in range(count):
+        power, slope, v, shift = (f"${part * count + i}" for part in (0, 1, 2, 5))
+        polynomial = f"""
+    mul.rn.f32 %z, {v}, {v};
+    fma.rn.f32 %r, %z, {c4}, {c3};
+    fma.rn.f32 %r, %r, %z, {c2};
+    fma.rn.f32 %r, %r, %z, {c1};
+    fma.rn.f32 %r, %r, %z, {c0};
+    mul.rn.f32 %share, {v}, %r;"""
+        choice = f"""
+    mov.f32 %v, {v};{FAR.value}
+    abs.f32 %a, {v};
+    setp.lt.f32 %near, %a, 0f40000000;
+    selp.f32 %share, %share, %e, %near;"""
+        if hides:
+            choice += f"""
+    setp.eq.f32 %hidden, {v}, 0fFF800000;
+    selp.f32 %share, {v}, %share, %hidden;"""
+        exponential = f"""
+    neg.f32 %e, {shift};
+    fma.rn.f32 %e, %share, {factor}, %e;
+    ex2.approx.ftz.f32 {power}, %e;
+    neg.f32 %e, %share;
+    fma.rn.f32 {slope}, %e, %share, 0f3F800000;"""
+        near.append(polynomial + exponential)
+        far.append(polynomial + choice + exponential)
+    return begin + "".join(near) + "\nbra DONE;\nFAR:" + "".join(far) + "\nDONE:\n}"

@@ -1,0 +1,102 @@
+"""Bounded scores of the Hopper kernels: the assembly's own text against double precision, and its bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.common import score
+from dash_inductor.model import Band, Call, Mask
+
+from ...support import bounded_scores
+from ...support.bounded_scores import begun, far_share, powers
+
+LARGE = torch.logspace(-44, 38, 20_000, dtype=torch.float64).float()
+NEAR_TWO = (torch.arange(-2000, 2000) + torch.tensor(1.0).view(torch.int32)).int().view(torch.float32)
+X = torch.cat([torch.linspace(-12, 12, 400_001), LARGE, -LARGE, NEAR_TWO, -NEAR_TWO, torch.tensor([0.0, -0.0])])
+"""Scaled products by their bound: the whole of fp32, and where the two forms meet."""
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32)
+
+
+def shares(x: Tensor, hides: bool = False, ways: str = "own") -> Tensor:
+    v, _ = begun(x, 2.0)
+    return powers(v, 1.0, torch.zeros_like(v), hides, ways)[2]
+
+
+def test_shares_against_fp64() -> None:
+    exact = torch.tanh(X.double())
+    error = (shares(X).double() - exact).abs()
+    assert error.max() < 2.0**-18.4
+    assert (error <= 2.0**-14.9 * exact.abs() + 2.0**-149).all()
+    assert (shares(X).abs() <= 1.0).all()
+    assert (far_share(begun(X, 2.0)[0]).double() - exact).abs().max() < 2.0**-22
+
+
+def test_slopes_against_fp64() -> None:
+    """Of shares that are nearly 1 fp32 knows what they lack to 2**-24."""
+    v, _ = begun(X, 2.0)
+    slopes = powers(v, 1.0, torch.zeros_like(v), False)[1]
+    assert (slopes.double() - (1.0 - torch.tanh(X.double()) ** 2)).abs().max() < 2.0**-17.4
+    assert (slopes >= 0.0).all()
+
+
+def test_what_is_not_finite() -> None:
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    assert shares(x)[:2].tolist() == far_share(x)[:2].tolist() == [1.0, -1.0]
+    assert shares(x)[2].isnan()
+    assert far_share(x)[2].isnan()
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_bits_depend_on_the_product_alone(hides: bool) -> None:
+    """Whichever way a thread goes, and whether or not something may be hidden."""
+    assert torch.equal(bits(shares(X)), bits(shares(X, hides, "far")))
+    assert torch.equal(bits(shares(X)), bits(shares(X, hides)))
+
+
+@pytest.mark.parametrize("ways", ["near", "far"])
+def test_what_is_hidden_has_no_probability(ways: str) -> None:
+    """On the way of near ones, too: the words of `begun` do not count what a mask hides afterwards."""
+    for shift in (0.0, 3e38, -3e38):
+        given = torch.tensor([-torch.inf]), 72.0, torch.tensor([shift]), True, ways
+        assert powers(*given)[0].item() == 0.0
+
+
+def test_the_lowest_number_has_the_share_of_minus_infinity() -> None:
+    v = torch.tensor([bounded_scores.LOWEST, -torch.inf])
+    with_mask, without = (powers(v, 1.0, torch.zeros_like(v), hides)[2].tolist() for hides in (True, False))
+    assert with_mask == [-1.0, -torch.inf]
+    assert without == far_share(v).tolist() == [-1.0, -1.0]
+
+
+def call(scale: float, softcap: float | None) -> Call:
+    return Call(Mask(Band()), scale, softcap=softcap)
+
+
+def test_numbers_of_calls() -> None:
+    assert score.bound_values(call(0.125, None)) is None
+    assert score.bound_values(call(0.125, 50.0)) == (0.005,)
+    assert score.factor(call(0.125, 50.0)) == pytest.approx(50.0 * score.LOG2E)
+    assert score.factor(call(0.125, None)) == pytest.approx(0.125 * score.LOG2E)
+    assert score.bound(call(0.125, None).traits) is None
+    assert score.bound(call(0.125, 50.0).traits) is score.BOUND
+
+
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, 1e-39), (1.0, 3e38), (1e-30, 1e10), (3e38, 0.5)])
+def test_numbers_that_fp32_cannot_hold(scale: float, softcap: float) -> None:
+    with pytest.raises(ArgumentError, match="softcap"):
+        score.bound_values(call(scale, softcap))
+
+
+@pytest.mark.parametrize("softcap", [None, 0.5, 3.0, 50.0])
+def test_the_definition_and_its_derivative(softcap: float | None) -> None:
+    scaled = torch.linspace(-60, 60, 241, dtype=torch.float64, requires_grad=True)
+    found = score.score(scaled, call(1.0, softcap))
+    upstream = torch.linspace(-1, 1, 241, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(found, scaled, upstream)
+    torch.testing.assert_close(score.derivative(upstream, scaled.detach(), call(1.0, softcap)), expected)
