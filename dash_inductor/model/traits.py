@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .mask import Band
+from .terms import TERMS, Term
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Traits:
         bias: a bias is added to the scores.
         dropout: probabilities are dropped at random.
         placed: the mask is one of rows, see `model.Placed`.
-        numbers: the interval of the mask is of other numbers of the keys than their positions.
+        numbers: a term that may be of the positions of the keys, as an interval, is of other numbers of theirs.
         softcap: scores are bounded, see `model.Call`.
     """
 
@@ -37,6 +38,11 @@ class Traits:
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
         return term in self.terms
+
+    @property
+    def kinds(self) -> tuple[type[Term], ...]:
+        """The kinds of the mask's other terms, in the order of `TERMS`."""
+        return tuple(kind for name, kind in TERMS.items() if name in self.terms)
 
     @property
     def bounds(self) -> tuple[bool, bool]:
