@@ -26,15 +26,16 @@ class Relation:
 
     Args:
         name: in texts of kernels.
-        test: whether pairs are shown, a function of a tuple of what queries have and one of what keys, or pairs, have,
-            in the order of the roles, numbers or arrays that broadcast to the pairs.
+        test: which of the pairs that are shown so far it shows, too: a function of these, truth values, of a tuple of
+            what queries have and of one of what keys, or pairs, have, in the order of the roles; numbers or arrays that
+            broadcast to the pairs.
         queries, keys, pairs: the roles of numbers that a query, a key or a pair has.
         truths: the numbers are truth values, zero or not; else they are integers, of any dtype and value.
         missing: the numbers that stand for roles that a term may lack, `POSITION` for the position of a key.
     """
 
     name: str
-    test: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
+    test: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]
     queries: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
@@ -66,19 +67,19 @@ class Relation:
         """
         numbers = {role: kv if number == POSITION else number for role, number in self.missing.items()} | dict(values)
         queries, keys = self.queries, (*self.keys, *self.pairs)
-        return self.test(tuple(numbers[role] for role in queries), tuple(numbers[role] for role in keys))
+        return self.test(True, tuple(numbers[role] for role in queries), tuple(numbers[role] for role in keys))
 
 
-def equal(queries, keys):  # type: ignore[no-untyped-def]  # on devices too
-    return queries[0] == keys[0]
+def equal(shown, queries, keys):  # type: ignore[no-untyped-def]  # on devices too
+    return shown & (queries[0] == keys[0])
 
 
-def between(queries, keys):  # type: ignore[no-untyped-def]  # on devices too
-    return (queries[0] <= keys[0]) & (keys[0] <= queries[1])
+def between(shown, queries, keys):  # type: ignore[no-untyped-def]  # on devices too
+    return shown & (queries[0] <= keys[0]) & (keys[0] <= queries[1])
 
 
-def true(_queries, keys):  # type: ignore[no-untyped-def]  # on devices too
-    return keys[0] != 0
+def true(shown, _queries, keys):  # type: ignore[no-untyped-def]  # on devices too
+    return shown & (keys[0] != 0)
 
 
 EQUAL = Relation("equal", equal, queries=("q",), keys=("kv",))

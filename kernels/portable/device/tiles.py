@@ -388,7 +388,7 @@ def visible(
             of_query = of_query + (by_query(of_queries.vectors[i][j], BY_KEY),)
         for j in tl.static_range(len(of_keys.vectors[i])):
             of_key = of_key + (by_key(of_keys.vectors[i][j], BY_KEY),)
-        keep = keep & MASK.RELATIONS[i](of_query, of_key)
+        keep = MASK.RELATIONS[i](keep, of_query, of_key)
     if len(data.of_pairs) > 0:
         keep = keep & shown
     return keep
