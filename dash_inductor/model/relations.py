@@ -28,10 +28,10 @@ class Relation:
         name: in texts of kernels.
         test: which of the pairs that are shown so far it shows, too: a function of these, truth values, of a tuple of
             what queries have and of one of what keys, or pairs, have, in the order of the roles; numbers or arrays that
-            broadcast to the pairs.
+            broadcast to the pairs, or None for a number that is missing and shows all pairs.
         queries, keys, pairs: the roles of numbers that a query, a key or a pair has.
         truths: the numbers are truth values, zero or not; else they are integers, of any dtype and value.
-        missing: the numbers that stand for roles that a term may lack, `POSITION` for the position of a key.
+        missing: of roles that a term may lack, a number that shows all pairs, or `POSITION` for the position of a key.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Relation:
             values: by role, numbers or arrays that broadcast to the pairs.
             kv: the positions of the keys, likewise.
         """
-        numbers = {role: kv if number == POSITION else number for role, number in self.missing.items()} | dict(values)
+        numbers = {role: kv if number == POSITION else None for role, number in self.missing.items()} | dict(values)
         queries, keys = self.queries, (*self.keys, *self.pairs)
         return self.test(True, tuple(numbers[role] for role in queries), tuple(numbers[role] for role in keys))
 
@@ -75,7 +75,11 @@ def equal(shown, queries, keys):  # type: ignore[no-untyped-def]  # on devices t
 
 
 def between(shown, queries, keys):  # type: ignore[no-untyped-def]  # on devices too
-    return shown & (queries[0] <= keys[0]) & (keys[0] <= queries[1])
+    if queries[0] is not None:
+        shown = shown & (queries[0] <= keys[0])
+    if queries[1] is not None:
+        shown = shown & (keys[0] <= queries[1])
+    return shown
 
 
 def true(shown, _queries, keys):  # type: ignore[no-untyped-def]  # on devices too

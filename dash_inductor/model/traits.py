@@ -45,6 +45,11 @@ class Traits:
         return tuple(kind for name, kind in TERMS.items() if name in self.terms)
 
     @property
+    def of_pairs(self) -> bool:
+        """Whether a term has operands of pairs, as a dense mask."""
+        return any(kind.RELATION.pairs for kind in self.kinds)
+
+    @property
     def bounds(self) -> tuple[bool, bool]:
         """`has_lo` and `has_hi`."""
         return self.has_lo, self.has_hi
