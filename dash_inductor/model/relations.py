@@ -9,7 +9,7 @@ Note [Relations]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class Relation:
             broadcast to the pairs, or None for a number that is missing and shows all pairs.
         queries, keys, pairs: the roles of numbers that a query, a key or a pair has.
         truths: the numbers are truth values, zero or not; else they are integers, of any dtype and value.
+        codes: equal codes of a query and a key can say all that it says.
         missing: of roles that a term may lack, a number that shows all pairs, or `POSITION` for the position of a key.
     """
 
@@ -40,6 +41,7 @@ class Relation:
     keys: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     truths: bool = False
+    codes: bool = False
     missing: Mapping[str, int | str] = field(default_factory=dict, hash=False)
 
     @property
@@ -86,7 +88,7 @@ def true(shown, _queries, keys):  # type: ignore[no-untyped-def]  # on devices t
     return shown & (keys[0] != 0)
 
 
-EQUAL = Relation("equal", equal, queries=("q",), keys=("kv",))
+EQUAL = Relation("equal", equal, queries=("q",), keys=("kv",), codes=True)
 """A query sees the keys whose number is its own."""
 
 BETWEEN = Relation(
@@ -95,8 +97,14 @@ BETWEEN = Relation(
 )  # fmt: skip
 """A query sees the keys whose number is one of two bounds or between them."""
 
-TRUTH = Relation("truth", true, keys=("valid",), truths=True)
+TRUTH = Relation("truth", true, keys=("valid",), truths=True, codes=True)
 """All queries see the keys for which it is true."""
 
 PAIRS = Relation("pairs", true, pairs=("shown",), truths=True)
 """A query of a head sees the keys for which the pair says so."""
+
+
+def fit_tables(relations: Sequence[Relation]) -> bool:
+    """Whether tables of walks have room for a mask of these: beside bits of pairs, there may be what codes can say."""
+    of_pairs = [relation for relation in relations if relation.pairs]
+    return not of_pairs or (len(of_pairs) == 1 and all(of.codes or of.pairs for of in relations))

@@ -65,9 +65,10 @@ class Traits:
         return frozenset((*self.terms, *(["bias"] if self.bias else []), *(["dropout"] if self.dropout else [])))
 
     @functools.cached_property  # every call asks
-    def asks(self) -> frozenset[str]:
-        """The kinds of `data`, and "softcap": what kernels must be able to do beside a band."""
-        return self.data | ({"softcap"} if self.softcap else frozenset())
+    def scores(self) -> frozenset[str]:
+        """What the call does to scores and probabilities: "bias", "dropout" and "softcap"."""
+        all_ = {"bias": self.bias, "dropout": self.dropout, "softcap": self.softcap}
+        return frozenset(name for name, does in all_.items() if does)
 
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...errors import ArgumentError
 from ...model.mask import Band, Mask
+from ...model.relations import fit_tables
 from ...model.terms import Term
-from .relations import can_be_read
 
 _TRUTHS = (torch.bool, torch.uint8)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -109,7 +109,7 @@ class MaskData:
     @property
     def has_room(self) -> bool:
         """Whether tables have room for its terms."""
-        return can_be_read([kind for kind, _ in self.values])
+        return fit_tables([kind.RELATION for kind, _ in self.values])
 
 
 class MaskTables(NamedTuple):

@@ -92,12 +92,6 @@ def layout(traits: Traits) -> Layout:
     return Layout.of([form for form, _ in _forms(traits.kinds, traits.numbers)])
 
 
-def can_be_read(kinds: Sequence[type[Term]]) -> bool:
-    """Whether tables have room for a mask of these kinds of terms: beside the bits of pairs there may be codes alone."""
-    pairs = sum(bool(kind.RELATION.pairs) for kind in kinds)
-    return not pairs or (pairs == 1 and all(form == CODES for form, _ in _forms(kinds, False)))
-
-
 def _forms(kinds: Sequence[type[Term]], numbers: bool) -> list[tuple[Form, type[Term] | None]]:
     """The forms of these kinds of terms, in their order but codes first; None is for codes of valid keys alone."""
     found: list[tuple[Form, type[Term] | None]] = [

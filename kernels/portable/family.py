@@ -14,7 +14,7 @@ from ...errors import ArgumentError
 from ...model.architectures import SAME_AS, SHARED_BYTES, tables_of
 from ...model.plan import Tiles
 from ...model.site import BITS, Site
-from ..family import EVERYTHING, Candidate, Family, padded
+from ..family import RELATIONS, SCORES, Candidate, Family, padded
 
 LIMIT = 128
 """Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""
@@ -96,7 +96,8 @@ class Portable(Family):
 
     name = "portable"
     head_dims = f"equal ones up to {LIMIT}"
-    reads = EVERYTHING
+    reads = RELATIONS
+    scores = SCORES
 
     def runs_on(self, arch: str, bits: int) -> bool:
         return arch != "cpu"

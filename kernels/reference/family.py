@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...model.plan import Tiles
 from ...model.site import Site
-from ..family import EVERYTHING, Candidate, Family
+from ..family import RELATIONS, SCORES, Candidate, Family
 from ..portable.family import LIMIT
 
 TILES = Tiles.parse("64x64w1s1")
@@ -17,7 +17,8 @@ class Reference(Family):
 
     name = "reference"
     head_dims = f"equal ones up to {LIMIT}"
-    reads = EVERYTHING
+    reads = RELATIONS
+    scores = SCORES
     device = "cpu"
 
     def runs_on(self, arch: str, bits: int) -> bool:

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from .....schedule.table_walk import FORWARD_UNSEEN
 from ....common.device.aggregates import aggregate, group
 from ...shared.device.operations import role_barrier
-from ...shared.device.relations import hide
+from ...shared.device.relations import keep_shown
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
@@ -107,7 +107,7 @@ class Data:
             places = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
             positions = gl.expand_dims(places, 0)
         for i in gl.static_range(len(self.MASK.FORMS)):
-            s = hide(s, queries, keys, positions, self.MASK.Q_ROWS[i], self.MASK.KV_ROWS[i], self.MASK.FORMS[i])
+            s = keep_shown(s, queries, keys, positions, self.MASK.Q_ROWS[i], self.MASK.KV_ROWS[i], self.MASK.FORMS[i])
         return s
 
 

@@ -21,7 +21,7 @@ def shows(queries, keys, positions, Q_ROW: gl.constexpr, KV_ROW: gl.constexpr, F
 
 
 @gluon.jit
-def hide(s, queries, keys, positions, Q_ROW: gl.constexpr, KV_ROW: gl.constexpr, FORM: gl.constexpr):
+def keep_shown(s, queries, keys, positions, Q_ROW: gl.constexpr, KV_ROW: gl.constexpr, FORM: gl.constexpr):
     """Scores, -inf where queries do not see keys."""
     if FORM == "codes":
         return _keep_equal(s, queries[Q_ROW], keys[KV_ROW])
