@@ -121,7 +121,7 @@ class Mask:
         given = [term for term in (*terms, *others) if term is not None and term.NAME not in named]
         given += [term for term in named.values() if term is not None]
         names = [term.NAME for term in given]
-        if len(set(names)) != len(names) or any(t is not None and t.NAME != n for n, t in named.items()):
+        if len(set(names)) != len(names) or any(t is not None and n != t.NAME for n, t in named.items()):
             raise ArgumentError("terms", [*map(str, given)], "at most one of each kind, by its own name")
         if not {*names, *named} <= TERMS.keys():
             raise ArgumentError("terms", sorted({*names, *named} - TERMS.keys()), [*TERMS])

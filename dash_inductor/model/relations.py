@@ -2,9 +2,9 @@
 
 Note [Relations]
     A term names its relation (`model.terms`), and readers below it know relations alone.  A relation says which numbers
-    a query, a key and a pair have, and tests a pair.  Its test is a plain function of operators, so that one text serves
-    torch, Inductor and Triton (`kernels.portable.templates` pastes it).  Kernels that walk by tables read a relation in
-    a form of their own, see `kernels.common.relations`.
+    a query, a key and a pair have, and tests a pair.  Its test is a plain function of operators, so that one text
+    serves torch, Inductor and Triton (`kernels.portable.templates` pastes it).  Kernels that walk by tables read a
+    relation in a form of their own, see `kernels.common.relations`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ class Shape:
         """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles or terms."""
         if not data.has_room:
             names = [kind.NAME for kind, _ in data.values]
-            raise ArgumentError("terms", names, "one with bits of pairs, or several without: tables have no room for more")
+            raise ArgumentError(
+                "terms", names, "one with bits of pairs, or several without: tables have no room for more"
+            )
         sizes = data.batch, data.q_heads, data.q_len, data.kv_len
         return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)
 

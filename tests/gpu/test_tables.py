@@ -15,7 +15,7 @@ from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 
-from ..support.table_words import data_of, plan_of, same_tables
+from ..support.table_words import data_of, plan_of, same_tables, values_of
 from ..support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu

@@ -539,8 +539,8 @@ class Simulation:
 
 
 _MODULES = (
-    operations, ends, clear, places, relations, work, told, tickets, closed_form, table_walk, dropout, steps, runs, group,
-    stamps, producer, consumer, reducer, entry,
+    operations, ends, clear, places, relations, work, told, tickets, closed_form, table_walk, dropout, steps, runs,
+    group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 
 

@@ -72,7 +72,16 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
         kernel = replace(kernel, text=text)
     out = p.q.new_full((batch, q_heads, q_len, value_dim), float("nan"))
     lse = torch.full((batch, q_heads, q_len), float("nan"))
-    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": keys, "SEGMENTS_Q": q_ids, "SEGMENTS_KV": kv_ids}
+    tensors = {
+        "Q": p.q,
+        "K": p.k,
+        "V": p.v,
+        "LSE": lse,
+        "OUT": out,
+        "KEYS": keys,
+        "SEGMENTS_Q": q_ids,
+        "SEGMENTS_KV": kv_ids,
+    }
     kernel.load()[(kernel.grid,)](*[tensors[name] for name in kernel.names])
     return out, lse
 

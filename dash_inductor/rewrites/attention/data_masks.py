@@ -21,6 +21,7 @@ from .sites import Match
 
 aten = torch.ops.aten
 
+
 def needs_tables(match: Match) -> bool:
     """Whether the kernels of a match walk by tables."""
     return family(match.plan.kernel).walks_by_tables and bool(match.site.mask.operands)

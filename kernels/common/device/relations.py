@@ -62,8 +62,8 @@ def shows(shown, queries, keys, FORM: tl.constexpr):
 def judges(queries, rows_exist, keys, columns_exist, FORM: tl.constexpr):
     """(no pair, all pairs, some but not all pairs are known to be shown) of each tile pair: [kv tiles, q tiles].
 
-    queries, keys: of the rows [q tiles, rows] and the columns [kv tiles, columns] of tiles, of which some exist.  A tile
-    of which columns do not exist may count as one all of whose pairs are shown.
+    queries, keys: of the rows [q tiles, rows] and the columns [kv tiles, columns] of tiles, of which some exist.  A
+    tile of which columns do not exist may count as one all of whose pairs are shown.
     """
     if FORM == "codes":
         of_rows, of_columns = queries[0], keys[0]

@@ -214,7 +214,8 @@ def first_equal(
 
     Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
     VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
-    [batch, kv_len], one of QUERIES and of KEYS vectors of a batch element; without ids the code is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
+    [batch, kv_len], each one of QUERIES and of KEYS vectors of a batch element; without ids the code is 0.  RANGES:
+    int32 [batch, query tiles and key tiles, 2], see `_encode`.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b
@@ -223,20 +224,18 @@ def first_equal(
     q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
     if tile < q_tiles:
         _encode(
-            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * (QUERIES * q_len), place, q_ids_i, kv_ids_j, valid_j,
-            q_len, kv_len, HAS_IDS, False, TOKENS,
+            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * (QUERIES * q_len), place, q_ids_i,
+            kv_ids_j, valid_j, q_len, kv_len, HAS_IDS, False, TOKENS,
         )  # fmt: skip
     else:
         _encode(
-            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * (KEYS * kv_len), place, kv_ids_j,
-            kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, TOKENS,
+            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * (KEYS * kv_len), place,
+            kv_ids_j, kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, TOKENS,
         )  # fmt: skip
 
 
 @triton.jit
-def _partners_in_tile(
-    other, found, tokens, own, inside, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr
-):
+def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr):
     """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner.
 
     own: what each form reads of the tokens, by `_of_side`.
@@ -322,8 +321,8 @@ def seen(
     """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
 
     Q_VECTORS, KV_VECTORS: as of `MaskTables`; RANGES: as `first_equal` writes it with the first codes and the same
-    BLOCK; DENSE: bool, with its strides; heads: of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads,
-    kv_len].
+    BLOCK; DENSE: bool, with its strides; heads: of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len],
+    [batch * heads, kv_len].
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
@@ -339,8 +338,18 @@ def seen(
     else:
         of_columns = Dense(dense, dense_j, dense_i)
         TURNED: tl.constexpr = Mask(
-            MASK.HAS_HI, MASK.HAS_LO, MASK.FORMS, MASK.Q_ROWS, MASK.KV_ROWS, MASK.QUERIES, MASK.KEYS, MASK.HAS_CODES,
-            MASK.HAS_POSITIONS, MASK.HAS_OTHERS, MASK.HAS_DENSE, True,
+            MASK.HAS_HI,
+            MASK.HAS_LO,
+            MASK.FORMS,
+            MASK.Q_ROWS,
+            MASK.KV_ROWS,
+            MASK.QUERIES,
+            MASK.KEYS,
+            MASK.HAS_CODES,
+            MASK.HAS_POSITIONS,
+            MASK.HAS_OTHERS,
+            MASK.HAS_DENSE,
+            True,
         )
         _look_for_partners(
             tile - q_tiles, keys, queries, ranges, of_columns, KV_FOUND + head * kv_len, (-hi, -lo), TURNED, TOKENS

@@ -23,7 +23,6 @@ from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher
 from ...common.strides import dense_strides
-from ..settings import Settings
 from ..shared.arguments import target_values
 from ..shared.tensors import DTYPES, LOG2E, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
 from . import arguments
@@ -309,9 +308,7 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
-def _check_data(
-    data: _Described, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device
-) -> int:
+def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device) -> int:
     """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
     batch, q_heads, q_len, kv_len = plane
     settings, layout = of.settings, of.layout

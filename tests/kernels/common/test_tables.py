@@ -21,6 +21,7 @@ from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
 from dash_inductor.kernels.common.device import tables
 from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.common.relations import CODES, RANKS, Layout
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
@@ -29,6 +30,7 @@ from dash_inductor.operators.mask_tables import mask_tables as operator
 
 from ...support.distribution import ROOT
 from ...support.processes import HANGS
+from ...support.table_words import values_of
 
 COUNTS = {
     "vectors": 3,
@@ -73,7 +75,21 @@ TYPES = {
     **STRIDES,
     **dict.fromkeys(("Q_IDS", "KV_IDS", "STARTS"), "*i64"),
     **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
-    **dict.fromkeys(("Q_CODES", "KV_CODES", "Q_VECTORS", "KV_VECTORS", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
+    **dict.fromkeys(
+        (
+            "Q_CODES",
+            "KV_CODES",
+            "Q_VECTORS",
+            "KV_VECTORS",
+            "RANGES",
+            "RANKS",
+            "VISITS",
+            "STEPS",
+            "CONTRIBUTIONS",
+            "COUNTS",
+        ),
+        "*i32",
+    ),
     **dict.fromkeys(("KINDS", "FINE"), "*i8"),
     "SEEN_BITS": "*i32",
 }

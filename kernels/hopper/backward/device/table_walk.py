@@ -203,9 +203,10 @@ class DataMask:
 
     @gluon.jit
     def _sees(self, q_row, columns, rows, piece):
-        """Whether band and relations let each query of a piece see each key: [keys, queries], false for keys past the last.
+        """Whether band and relations let each query of a piece see each key: [keys, queries].
 
-        For queries past the last it says anything: their P is zero.  q_row: the first query.
+        It is false for keys past the last.  For queries past the last it says anything: their P is zero.  q_row: the
+        first query; piece: its place in the ring.
         """
         walk = self.walk
         work = walk.work
@@ -220,9 +221,7 @@ class DataMask:
         if len(walk.MASK.FORMS) == 0:
             keep = keys < work.kv_len
         for i in gl.static_range(len(walk.MASK.FORMS)):
-            shown = shows(
-                of_queries, of_keys, keys, walk.MASK.Q_ROWS[i], walk.MASK.KV_ROWS[i], walk.MASK.FORMS[i]
-            )
+            shown = shows(of_queries, of_keys, keys, walk.MASK.Q_ROWS[i], walk.MASK.KV_ROWS[i], walk.MASK.FORMS[i])
             keep = shown if i == 0 else keep & shown
         if walk.MASK.HAS_POSITIONS:
             return keep  # spans of positions end where band and keys do

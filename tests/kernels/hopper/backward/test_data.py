@@ -125,7 +125,7 @@ def test_arguments(name: str, schedule: str) -> None:
 
 
 BAD = {
-    "q_vectors": [lambda t: None, lambda t: t.long(), lambda t: t[:, :-1], lambda t: t.mT.contiguous().mT,
+    "q_vectors": [lambda t: None, lambda t: t.long(), lambda t: t[..., :-1], lambda t: t.repeat(1, 1, 2)[..., ::2],
                 lambda t: t[0]],
     "kv_vectors": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
     "keys_seen": [lambda t: t.byte(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[:, 0]],

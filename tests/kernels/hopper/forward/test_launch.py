@@ -329,7 +329,7 @@ def test_data_from_the_operators_extras() -> None:
         dropout = None if seed is None else Dropout(0.1, Operand(seed))
         return ForwardData.of(Call(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
 
-    nothing = (None,) * 5
+    nothing = (None,) * 3
     assert of("causal", 0) is None
     assert of("causal", 1, seed=0) is None
     assert of("keys(0)", 6) == (*t[1:6], *nothing)
@@ -340,8 +340,8 @@ def test_data_from_the_operators_extras() -> None:
     assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], *nothing[1:])
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
     assert of("causal & segments(0,1):placed(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
-    assert of("causal & interval(0,none,none)", 5) == (None, None, *t[2:5], None, t[1], *nothing[2:])
-    assert of("segments(0,0) & interval(none,1,1)", 9) == (*t[2:4], *t[6:9], None, *t[4:6], None, None)
+    assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
+    assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
     cases += [("interval(0,none,none)", 4, None), ("interval(none,0,1)", 6, None)]
     for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):placed(2,3)", 8, None)):
