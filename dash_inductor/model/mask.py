@@ -179,4 +179,4 @@ class Mask:
             terms[name] = TERMS[name].parse(part)
         if len(bands) > 1:
             raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
-        return Mask(*bands, others=tuple(terms.values()))
+        return Mask(bands[0] if bands else Band(), others=tuple(terms.values()))

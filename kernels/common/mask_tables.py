@@ -139,12 +139,15 @@ class _Builder:
         self.layout = Layout.of([of.form for of in self.vectors])
         bounds = band.lo is not None, band.hi is not None
         others = any(of.form != CODES for of in self.vectors)
-        facts = self.layout.has_codes, self.layout.has_positions, others, data.dense is not None
-        self.mask = tables.Mask(*bounds, *self.layout, *facts)
+        self.mask = tables.Mask(
+            *bounds, HAS_CODES=self.layout.has_codes, HAS_POSITIONS=self.layout.has_positions, HAS_OTHERS=others,
+            HAS_DENSE=data.dense is not None, **self.layout._asdict(),
+        )  # fmt: skip
 
     def build(self) -> MaskTables:
         shape = self.shape
-        *both, ranges = self._vectors()
+        q_vectors, kv_vectors, ranges = self._vectors()
+        both = q_vectors, kv_vectors
         rows_seeing, keys_seen = self._seen(*both, ranges)
         seen_bits = self._new(0)
         if self.data.dense is None:

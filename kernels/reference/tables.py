@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...model.plan import Plan
-from ...model.terms import Axis
+from ...model.relations import Axis
 from ...schedule.table_walk import Tables, forward_words, from_the_end
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ...schedule.walk import Problem

@@ -44,9 +44,9 @@ class Mask(NamedTuple):
 
     HAS_LO: bool
     HAS_HI: bool
-    FORMS: tuple
-    Q_ROWS: tuple
-    KV_ROWS: tuple
+    FORMS: tuple[str, ...]
+    Q_ROWS: tuple[int, ...]
+    KV_ROWS: tuple[int, ...]
     QUERIES: int
     KEYS: int
     HAS_CODES: bool

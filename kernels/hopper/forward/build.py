@@ -201,7 +201,7 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.codes_ahead,
-            ROW_BLOCK if traits.placed else 0, p.halves, p.layout.has_positions, *p.layout,
+            ROW_BLOCK if traits.placed else 0, p.halves, p.layout.has_positions, **p.layout._asdict(),
         )  # fmt: skip
 
     @property

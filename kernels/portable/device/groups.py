@@ -184,7 +184,7 @@ class Mask(NamedTuple):
     HAS_HI: bool
     HAS_KEYS: bool
     BY_PAIR: bool
-    RELATIONS: tuple
+    RELATIONS: object
     PLACED: int
 
 
