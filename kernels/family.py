@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..model.plan import Plan, Tiles
-from ..model.relations import BETWEEN, EQUAL, PAIRS, TRUTH, Relation
+from ..model.relations import Relation
 from ..model.site import BITS, Site
 from ..model.traits import Traits
 
 if TYPE_CHECKING:
     from .execution import Execution
-
-RELATIONS = frozenset({EQUAL, BETWEEN, TRUTH, PAIRS})
-"""All relations of terms of masks."""
 
 SCORES = frozenset({"bias", "dropout", "softcap"})
 """All that a call may do to scores and probabilities, see `Traits.scores`."""

@@ -103,6 +103,9 @@ TRUTH = Relation("truth", true, keys=("valid",), truths=True, codes=True)
 PAIRS = Relation("pairs", true, pairs=("shown",), truths=True)
 """A query of a head sees the keys for which the pair says so."""
 
+RELATIONS = frozenset({EQUAL, BETWEEN, TRUTH, PAIRS})
+"""All relations."""
+
 
 def fit_tables(relations: Sequence[Relation]) -> bool:
     """Whether tables of walks have room for a mask of these: beside bits of pairs, there may be what codes can say."""

@@ -21,7 +21,7 @@ from .compiling import schedule_module
 from .device import tables
 from .launcher import KernelLauncher, launch
 from .mask_data import MaskData, MaskTables
-from .relations import CODES, Layout, Vectors, spans, vectors
+from .relations import CODES, Layout, Vectors, computed, vectors
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
@@ -177,7 +177,7 @@ class _Builder:
                 found = self._codes(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
                 ranges = found if i == 0 else ranges
                 continue
-            queries, keys = spans(of, data)
+            queries, keys = computed(of, data)
             q_vectors[:, q_row : q_row + of.form.queries] = queries
             if of.form.keys:
                 kv_vectors[:, kv_row : kv_row + of.form.keys] = keys

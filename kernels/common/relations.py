@@ -132,6 +132,11 @@ def vectors(data: MaskData) -> list[Vectors]:
     return found
 
 
+def computed(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
+    """The vectors of a form other than `CODES`, which kernels make: int32 [batch, vectors, tokens] of both sides."""
+    return spans(of, data)
+
+
 def spans(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
     """The vectors of `SPANS` or `RANKS`: int32 [batch, 2, q_len], and [batch, 0 or 1, kv_len]."""
     lo, hi, number = (t if t is None else t.long() for t in map(of.values.get, ("least", "most", "number")))

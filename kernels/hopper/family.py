@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.plan import Plan, Tiles
-from ...model.relations import fit_tables
+from ...model.relations import RELATIONS, fit_tables
 from ...model.site import BITS, Site
-from ..family import RELATIONS, SCORES, Candidate, Documents, Family
+from ..family import SCORES, Candidate, Documents, Family
 from .calibration import CALIBRATIONS
 from .prediction import ARCH, backward_us, forward_us, rates_of_forward, unpredicted
 from .settings import CANDIDATES, SETTINGS, dims_of_tile

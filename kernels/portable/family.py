@@ -13,8 +13,9 @@ from dataclasses import replace
 from ...errors import ArgumentError
 from ...model.architectures import SAME_AS, SHARED_BYTES, tables_of
 from ...model.plan import Tiles
+from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
-from ..family import RELATIONS, SCORES, Candidate, Family, padded
+from ..family import SCORES, Candidate, Family, padded
 
 LIMIT = 128
 """Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.plan import Tiles
+from ...model.relations import RELATIONS
 from ...model.site import Site
-from ..family import RELATIONS, SCORES, Candidate, Family
+from ..family import SCORES, Candidate, Family
 from ..portable.family import LIMIT
 
 TILES = Tiles.parse("64x64w1s1")

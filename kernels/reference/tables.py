@@ -15,7 +15,7 @@ from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ...schedule.walk import Problem
 from ..common.mask_data import MaskData, MaskTables
 from ..common.mask_tables import Shape
-from ..common.relations import CODES, Vectors, spans, vectors
+from ..common.relations import CODES, Vectors, computed, vectors
 from .backward import visible
 
 
@@ -53,7 +53,7 @@ def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
 
 def _vectors(data: MaskData) -> tuple[Tensor, Tensor]:
     """The vectors of queries and of keys."""
-    found = [_codes(of, data) if of.form == CODES else spans(of, data) for of in vectors(data)]
+    found = [_codes(of, data) if of.form == CODES else computed(of, data) for of in vectors(data)]
     nothing = torch.empty(0, dtype=torch.int32, device=data.device)
     both = (torch.cat(side, 1) if side else nothing for side in zip(*found, strict=True)) if found else (nothing,) * 2
     q_vectors, kv_vectors = (side if side.numel() else nothing.clone() for side in both)
