@@ -1,4 +1,4 @@
-"""A new term over a relation that there is, beside an interval and segments, on the Hopper kernels: two spans and codes."""
+"""A new term over a relation that there is, beside an interval and segments, on Hopper kernels: two spans and codes."""
 
 from __future__ import annotations
 
