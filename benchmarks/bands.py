@@ -16,13 +16,13 @@ from unittest import mock
 
 import torch
 
+from dash_inductor.kernels.common.mask_data import MaskTables
 from dash_inductor.kernels.families import FAMILIES
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.operators.attention import attention_backward
 from dash_inductor.operators.mask_tables import mask_tables
 from dash_inductor.planning import planner
-from dash_inductor.rewrites.attention.data_masks import CONTRIBUTIONS, KEYS_SEEN, KV_CODES, Q_CODES, STEPS, VISITS
 
 from . import common
 from .shapes import Shape
@@ -78,8 +78,8 @@ def backwards(case: Case) -> list[Callable[[], object]]:
     if site.mask.operands:
         extras = [torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device="cuda")]
         sizes = q.shape[2], k.shape[2], q.shape[0], site.q_heads, site.kv_heads
-        tables = mask_tables(extras, *sizes, str(site.mask), str(hopper))
-        extras += [tables[i] for i in (Q_CODES, KV_CODES, KEYS_SEEN, VISITS, STEPS, CONTRIBUTIONS)]
+        made = MaskTables(*mask_tables(extras, *sizes, str(site.mask), str(hopper)))
+        extras += [made.q_vectors, made.kv_vectors, made.keys_seen, made.visits, made.steps, made.contributions]
     call = str(replace(site.call, orders=((0, 1, 2, 3),) * 3))
     given = {"Q": q, "K": k, "V": v, "DO": do, "OUT": do, "LSE": lse, "DELTA": deltas(do, do), "SEED": seed}
     given["KEYS"] = torch.ones(k.shape[:3], dtype=torch.int32, device="cuda")

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 from ..model.call import MODIFIERS
 from ..model.plan import Plan, Tiles
+from ..model.relations import Relation
 from ..model.site import BITS, Site
-from ..model.terms import TERMS
+from ..model.traits import Traits
 
 if TYPE_CHECKING:
     from .execution import Execution
 
-EVERYTHING = frozenset({*TERMS, *MODIFIERS, "bias", "dropout"})
-"""All that a call may ask for, see `Traits.asks`."""
+SCORES = frozenset({"bias", "dropout", *MODIFIERS})
+"""All that a call may do to scores and probabilities, see `Traits.scores`."""
 
 Documents = tuple[int, ...]
 """Lengths of packed documents, one after the other."""
@@ -56,7 +57,8 @@ class Family:
     Attributes:
         name: the value of `Plan.kernel`, and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
-        reads: what it can do of `Traits.asks`.
+        reads: the relations of masks whose operands it reads.
+        scores: what it can do of `Traits.scores`.
         cta_per_query_head: every query head has CTAs of its own; else the CTAs of a kv head walk for its whole group.
         walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
         stamps: the backward can write down when it does what, see `records.profiles`.
@@ -66,7 +68,8 @@ class Family:
 
     name: str
     head_dims: str
-    reads: frozenset[str]
+    reads: frozenset[Relation]
+    scores: frozenset[str]
     cta_per_query_head = False
     walks_by_tables = False
     stamps = False
@@ -108,7 +111,7 @@ class Family:
 
     def covers(self, site: Site, arch: str) -> bool:
         """Whether it can run `site` on `arch`, an architecture with tables of its own."""
-        return self.covers_dims(site, arch) and site.call.traits.asks <= self.reads
+        return self.covers_dims(site, arch) and not self.lacks(site.call.traits)
 
     def why_not(self, site: Site, arch: str) -> str:
         """Why it cannot run a site that it does not cover, in words."""
@@ -116,7 +119,15 @@ class Family:
             return f"there are no such kernels for {arch} and {site.dtype}"
         if not self.covers_dims(site, arch):
             return f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {self.head_dims}"
-        return f"its kernels do not read {', '.join(sorted(site.call.traits.asks - self.reads))}"
+        return f"its kernels do not {' or '.join(self.lacks(site.call.traits))}"
+
+    def lacks(self, traits: Traits) -> list[str]:
+        """What its kernels do not do of a call, in words."""
+        unread = [kind.NAME for kind in traits.kinds if kind.RELATION not in self.reads]
+        missing = traits.scores - self.scores
+        operands = sorted([*unread, *(missing & {"bias"})])
+        others = ("drop probabilities" if n == "dropout" else f"have a {n}" for n in sorted(missing - {"bias"}))
+        return [*([f"read {', '.join(operands)}"] if operands else []), *others]
 
     def unpredicted(self, plan: Plan, site: Site, arch: str, gpu: str, documents: Documents | None) -> str | None:
         """Why the time of a backward is not predicted, in words; None where it is.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ import torch
 from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
-from ..model.terms import Interval
+from ..model.relations import Relation
+from ..model.terms import Term
 from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
 from .template import realized
 
@@ -29,13 +30,13 @@ class Vectors:
     def __init__(self, call: Call, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
         self._call, self._plane, self._heads = call, plane, heads
         mask = call.mask
-        self._valid = None if mask.keys is None else in_words(extras[mask.keys.valid.index])
-        segments = mask.segments
-        self._ids = [] if segments is None else [in_words(extras[side.index]) for side in (segments.q, segments.kv)]
+        self._relations = [
+            (term.RELATION, self._of_term(term, extras)) for term in mask.others if not term.RELATION.is_of_keys
+        ]
+        valid = [in_words(extras[o.index]) for t in mask.others if t.RELATION.is_of_keys for o in t.operands]
+        self._valid = functools.reduce(_both, valid) if valid else None
         placed = mask.placed
         self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
-        self._interval = [] if mask.interval is None else self._of_interval(mask.interval, extras)
-        self._dense = None if mask.dense is None else expanded(extras[mask.dense.mask.index], plane)
         self._bias = None if call.bias is None else expanded(extras[call.bias.operand.index], plane)
         self._seed = None if call.dropout is None else realized(extras[call.dropout.seed.index])
         self._seen: TensorBox | None = None
@@ -43,15 +44,14 @@ class Vectors:
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
         """The tensors in the order in which a template takes them; `sums_keys` as in `templates.reads_keys`.
 
-        Ids that are one tensor for queries and keys are two arguments of a template.
+        Numbers that are one tensor for queries and keys are two arguments of a template.
         """
-        traits, found = self._call.traits, list(self._ids)
+        traits, found = self._call.traits, [of[role] for relation, of in self._relations for role in relation.roles]
         if templates.reads_keys(traits, sums_keys=sums_keys):
             keys = self._seen_keys() if sums_keys and templates.decided_by_pairs(traits) else self._valid
             assert keys is not None
             found.append(self._of_heads(keys))
-        found += self._interval
-        others = (other for other in (self._dense, self._bias, self._seed) if other is not None)
+        others = (other for other in (self._bias, self._seed) if other is not None)
         return [*found, *others, *self._placed]
 
     @property
@@ -59,27 +59,31 @@ class Vectors:
         """Place and count of a mask of rows; empty where tokens are rows."""
         return self._placed
 
-    def _of_interval(self, interval: Interval, extras: Sequence[TensorBox]) -> list[TensorBox]:
-        """The least and the greatest number that each query sees, and the numbers of the keys; all [batch, length]."""
-        batch, _, q_len, kv_len = self._plane
-        device = extras[next(iter(interval.operands)).index].get_device()
+    def _of_term(self, term: Term, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
+        """What a term reads, by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs as the plane."""
+        relation, given = term.RELATION, {term.ROLES[name]: extras[o.index] for name, o in term.given.items()}
+        device = next(iter(given.values())).get_device()
         assert device is not None
+        found = {}
+        for role in relation.roles:
+            if role in relation.pairs:
+                found[role] = expanded(given[role], self._plane)
+            else:
+                found[role] = in_words(given[role]) if role in given else self._missing(relation, role, device)
+        return found
 
-        def numbers(length: Any, number: Callable[[Any], Any]) -> TensorBox:
-            ranges = [batch, length]
-            made = Pointwise.create(
-                device=device, dtype=torch.int64, inner_fn=lambda index: number(index[1]), ranges=ranges
-            )
-            return realized(made)
+    def _missing(self, relation: Relation, role: str, device: torch.device) -> TensorBox:
+        """A vector of the number that stands for what a term lacks, or of positions; int64."""
+        batch, _, q_len, kv_len = self._plane
+        number = relation.missing[role]
 
-        limits = (interval.lo, -(2**62)), (interval.hi, 2**62)
-        bounds = [
-            numbers(q_len, functools.partial(_constant, limit)) if bound is None else in_words(extras[bound.index])
-            for bound, limit in limits
-        ]
-        if interval.number is not None:
-            return [*bounds, in_words(extras[interval.number.index])]
-        return [*bounds, numbers(kv_len, lambda j: ops.index_expr(j, torch.int64))]
+        def value(index: Sequence[Any]) -> Any:
+            if isinstance(number, int):
+                return ops.constant(number, torch.int64)
+            return ops.index_expr(index[1], torch.int64)
+
+        ranges = [batch, q_len if role in relation.queries else kv_len]
+        return realized(Pointwise.create(device=device, dtype=torch.int64, inner_fn=value, ranges=ranges))
 
     def _of_heads(self, keys: TensorBox) -> TensorBox:
         """A vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], as [batch, kv heads, kv_len]."""
@@ -95,39 +99,34 @@ class Vectors:
             return self._seen
         (batch, q_heads, q_len, kv_len), band = self._plane, self._call.mask.band
         offset = kv_len - q_len if band.anchor == "bottom_right" else 0
-        loaders = [side.make_loader() for side in self._ids]
-        dense = None if self._dense is None else self._dense.make_loader()
-        by_head = self._dense is not None and not _is_broadcast(self._dense, 1)
-        interval = [vector.make_loader() for vector in self._interval]
-        by_element = (
-            bool(self._ids) or bool(interval) or (self._dense is not None and not _is_broadcast(self._dense, 0))
-        )
+        of_pairs = [of[role] for relation, of in self._relations for role in relation.pairs]
+        by_head = not all(_is_broadcast(operand, 1) for operand in of_pairs)
+        by_element = any(relation.queries for relation, _ in self._relations)
+        by_element = by_element or not all(_is_broadcast(operand, 0) for operand in of_pairs)
         heads, group = (self._heads, V.graph.sizevars.guard_int(q_heads // self._heads)) if by_head else (1, 1)
+        loaders = [
+            (relation, {role: operand.make_loader() for role, operand in of.items()})
+            for relation, of in self._relations
+        ]
 
         def pair(index: Sequence[Any]) -> Any:
             b, h, j, g, i = index
             distance = ops.index_expr(i + offset - j, torch.int64)
-            found = []
-            if loaders:
-                q_id, kv_id = (load([b, at]) for load, at in zip(loaders, (i, j), strict=True))
-                found.append(ops.eq(ops.to_dtype(q_id, torch.int64), ops.to_dtype(kv_id, torch.int64)))
-            if interval:
-                of_pair = zip(interval, (i, i, j), strict=True)
-                least, most, number = (ops.to_dtype(load([b, at]), torch.int64) for load, at in of_pair)
-                found += [ops.le(least, number), ops.le(number, most)]
-            if dense is not None:
-                found.append(ops.to_dtype(dense([b, h * group + g, i, j]), torch.bool))
+            sees = ops.constant(True, torch.bool)
             if band.lo is not None:
-                found.append(ops.ge(distance, ops.constant(band.lo, torch.int64)))
+                sees = sees & (distance >= ops.constant(band.lo, torch.int64))
             if band.hi is not None:
-                found.append(ops.le(distance, ops.constant(band.hi, torch.int64)))
-            sees, *others = found
-            for other in others:
-                sees = ops.and_(sees, other)
+                sees = sees & (distance <= ops.constant(band.hi, torch.int64))
+            places = {"queries": [b, i], "keys": [b, j], "pairs": [b, h * group + g, i, j]}
+            for relation, load in loaders:
+                queries, keys, pairs = (
+                    [ops.to_dtype(load[role](place), torch.int64) for role in getattr(relation, side)]
+                    for side, place in places.items()
+                )
+                sees = relation.test(sees, tuple(queries), (*keys, *pairs))
             return sees
 
-        (of_pairs, *_) = [*self._ids, *self._interval, *([] if self._dense is None else [self._dense])]
-        device = of_pairs.get_device()
+        device = next(iter(self._relations[0][1].values())).get_device()
         assert device is not None
         ranges = [batch if by_element else 1, heads, kv_len, group, q_len]
         pairs = Pointwise.create(device=device, dtype=torch.bool, inner_fn=pair, ranges=ranges)
@@ -138,8 +137,8 @@ class Vectors:
         return self._seen
 
 
-def _constant(number: int, place: Any) -> Any:
-    return ops.constant(number, torch.int64)
+def _both(a: TensorBox, b: TensorBox) -> TensorBox:
+    return in_words(lowerings[aten.logical_and](a, b))
 
 
 def in_words(x: TensorBox) -> TensorBox:

@@ -12,8 +12,9 @@ from ..model.architectures import SAME_AS, WORKERS
 from ..model.call import Bias, Call
 from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Mask
+from ..model.relations import POSITION
 from ..model.site import BITS, Site
-from ..model.terms import Dense, Interval, Keys, Operand, Segments
+from ..model.terms import TERMS, Operand, Segments, Term
 from ..planning.prediction import GPU, gpus
 from ..timeline.data import Data
 
@@ -114,27 +115,36 @@ def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
 
 def _mask(text: str) -> tuple[Mask, Data | None, int]:
     """The mask, what it hides as far as that is said, and the number of tensors that it reads."""
-    band, keys, segments, dense, interval, operands = None, None, None, None, None, 0
+    band, found, operands = None, dict[str, Term](), 0
     lengths: dict[str, tuple[int, ...]] = {}
     for term in (word.strip() for word in text.split("+")):
         data = _DATA.fullmatch(term)
-        if data is not None and (keys if data[1] == "keys" else segments) is None:
-            if data[1] == "keys":
-                keys, operands = Keys(Operand(operands)), operands + 1
-            else:
-                segments, operands = Segments(Operand(operands), Operand(operands)), operands + 1
-            if data[2]:
+        name = term if data is None else "segments" if data[1] == "documents" else data[1]
+        if name in TERMS and name not in found and (data is not None or name != "segments"):
+            found[name], operands = _term(TERMS[name], operands)
+            if data is not None and data[2]:
                 lengths[data[1]] = tuple(int(word) for word in data[2].split(","))
-        elif term == "dense" and dense is None:
-            dense, operands = Dense(Operand(operands)), operands + 1
-        elif term == "interval" and interval is None:
-            interval, operands = Interval(Operand(operands), Operand(operands + 1)), operands + 2
-        elif data is None and term not in ("dense", "interval") and band is None:
+        elif data is None and name not in TERMS and band is None:
             band = _band(term, text)
         else:
             raise ArgumentError("mask", text, f"every kind of term once: {MASKS}")
     hidden = Data(lengths.get("documents"), lengths.get("keys")) if lengths else None
-    return Mask(band or Band(), keys, segments, dense, interval), hidden, operands
+    return Mask(band or Band(), *found.values()), hidden, operands
+
+
+def _term(kind: type[Term], first: int) -> tuple[Term, int]:
+    """A term whose operands are numbered from `first` on, and the number behind them.
+
+    Documents have one vector for queries and keys; numbers of keys are their positions where a term may lack them.
+    """
+    if kind is Segments:
+        return Segments(Operand(first), Operand(first)), first + 1
+    needed = {
+        name: not (kind.OPTIONAL and kind.RELATION.missing.get(role) == POSITION) for name, role in kind.ROLES.items()
+    }
+    places = iter(range(first, first + sum(needed.values())))
+    operands = {name: Operand(next(places)) if needs else None for name, needs in needed.items()}
+    return kind(**operands), first + sum(needed.values())
 
 
 def _band(term: str, text: str) -> Band:

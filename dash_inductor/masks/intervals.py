@@ -8,7 +8,7 @@ key may have a number of its own, which is compared with a number of the query.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from .bands import Scores
+from .found import FoundTerm
 from .index_expr import Branch, NotRecognised, Value, assume, leaves
 from .token_data import Load, Loads
 from .token_vectors import Calculator, Numbers, computable
@@ -74,7 +75,7 @@ AnyBound = Bound | Extreme
 
 
 @dataclass(frozen=True)
-class Between:
+class Between(FoundTerm):
     """A query sees a key only where the key lies between two bounds of the query.
 
     Args:
@@ -82,9 +83,19 @@ class Between:
         number: the numbers of keys; None for their positions.
     """
 
+    NAME = "interval"
+
     lo: AnyBound | Numbers | None
     hi: AnyBound | Numbers | None
     number: Numbers | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(name for name in ("lo", "hi", "number") if getattr(self, name) is not None)
+
+    @property
+    def same(self) -> Mapping[str, str]:
+        return {"number": "hi" if self.lo is None else "lo"} if self.is_one_vector else {}
 
     @property
     def loads(self) -> list[Load]:
@@ -107,16 +118,13 @@ class Between:
         assert number is None or isinstance(number, Numbers)
         return Between(lo, hi, number)
 
-    def compute(self, calculator: Calculator) -> tuple[Any, Any, Any]:
-        """The vectors of `lo`, `hi` and `number`, None for what there is none of.
-
-        Bounds of positions are int32, and otherwise all are int64.
-        """
-        lo, hi = (None if part is None else part.compute(calculator) for part in (self.lo, self.hi))
-        if self.number is not None:
-            return lo, hi, self.number.compute(calculator)
-        lo, hi = (None if bound is None else _in_words(bound, calculator) for bound in (lo, hi))
-        return lo, hi, None
+    def compute(self, calculator: Calculator) -> dict[str, Any]:
+        """Bounds of positions are int32, and otherwise all are int64."""
+        bounds = {"lo": self.lo, "hi": self.hi}
+        found = {name: bound.compute(calculator) for name, bound in bounds.items() if bound is not None}
+        if self.number is None:
+            return {name: _in_words(bound, calculator) for name, bound in found.items()}
+        return found if self.is_one_vector else found | {"number": self.number.compute(calculator)}
 
 
 def _in_words(bound: Any, calculator: Calculator) -> Any:

@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sympy
 from torch.fx import Node
 
 from ..model.mask import Band
 from ..model.terms import TERMS
+from . import intervals as of_intervals
 from .bands import Scores, hides_a_row, to_band
 from .documents import Documents
+from .found import FoundTerm, ShownPairs, ValidKeys
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
-from .intervals import Between, split
-from .predicates import Choice, Comparison, comparisons, of_loads, predicate
+from .predicates import Comparison, predicate
 from .restarts import Restarts
 from .token_data import Axis, Load, Loads
-from .token_vectors import Numbers, computable
+from .token_vectors import Calculator, Numbers, computable
+
+Split = Callable[[Scores, Value, Loads], tuple[Value, FoundTerm | None]]
+
+SPLITS: list[Split] = [of_intervals.split]
+"""Readers of terms that numbers of queries and keys decide: what is left of a mask's visibility, and a term or None."""
 
 MAX_CASES = 200
 """Combinations of conditions on data that are looked at; real masks have two."""
 
 
 @dataclass(frozen=True)
-class SameSegment:
+class SameSegment(FoundTerm):
     """A query sees a key only where two numbers are equal, one of the query and one of the key.
 
     Args:
         is_one_vector: whether the numbers of queries and keys are the same.
     """
 
+    NAME = "segments"
+
     q: Numbers
     kv: Numbers
     is_one_vector: bool
 
     @property
+    def same(self) -> Mapping[str, str]:
+        return {"kv": "q"} if self.is_one_vector else {}
+
+    @property
     def loads(self) -> list[Load]:
         return [load for side in (self.q, self.kv) for _, load in side.loads]
+
+    def renamed(self, node: Callable[[Node], Node]) -> SameSegment:
+        return replace(self, q=self.q.renamed(node), kv=self.kv.renamed(node))
+
+    def compute(self, calculator: Calculator) -> dict[str, Any]:
+        q = {"q": self.q.compute(calculator)}
+        return q if self.is_one_vector else q | {"kv": self.kv.compute(calculator)}
 
 
 @dataclass(frozen=True)
@@ -46,53 +66,43 @@ class Terms:
 
     Args:
         band: the pairs of positions that may see each other.
-        keys: the keys that are valid; None if all are.
-        segments: the pairs that may see each other by the numbers of their segments; None if all may.
-        dense: the pairs of each head that may see each other; None if all may.
+        others: the terms beside it; each is the attribute of its name, which is None where there is none.
         positions: the positions behind the numbers of segments, where that matters for the band (see `restarts`).
-        interval: the pairs that may see each other by an interval of keys of each query; None if all may.
         documents: those of a packed operator, in place of all terms but the band: which pairs may see each other.
     """
 
     band: Band
-    keys: Choice | None = None
-    segments: SameSegment | None = None
-    dense: Choice | None = None
+    others: tuple[FoundTerm, ...] = ()
     positions: Load | None = None
     documents: Documents | None = None
-    interval: Between | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in TERMS:
+            return next((term for term in self.others if name == term.NAME), None)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def in_order(self) -> list[FoundTerm]:
+        """The terms in the order of `TERMS`."""
+        return sorted(self.others, key=lambda term: [*TERMS].index(term.NAME))
 
     @property
     def comparisons(self) -> list[Comparison]:
         """The comparisons of data."""
-        return [found for term in (self.keys, self.dense) if term is not None for found in comparisons(term)]
+        return [found for term in self.others for found in term.comparisons]
 
     @property
     def loads(self) -> list[Load]:
         """The loads of data that the terms read."""
-        of_segments = [] if self.segments is None else self.segments.loads
-        of_interval = [] if self.interval is None else self.interval.loads
-        return list(dict.fromkeys([*(found.load for found in self.comparisons), *of_segments, *of_interval]))
+        return list(dict.fromkeys(load for term in self.others for load in term.loads))
 
     def renamed(self, node: Callable[[Node], Node]) -> Terms:
         """The same terms of other nodes."""
-
-        def load(of: Load) -> Load:
-            return replace(of, node=node(of.node))
-
-        keys, dense = (None if term is None else of_loads(term, load) for term in (self.keys, self.dense))
-        segments = self.segments
-        if segments is not None:
-            segments = replace(segments, q=segments.q.renamed(node), kv=segments.kv.renamed(node))
-        positions = self.positions
-        if positions is not None:
-            positions = replace(positions, node=node(positions.node))
-        interval = None if self.interval is None else self.interval.renamed(node)
-        return Terms(self.band, keys, segments, dense, positions, self.documents, interval)
+        positions = None if self.positions is None else replace(self.positions, node=node(self.positions.node))
+        return replace(self, others=tuple(term.renamed(node) for term in self.others), positions=positions)
 
     def __str__(self) -> str:
-        named = [(name, getattr(self, name)) for name in TERMS]
-        others = [name for name, term in named if term is not None]
+        others = [term.NAME for term in self.in_order]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
@@ -106,11 +116,13 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
     Raises:
         NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
     """
-    positions = interval = None
+    positions = None
+    split_off: list[FoundTerm | None] = []
     if restarts is not None:
         visible, positions = _without_positions(scores, visible, loads, restarts)
-        if intervals:
-            visible, interval = split(scores, visible, loads)
+        for split in SPLITS if intervals else ():
+            visible, found_term = split(scores, visible, loads)
+            split_off.append(found_term)
     bands: set[Band] = set()
     cases = 0
 
@@ -134,7 +146,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
         raise NotRecognised("not_a_band", "no query sees a key")
     if restarts is None:
         dense = predicate(tree, lambda cond: _of_numbers(cond, loads))
-        return Terms(bands.pop(), dense=None if isinstance(dense, bool) else dense)
+        return Terms(bands.pop(), () if isinstance(dense, bool) else (ShownPairs(dense),))
     equal = _equalities(scores, tree)
     if len(equal) > 1:
         raise NotRecognised("depends_on_input", f"{len(equal)} equalities of numbers of queries and of keys")
@@ -144,8 +156,9 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
         tree = assume(tree, symbol - 1, True)
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
     segments = _segments(scores, equal.pop(), loads) if equal else None
-    valid = None if isinstance(keys, bool) else keys
-    return Terms(bands.pop(), valid, segments, positions=positions, interval=interval)
+    valid = None if isinstance(keys, bool) else ValidKeys(keys)
+    found = [term for term in (valid, segments, *split_off) if term is not None]
+    return Terms(bands.pop(), tuple(found), positions)
 
 
 def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
@@ -251,5 +264,6 @@ def require_visible_keys(scores: Scores, found: Terms) -> None:
         names = ", ".join(sorted({load.node.name for load in found.loads}))
         cause = f"{names}, which is data, may hide all keys of a query by a finite value"
         raise NotRecognised("depends_on_input", cause)
-    if found.segments is not None or found.interval is not None or hides_a_row(scores, found.band):
+    by_query = any(TERMS[term.NAME].RELATION.queries for term in found.others)
+    if by_query or hides_a_row(scores, found.band):
         raise NotRecognised("not_a_band", f"{found} may hide all keys of a query by a finite value")

@@ -23,15 +23,14 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..model.mask import Band
-from ..model.terms import Interval
-from . import predicates
+from ..model.terms import TERMS, Term
 from .bands import HIDDEN
+from .found import ShownPairs
 from .index_expr import NotRecognised
 from .nodes import Position, as_expr, is_size, is_unknown, meta_of, shape_of
 from .normal_form import Terms
 from .real_values import RealValues, Window, pieces
 from .token_data import RANGES, Axis, Load
-from .token_vectors import PLANE
 
 BUDGET = 1 << 20
 """Elements of a mask that are compared."""
@@ -117,9 +116,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
     q_len, kv_len = (values.size(n) for n in plane[-2:])
     resolved = terms.band.resolve(q_len, kv_len)
     shape = values.shape(node)
-    keys, segments = _vectors(terms, values, q_len, kv_len)
-    calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
-    between = None if terms.interval is None else terms.interval.compute(calculator)
+    vectors = _vectors(terms, values, q_len, kv_len)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -130,17 +127,13 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         compared += mask.numel()
         expected = _visible(resolved, rows, columns)
         entries = window[0] if len(shape) == 4 else (0, 1)
-        if keys is not None:
-            expected = expected & _part(keys, entries, columns)[:, None, None]
-        if segments is not None:
-            q, kv = (_part(side, entries, part) for side, part in zip(segments, (rows, columns), strict=True))
-            expected = expected & (q[:, None, :, None] == kv[:, None, None])
-        if between is not None:
-            expected = expected & _shown(between, entries, rows, columns)
-        if terms.dense is not None:
-            heads = window[-3] if len(shape) > 2 else (0, 1)
-            part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
-            expected = expected & _plane(terms.dense, values, part)
+        for kind, given in vectors:
+            expected = expected & _shown(kind, given, entries, rows, columns)
+        heads = window[-3] if len(shape) > 2 else (0, 1)
+        part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
+        for term in terms.others:
+            if isinstance(term, ShownPairs):
+                expected = expected & _plane(term, values, part)
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -154,16 +147,15 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
 
 def _vectors(
     terms: Terms, values: RealValues, q_len: int, kv_len: int
-) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
-    """The validity of keys, and the segments of queries and of keys."""
+) -> list[tuple[type[Term], dict[str, torch.Tensor]]]:
+    """The kinds of terms that have vectors, and these by field."""
     calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
-    keys = segments = None
-    if terms.keys is not None:
-        keys = predicates.compute(terms.keys, ("b", "kv"), calculator)
-    if terms.segments is not None:
-        q = terms.segments.q.compute(calculator)
-        segments = q, q if terms.segments.is_one_vector else terms.segments.kv.compute(calculator)
-    return keys, segments
+    found = []
+    for term in terms.others:
+        if not isinstance(term, ShownPairs):
+            given = term.compute(calculator)
+            found.append((TERMS[term.NAME], given | {name: given[other] for name, other in term.same.items()}))
+    return found
 
 
 @dataclass(frozen=True)
@@ -188,24 +180,27 @@ class _Tensors:
 
 
 def _shown(
-    between: tuple[Any, Any, Any], entries: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]
+    kind: type[Term],
+    given: Mapping[str, torch.Tensor],
+    entries: tuple[int, int],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
 ) -> torch.Tensor:
-    """The pairs that an interval shows in a window of the scores: bool [batch, 1, rows, columns]."""
+    """The pairs that a term shows in a window of the scores: bool [batch, 1, rows, columns], or of size 1."""
     found = {}
-    for name, vector in zip(Interval.AXES, between, strict=True):
-        if vector is not None:
-            of_keys = "kv" in Interval.AXES[name]
-            part = _part(vector, entries, columns if of_keys else rows)
-            found[name] = part[:, None, None] if of_keys else part[:, None, :, None]
-    shown: torch.Tensor = Interval.shows(found, torch.arange(*columns))
+    for name, vector in given.items():
+        of_keys = "kv" in kind.AXES[name]
+        part = _part(vector, entries, columns if of_keys else rows)
+        found[name] = part[:, None, None] if of_keys else part[:, None, :, None]
+    shown: torch.Tensor = kind.shows(found, torch.arange(*columns))
     return shown
 
 
-def _plane(dense: predicates.Choice, values: RealValues, window: Mapping[Axis, tuple[int, int]]) -> torch.Tensor:
+def _plane(dense: ShownPairs, values: RealValues, window: Mapping[Axis, tuple[int, int]]) -> torch.Tensor:
     """The dense mask in a window of the scores, with size 1 where it does not change."""
-    here = predicates.of_loads(dense, lambda load: load.within(window))
-    plane: torch.Tensor = predicates.compute(here, PLANE, _Tensors(values, {}))
-    return plane
+    (plane,) = dense.within(window).compute(_Tensors(values, {})).values()
+    found: torch.Tensor = plane
+    return found
 
 
 def _part(tensor: torch.Tensor, *ranges: tuple[int, int]) -> torch.Tensor:

@@ -100,7 +100,7 @@ class Call:
         """The facts about the call for which kernels are compiled."""
         band, mask = self.mask.band, self.mask
         terms = tuple(sorted(mask.terms))
-        numbers = mask.interval is not None and mask.interval.number is not None
+        numbers = any(term.OPTIONAL and term.has_key_numbers for term in mask.others)
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
             mask.placed is not None, numbers, tuple(self.modifiers),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ArgumentError
-from .terms import TERMS, Dense, Interval, Keys, Operand, Placed, Segments, Term
+from .terms import TERMS, Operand, Placed, Segments, Term
 
 MAX_LENGTH = 2**30 - 1
 """Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
@@ -93,42 +93,63 @@ class Band:
         return Band(lo, hi, anchor or "top_left")  # type: ignore[arg-type]  # __post_init__ checks it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Mask:
     """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
 
     ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or
     ``segments(0,1):placed(2,3)``; `parse` reads it back.
 
+    Args:
+        band: the pairs of positions that may see each other.
+        terms: the terms beside it, in any order; None for none.
+        others: terms as well; `named` ones, by their names, are in place of the other terms of these names.
+
+    The term of a kind is the attribute of its name, None where there is none.
+
     Raises:
-        ArgumentError: segments that are placed, beside another term.
+        ArgumentError: two terms of one kind; a term by the name of another; segments that are placed, beside another
+            term.
     """
 
-    band: Band = Band()
-    keys: Keys | None = None
-    segments: Segments | None = None
-    dense: Dense | None = None
-    interval: Interval | None = None
+    band: Band
+    others: tuple[Term, ...]
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, band: Band = Band(), *terms: Term | None, others: tuple[Term, ...] = (), **named: Term | None
+    ) -> None:
+        given = [term for term in (*terms, *others) if term is not None and term.NAME not in named]
+        given += [term for term in named.values() if term is not None]
+        names = [term.NAME for term in given]
+        if len(set(names)) != len(names) or any(t is not None and n != t.NAME for n, t in named.items()):
+            raise ArgumentError("terms", [*map(str, given)], "at most one of each kind, by its own name")
+        if not {*names, *named} <= TERMS.keys():
+            raise ArgumentError("terms", sorted({*names, *named} - TERMS.keys()), [*TERMS])
+        object.__setattr__(self, "band", band)
+        object.__setattr__(self, "others", tuple(sorted(given, key=lambda term: [*TERMS].index(term.NAME))))
         if self.placed is not None and len(self.terms) > 1:
             raise ArgumentError("mask", str(self), "no other terms beside segments that are placed")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in TERMS:
+            return self.terms.get(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def placed(self) -> Placed | None:
         """The places of the tokens of rows; None where tokens are rows."""
-        return None if self.segments is None else self.segments.placed
+        segments = self.terms.get("segments")
+        return segments.placed if isinstance(segments, Segments) else None
 
     @functools.cached_property  # every call asks
     def terms(self) -> dict[str, Term]:
         """The terms beside the band, by name, in the order of `TERMS`."""
-        found = {name: getattr(self, name) for name in TERMS}
-        return {name: term for name, term in found.items() if term is not None}
+        return {term.NAME: term for term in self.others}
 
     @property
     def by_query(self) -> bool:
-        """Whether data show other keys to some queries than to others, as documents do: segments or an interval."""
-        return self.segments is not None or self.interval is not None
+        """Whether numbers of queries show other keys to some of them than to others, as those of documents do."""
+        return any(term.RELATION.queries for term in self.others)
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
@@ -158,4 +179,4 @@ class Mask:
             terms[name] = TERMS[name].parse(part)
         if len(bands) > 1:
             raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
-        return Mask(*bands, **terms)  # type: ignore[arg-type]  # the names of TERMS are the fields
+        return Mask(bands[0] if bands else Band(), others=tuple(terms.values()))

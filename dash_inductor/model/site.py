@@ -8,6 +8,7 @@ from typing import Literal
 from .call import Call
 from .dropout import Dropout
 from .mask import Band, Mask
+from .relations import BETWEEN, PAIRS
 
 DType = Literal["float16", "bfloat16", "float32"]
 
@@ -74,5 +75,5 @@ class Site:
         """
         if not self.mask.operands:
             return None
-        unknown = self.mask.dense is not None or self.mask.interval is not None
+        unknown = any(term.RELATION in (PAIRS, BETWEEN) for term in self.mask.terms.values())
         return Band(0) if unknown and self.band.is_full else self.band

@@ -6,12 +6,10 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..errors import ArgumentError
-
-Axis = Literal["b", "h", "q", "kv"]
-"""A dimension of the scores: batch elements, query heads, queries, keys."""
+from .relations import BETWEEN, EQUAL, PAIRS, TRUTH, Axis, Relation
 
 _TEXT = re.compile(r"(\w+)\(([^()]*)\)(?::(\w+)\(([^()]*)\))?")
 
@@ -34,14 +32,21 @@ class Term:
     A subclass is one kind of term; its fields are operands, and ``str`` writes their places, for example ``keys(0)``.
 
     Attributes:
-        NAME: the name in texts, and the field of `Mask`.
-        AXES: the dimensions of each operand's tensor.
-        OPTIONAL: whether operands may be missing.
+        NAME: the name in texts, and the attribute of `Mask`.
+        RELATION: the relation by which it shows pairs, see Note [Relations].
+        ROLES: the role in the relation of each operand, by field.
+        OPTIONAL: whether operands may be missing whose roles the relation can do without.
+        AXES: the dimensions of each operand's tensor, which follow from the roles.
     """
 
     NAME: ClassVar[str]
+    RELATION: ClassVar[Relation]
+    ROLES: ClassVar[Mapping[str, str]]
     OPTIONAL: ClassVar[bool] = False
     AXES: ClassVar[Mapping[str, tuple[Axis, ...]]]
+
+    def __init_subclass__(cls) -> None:
+        cls.AXES = {name: cls.RELATION.axes(role) for name, role in cls.ROLES.items()}
 
     @functools.cached_property
     def given(self) -> dict[str, Operand]:
@@ -54,15 +59,20 @@ class Term:
         """The tensors that the term reads."""
         return tuple(self.given.values())
 
-    @staticmethod
-    def shows(values: Mapping[str, Any], kv: Any) -> Any:
+    @property
+    def has_key_numbers(self) -> bool:
+        """Whether it reads numbers of keys, not their positions."""
+        return any(self.ROLES[name] in self.RELATION.keys for name in self.given)
+
+    @classmethod
+    def shows(cls, values: Mapping[str, Any], kv: Any) -> Any:
         """Whether queries see keys: a truth value for each pair.
 
         Args:
             values: of the operands that are `given`, numbers or arrays that broadcast to the pairs.
             kv: the positions of the keys, likewise.
         """
-        raise NotImplementedError
+        return cls.RELATION.shows({cls.ROLES[name]: value for name, value in values.items()}, kv)
 
     def __str__(self) -> str:
         operands = (getattr(self, field) for field in self.AXES)
@@ -125,7 +135,8 @@ class Segments(Term):
     """
 
     NAME = "segments"
-    AXES: ClassVar[Mapping[str, tuple[Axis, ...]]] = {"q": ("b", "q"), "kv": ("b", "kv")}
+    RELATION = EQUAL
+    ROLES: ClassVar[Mapping[str, str]] = {"q": "q", "kv": "kv"}
 
     q: Operand
     kv: Operand
@@ -135,10 +146,6 @@ class Segments(Term):
     def operands(self) -> tuple[Operand, ...]:
         of_placed = () if self.placed is None else (self.placed.place, self.placed.count)
         return (*self.given.values(), *of_placed)
-
-    @staticmethod
-    def shows(values: Mapping[str, Any], kv: Any) -> Any:
-        return values["q"] == values["kv"]
 
     def __str__(self) -> str:
         return super().__str__() + ("" if self.placed is None else f":{self.placed}")
@@ -164,13 +171,10 @@ class Keys(Term):
     """
 
     NAME = "keys"
-    AXES: ClassVar[Mapping[str, tuple[Axis, ...]]] = {"valid": ("b", "kv")}
+    RELATION = TRUTH
+    ROLES: ClassVar[Mapping[str, str]] = {"valid": "valid"}
 
     valid: Operand
-
-    @staticmethod
-    def shows(values: Mapping[str, Any], kv: Any) -> Any:
-        return values["valid"] != 0
 
 
 @dataclass(frozen=True)
@@ -183,13 +187,10 @@ class Dense(Term):
     """
 
     NAME = "dense"
-    AXES: ClassVar[Mapping[str, tuple[Axis, ...]]] = {"mask": ("b", "h", "q", "kv")}
+    RELATION = PAIRS
+    ROLES: ClassVar[Mapping[str, str]] = {"mask": "shown"}
 
     mask: Operand
-
-    @staticmethod
-    def shows(values: Mapping[str, Any], kv: Any) -> Any:
-        return values["mask"] != 0
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,9 @@ class Interval(Term):
     """
 
     NAME = "interval"
+    RELATION = BETWEEN
+    ROLES: ClassVar[Mapping[str, str]] = {"lo": "least", "hi": "most", "number": "number"}
     OPTIONAL = True
-    AXES: ClassVar[Mapping[str, tuple[Axis, ...]]] = {"lo": ("b", "q"), "hi": ("b", "q"), "number": ("b", "kv")}
 
     lo: Operand | None
     hi: Operand | None
@@ -215,15 +217,6 @@ class Interval(Term):
     def __post_init__(self) -> None:
         if self.lo is None and self.hi is None:
             raise ArgumentError("lo, hi", (None, None), "at least one of them")
-
-    @staticmethod
-    def shows(values: Mapping[str, Any], kv: Any) -> Any:
-        number = values.get("number", kv)
-        if "hi" not in values:
-            return values["lo"] <= number
-        if "lo" not in values:
-            return number <= values["hi"]
-        return (values["lo"] <= number) & (number <= values["hi"])
 
 
 TERMS: dict[str, type[Term]] = {term.NAME: term for term in (Segments, Keys, Dense, Interval)}

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .mask import Band
+from .terms import TERMS, Term
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Traits:
         bias: a bias is added to the scores.
         dropout: probabilities are dropped at random.
         placed: the mask is one of rows, see `model.Placed`.
-        numbers: the interval of the mask is of other numbers of the keys than their positions.
+        numbers: a term that may be of the positions of the keys, as an interval, is of other numbers of theirs.
         modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
     """
 
@@ -37,6 +38,16 @@ class Traits:
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
         return term in self.terms
+
+    @property
+    def kinds(self) -> tuple[type[Term], ...]:
+        """The kinds of the mask's other terms, in the order of `TERMS`."""
+        return tuple(kind for name, kind in TERMS.items() if name in self.terms)
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether a term has operands of pairs, as a dense mask."""
+        return any(kind.RELATION.pairs for kind in self.kinds)
 
     @property
     def bounds(self) -> tuple[bool, bool]:
@@ -55,8 +66,14 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:
-        """The kinds of `data`, and the `modifiers`: what kernels must be able to do beside a band."""
+        """The kinds of `data`, and the `modifiers`: all that the call has beside a band."""
         return self.data.union(self.modifiers)
+
+    @functools.cached_property  # every call asks
+    def scores(self) -> frozenset[str]:
+        """What the call does to scores and probabilities: "bias", "dropout" and its `modifiers`."""
+        all_ = {"bias": self.bias, "dropout": self.dropout}
+        return frozenset(name for name, does in all_.items() if does).union(self.modifiers)
 
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]

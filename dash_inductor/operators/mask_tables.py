@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.common.mask_data import MaskData
+from ..kernels.common.relations import Layout, vectors
 from ..model.mask import ROW_BLOCK, Mask
 from ..model.plan import Plan
 
@@ -51,7 +52,10 @@ def _fake(
     q_tiles, row_kv = (blocks + consumers - 1) // consumers, (kv_len + tiles.block_kv - 1) // tiles.block_kv
     block_q, block_kv = parsed.dkdv.block_q, parsed.dkdv.block_kv
     n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
-    integers: list[tuple[int, ...]] = [(batch, q_len), (batch, kv_len)] if data.has_codes else [(0,), (0,)]
+    layout = Layout.of([of.form for of in vectors(data)])
+    of_tokens = [
+        (batch, count, length) if count else (0,) for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
+    ]
     walks = [
         (tables, q_tiles),
         (tables, q_tiles, row_kv),
@@ -59,12 +63,10 @@ def _fake(
         (tables, n_kv, n_q),
         (tables, n_q),
         (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
-        (0,) if data.interval is None else (batch, 2, q_len),
-        (0,) if data.interval is None or data.interval[2] is None else (batch, kv_len),
     ]
     new = extras[0].new_empty
     return [
-        *(new(shape, dtype=torch.int32) for shape in integers),
+        *(new(shape, dtype=torch.int32) for shape in of_tokens),
         new((batch, heads, kv_len), dtype=torch.bool),
         *(new(shape, dtype=torch.int32) for shape in walks),
     ]

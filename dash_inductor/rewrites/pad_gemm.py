@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,7 +52,7 @@ NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
 DEVICES = ("cuda",)
 """Types of devices whose products are padded."""
 
-_MATRICES: Mapping[Callable[..., Any], int] = {
+_MATRICES: Mapping[Any, int] = {
     aten.mm.default: 0,
     aten.bmm.default: 0,
     aten.addmm.default: 1,
@@ -140,7 +140,7 @@ class PadGemmRewrite:
 
 def _operands(node: Node) -> tuple[Node, Node]:
     """The two matrices of a product."""
-    first = _MATRICES[node.target]  # type: ignore[index]  # found by that table
+    first = _MATRICES[node.target]
     left, right = node.args[first : first + 2]
     assert isinstance(left, Node)
     assert isinstance(right, Node)
@@ -210,14 +210,15 @@ def _rewritten(node: Node, padded: dict[str, int]) -> Record:
 def _pad(node: Node, padded: dict[str, int]) -> str:
     """Put a padded product and a view of it in the place of a node; the error that has left it as it was, or ""."""
     emitter = Emitter(node.graph)
-    first = _MATRICES[node.target]  # type: ignore[index]  # found by that table
+    first = _MATRICES[node.target]
     try:
         m, k, n = padded.get("m"), padded.get("k"), padded.get("n")
         left, right = _operands(node)
         args = [_padded(emitter, left, (m, k), node), _padded(emitter, right, (k, n), node), *node.args[first + 2 :]]
         if first:
             args.insert(0, _added(emitter, node, (m, n)))
-        product = emitter.call(node.target, tuple(args), node.kwargs, before=node, like=node)  # type: ignore[arg-type]
+        target: Any = node.target
+        product = emitter.call(target, tuple(args), node.kwargs, before=node, like=node)
         product.meta[_RECORDED] = True
         result = product
         for dim, size in ((-2, m), (-1, n)):
@@ -282,18 +283,18 @@ def _padded(emitter: Emitter, operand: Node, wanted: tuple[int | None, int | Non
 
 def _swapped(node: Node) -> Node | None:
     """The node of which this one is a view with the last two dimensions swapped; None if it is none."""
-    source = node.args[0] if node.args else None
+    args: Any = node.args
+    source = args[0] if args else None
     if not isinstance(source, Node) or not isinstance(source.meta.get("val"), Tensor):
         return None
     dims = source.meta["val"].dim()
-    swap = [*range(dims - 2), dims - 1, dims - 2]
-    if node.target is aten.permute.default and [d % dims for d in node.args[1]] == swap:  # type: ignore[union-attr, operator]
-        return source
-    if node.target is aten.t.default and dims == 2:
-        return source
-    if node.target is aten.transpose.int and {d % dims for d in node.args[1:3]} == {dims - 1, dims - 2}:  # type: ignore[operator]
-        return source
-    return None
+    last = {dims - 1, dims - 2}
+    swaps = (
+        (node.target is aten.permute.default and [d % dims for d in args[1]] == [*range(dims - 2), dims - 1, dims - 2])
+        or (node.target is aten.t.default and dims == 2)
+        or (node.target is aten.transpose.int and {d % dims for d in args[1:3]} == last)
+    )
+    return source if swaps else None
 
 
 def _added(emitter: Emitter, node: Node, wanted: tuple[int | None, int | None]) -> Node:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import ArgumentError
 from ..model.architectures import WORKERS, tables_of
 from ..model.site import Site
+from ..model.terms import TERMS
 from ..planning.prediction import GPU
 from ..planning.ranking import Candidacy, chosen_of
 from . import measured
@@ -118,18 +119,14 @@ def in_words(site: Site) -> str:
     heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
-    terms = {
-        "keys": "valid keys",
-        "segments": "documents",
-        "interval": "intervals",
-        "dense": "a dense mask",
-        "bias": "a bias",
-    }
+    words = {"keys": "valid keys", "segments": "documents", "interval": "intervals", "dense": "a dense mask"}
+    names = [name for name in dict.fromkeys([*words, *TERMS]) if site.mask.terms.get(name) is not None]
     facts = [
         f"{heads} of {lengths}",
         dims,
         str(site.band),
-        *(terms[name] for name in terms if name in site.call.traits.data),
+        *(words.get(name, name) for name in names),
+        *(["a bias"] if site.call.bias is not None else []),
     ]
     facts += [f"dropout {site.dropout.p:g}"] if site.dropout is not None else []
     return ", ".join([*facts, site.dtype])

@@ -21,6 +21,7 @@ from .compiling import schedule_module
 from .device import tables
 from .launcher import KernelLauncher, launch
 from .mask_data import MaskData, MaskTables
+from .relations import CODES, Layout, Vectors, computed, vectors
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
@@ -59,8 +60,11 @@ class Shape:
     @staticmethod
     def of(data: MaskData, plan: Plan) -> Shape:
         """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles or terms."""
-        if data.dense is not None and data.interval is not None:
-            raise ArgumentError("dense, interval", "both", "one of them: tables have no room for more")
+        if not data.has_room:
+            names = [kind.NAME for kind, _ in data.values]
+            raise ArgumentError(
+                "terms", names, "one with bits of pairs, or several without: tables have no room for more"
+            )
         sizes = data.batch, data.q_heads, data.q_len, data.kv_len
         return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)
 
@@ -124,34 +128,6 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
         return _Builder(data, plan).build()
 
 
-def spans(data: MaskData) -> tuple[Tensor, Tensor]:
-    """What `MaskTables` says of an interval: spans of queries, in which the band is too, and numbers of keys."""
-    if data.interval is None:
-        nothing = torch.empty(0, dtype=torch.int32, device=data.device)
-        return nothing, nothing.clone()
-    lo, hi, number = (None if t is None else t.long() for t in data.interval)
-    if number is None:
-        band, queries = data.band.resolve(data.q_len, data.kv_len), torch.arange(data.q_len, device=data.device)
-        first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device) if lo is None else lo
-        end = torch.full_like(first, data.kv_len) if hi is None else hi.clamp(max=data.kv_len) + 1
-        if band.hi is not None:
-            first = torch.maximum(first, queries - band.hi)
-        if band.lo is not None:
-            end = torch.minimum(end, queries - band.lo + 1)
-        limits = first.clamp(0, data.kv_len), end.clamp(0, data.kv_len)
-        return torch.stack(limits, 1).to(torch.int32), torch.empty(0, dtype=torch.int32, device=data.device)
-    # Which numbers are at most others is all that matters: so are the places where they stand when they are sorted.
-    ordered = number.sort(1).values
-    ranks = torch.searchsorted(ordered, number)
-    first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device)
-    end = torch.full_like(first, data.kv_len)
-    if lo is not None:
-        first = torch.searchsorted(ordered, lo.contiguous())
-    if hi is not None:
-        end = torch.searchsorted(ordered, hi.contiguous(), right=True)
-    return torch.stack((first, end), 1).to(torch.int32), ranks.to(torch.int32)
-
-
 class _Builder:
     def __init__(self, data: MaskData, plan: Plan) -> None:
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
@@ -159,53 +135,74 @@ class _Builder:
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
         self.tokens = tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
-        band, has_dense = self.shape.band, data.dense is not None
-        numbers = data.interval is not None and data.interval[2] is not None
+        band, self.vectors = self.shape.band, vectors(data)
+        self.layout = Layout.of([of.form for of in self.vectors])
         bounds = band.lo is not None, band.hi is not None
-        self.mask = tables.Mask(*bounds, data.has_codes, has_dense, data.interval is not None, numbers)
-        self.spans, self.numbers = spans(data)
+        others = any(of.form != CODES for of in self.vectors)
+        self.mask = tables.Mask(
+            *bounds, HAS_CODES=self.layout.has_codes, HAS_POSITIONS=self.layout.has_positions, HAS_OTHERS=others,
+            HAS_DENSE=data.dense is not None, **self.layout._asdict(),
+        )  # fmt: skip
 
     def build(self) -> MaskTables:
         shape = self.shape
-        q_codes, kv_codes, ranges = self._codes()
-        rows_seeing, keys_seen = self._seen(q_codes, kv_codes, ranges)
+        q_vectors, kv_vectors, ranges = self._vectors()
+        both = q_vectors, kv_vectors
+        rows_seeing, keys_seen = self._seen(*both, ranges)
         seen_bits = self._new(0)
         if self.data.dense is None:
-            of_rows = self._classified(shape.forward, q_codes, kv_codes)
+            of_rows = self._classified(shape.forward, *both)
         else:
-            of_rows, seen_bits = self._seen_bits(q_codes, kv_codes)
+            of_rows, seen_bits = self._seen_bits(*both)
         if shape.same_tiles:
             of_walks = of_rows
         elif shape.finer is not None:
             of_walks = self._united(of_rows, *shape.finer)
         else:
-            of_walks = self._classified(shape.backward, q_codes, kv_codes)
+            of_walks = self._classified(shape.backward, *both)
         rows, walks = self._rows(of_rows, keys_seen), self._walks(of_walks, rows_seeing)
-        return MaskTables(q_codes, kv_codes, keys_seen, *rows, *walks, seen_bits, self.spans, self.numbers)
+        return MaskTables(*both, keys_seen, *rows, *walks, seen_bits)
 
-    def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The codes of queries and keys, and the ranges of both by tiles of TOKENS; all empty without codes."""
+    def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors of queries and of keys, and the ranges of the first codes of both by tiles of TOKENS.
+
+        All are empty where there are none.
+        """
+        data, layout = self.data, self.layout
+        q_vectors = self._new(data.batch, layout.QUERIES, data.q_len) if layout.QUERIES else self._new(0)
+        kv_vectors = self._new(data.batch, layout.KEYS, data.kv_len) if layout.KEYS else self._new(0)
+        ranges = self._new(0)
+        for i, (of, q_row, kv_row) in enumerate(zip(self.vectors, layout.Q_ROWS, layout.KV_ROWS, strict=True)):
+            if of.form == CODES:
+                found = self._codes(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
+                ranges = found if i == 0 else ranges
+                continue
+            queries, keys = computed(of, data)
+            q_vectors[:, q_row : q_row + of.form.queries] = queries
+            if of.form.keys:
+                kv_vectors[:, kv_row : kv_row + of.form.keys] = keys
+        return q_vectors, kv_vectors, ranges
+
+    def _codes(self, of: Vectors, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
+        """Write the codes of queries and keys, [batch, tokens]: their ranges."""
         data = self.data
-        if not data.has_codes:
-            return self._new(0), self._new(0), self._new(0)
-        q_codes, kv_codes = self._new(data.batch, data.q_len), self._new(data.batch, data.kv_len)
         q_tiles, kv_tiles = self.token_tiles
         ranges = self._new(data.batch, q_tiles + kv_tiles, 2)
-        q_ids, kv_ids = data.segments or (q_codes, kv_codes)  # never read without segments
+        has_ids, valid = bool(of.values), kv_codes if of.valid is None else of.valid
+        q_ids, kv_ids = (of.values["q"], of.values["kv"]) if has_ids else (q_codes, kv_codes)  # never read without
         starts = ranges
-        if data.segments is not None:
+        if has_ids:
             starts = self._new(data.batch, kv_tiles, 2, dtype=torch.int64)
             self._launch(
                 tables.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len, BLOCK=TOKENS
             )
-        valid = kv_codes if data.valid is None else data.valid
         self._launch(
             tables.first_equal, (data.batch, q_tiles + kv_tiles),
             q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
-            data.q_len, data.kv_len, HAS_IDS=data.segments is not None, HAS_VALID=data.valid is not None,
-            TOKENS=self.tokens,
+            data.q_len, data.kv_len, HAS_IDS=has_ids, HAS_VALID=of.valid is not None, QUERIES=self.layout.QUERIES,
+            KEYS=self.layout.KEYS, TOKENS=self.tokens,
         )  # fmt: skip
-        return q_codes, kv_codes, ranges
+        return ranges
 
     def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
         """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""
@@ -214,20 +211,19 @@ class _Builder:
             return fallback, [0, 0, 0, 0]
         return dense, [0 if size == 1 else stride for size, stride in zip(dense.shape, dense.stride(), strict=True)]
 
-    def _seen(self, q_codes: Tensor, kv_codes: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
+    def _seen(self, q_vectors: Tensor, kv_vectors: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
         """bool [batch, 1 or q_heads, q_len] and [batch, 1 or q_heads, kv_len]: who sees a key, and who is seen."""
         data, heads = self.data, self.shape.tables
         q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
         dense, strides = self._dense(q_found)
         self._launch(
             tables.seen, (data.batch * heads, sum(self.token_tiles)),
-            q_codes, kv_codes, self.spans, self.numbers, ranges, dense, q_found, kv_found, *strides, heads,
-            data.q_len, data.kv_len,
+            q_vectors, kv_vectors, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
             self.lo, self.hi, MASK=self.mask, TOKENS=self.tokens,
         )  # fmt: skip
         return q_found, kv_found
 
-    def _classified(self, problem: Problem, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
+    def _classified(self, problem: Problem, q_vectors: Tensor, kv_vectors: Tensor) -> Tensor:
         """int8 [batch and heads that differ, n_kv, n_q]: the kind of every tile pair."""
         data = self.data
         kinds = self._new(data.batch * self.shape.tables, problem.n_kv, problem.n_q, dtype=torch.int8)
@@ -235,14 +231,13 @@ class _Builder:
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
             tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
-            kinds, q_codes, kv_codes, self.spans, self.numbers, dense, *strides, self.shape.tables, data.q_len,
-            data.kv_len,
-            self.lo, self.hi, problem.n_q, problem.n_kv, MASK=self.mask,
+            kinds, q_vectors, kv_vectors, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
+            problem.n_q, problem.n_kv, MASK=self.mask,
             PAIRS=tables.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip
         return kinds
 
-    def _seen_bits(self, q_codes: Tensor, kv_codes: Tensor) -> tuple[Tensor, Tensor]:
+    def _seen_bits(self, q_vectors: Tensor, kv_vectors: Tensor) -> tuple[Tensor, Tensor]:
         """The kinds of the forward's tile pairs, as of `_classified`, and `MaskTables.seen_bits`."""
         data, problem = self.data, self.shape.forward
         tables_, (n_q, n_kv, *_, words) = data.batch * self.shape.tables, self.shape.seen_bits
@@ -251,7 +246,7 @@ class _Builder:
         dense, strides = self._dense(kinds)
         self._launch(
             tables.write_seen, (tables_, n_q, n_kv),
-            kinds, seen_bits, q_codes, kv_codes, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
+            kinds, seen_bits, q_vectors, kv_vectors, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
             self.lo, self.hi, MASK=self.mask,
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
         )  # fmt: skip

@@ -49,8 +49,9 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
 
 def _check_data(call: Call) -> None:
     """Raise ArgumentError unless the kernels read all that a call reads of data."""
-    if not call.traits.asks <= FAMILY.reads:
-        raise ArgumentError("call", str(call), f"one that reads {sorted(FAMILY.reads)} alone")
+    lacks = FAMILY.lacks(call.traits)
+    if lacks:
+        raise ArgumentError("call", str(call), f"one whose kernels need not {' or '.join(lacks)}")
 
 
 def _compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:

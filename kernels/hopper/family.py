@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.plan import Plan, Tiles
+from ...model.relations import RELATIONS, fit_tables
 from ...model.site import BITS, Site
-from ..family import EVERYTHING, Candidate, Documents, Family
+from ..family import SCORES, Candidate, Documents, Family
 from .calibration import CALIBRATIONS
 from .prediction import ARCH, backward_us, forward_us, rates_of_forward, unpredicted
 from .settings import CANDIDATES, SETTINGS, dims_of_tile
@@ -27,12 +28,17 @@ def _narrow(site: Site) -> str | None:
     return f"a window of at most {NARROW} to either side takes longer on Hopper kernels: benchmarks/results/bands.json"
 
 
+def _fits_tables(site: Site) -> bool:
+    return fit_tables([kind.RELATION for kind in site.call.traits.kinds])
+
+
 class Hopper(Family):
     """Warp-specialised kernels in Gluon."""
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
-    reads = EVERYTHING - {"bias"}
+    reads = RELATIONS
+    scores = SCORES - {"bias"}
     cta_per_query_head = True
     walks_by_tables = True
     stamps = True
@@ -53,16 +59,18 @@ class Hopper(Family):
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
         """A mask that is data has this forward beside this backward alone: its tables are made for both."""
         dims = dims_of_tile(site.head_dim, site.value_dim)
-        able = site.call.traits.asks <= self.reads and (not site.call.traits.data or backward == self.name)
+        able = not self.lacks(site.call.traits) and (not site.call.traits.data or backward == self.name)
         return SETTINGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
 
     def covers(self, site: Site, arch: str) -> bool:
         """Bits of a dense mask say all that a forward learns of pairs: there are none of an interval beside it."""
-        return super().covers(site, arch) and not {"dense", "interval"} <= site.call.traits.data
+        return super().covers(site, arch) and _fits_tables(site)
 
     def why_not(self, site: Site, arch: str) -> str:
-        both = {"dense", "interval"} <= site.call.traits.data and self.covers_dims(site, arch)
-        return "its kernels do not read an interval beside a dense mask" if both else super().why_not(site, arch)
+        if self.covers_dims(site, arch) and not self.lacks(site.call.traits) and not _fits_tables(site):
+            others = " and ".join(kind.NAME for kind in site.call.traits.kinds if not kind.RELATION.codes)
+            return f"its tables have no room for {others} together"
+        return super().why_not(site, arch)
 
     def leaves(self, site: Site) -> str | None:
         return _narrow(site)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from ...errors import ArgumentError
 from ...model.architectures import SAME_AS, SHARED_BYTES, tables_of
 from ...model.plan import Tiles
+from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
-from ..family import EVERYTHING, Candidate, Family, padded
+from ..family import SCORES, Candidate, Family, padded
 
 LIMIT, LIMIT_OF_16_BITS = 128, 256
 """Largest head dim of the backward for any dtype, and for 16 bits.  In fp32 wider tiles do not fit the registers."""
@@ -100,7 +101,8 @@ class Portable(Family):
 
     name = "portable"
     head_dims = f"equal ones up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
-    reads = EVERYTHING
+    reads = RELATIONS
+    scores = SCORES
 
     def runs_on(self, arch: str, bits: int) -> bool:
         return arch != "cpu"

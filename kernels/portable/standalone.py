@@ -73,7 +73,8 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
-            (batch, token) of Q_IDS, KV_IDS; (batch, head, key) of KEYS; (batch, head, row, key) of DENSE, BIAS.
+            (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of what terms read, of their dimensions, by
+            `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -194,13 +195,23 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
         "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
-        "KEYS": (keys, "*i32"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
-        "LEAST": ((batch, q_len), "*i32"), "MOST": ((batch, q_len), "*i32"),
-        "KEY_NUMBERS": ((batch, kv_len), "*i32"), "DENSE": ((*rows, kv_len), "*i1"),
+        "KEYS": (keys, "*i32"),
         "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
         "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
-        "COUNT": ((q_len // ROW_BLOCK,), "*i32"),
+        "COUNT": ((q_len // ROW_BLOCK,), "*i32"), **_of_terms(site),
     }  # fmt: skip
+
+
+def _of_terms(site: Site) -> dict[str, tuple[Sequence[int], str]]:
+    """As `_tensors`, what terms read."""
+    batch, q_len, kv_len = _sizes(site)
+    sizes = {"b": batch, "h": site.q_heads, "q": q_len, "kv": kv_len}
+    kinds = [kind.RELATION for kind in site.call.traits.kinds if not kind.RELATION.is_of_keys]
+    return {
+        name: (tuple(sizes[axis] for axis in relation.axes(role)), "*i1" if relation.truths else "*i64")
+        for relation, names in zip(kinds, templates.operand_names(site.call.traits), strict=True)
+        for name, role in names
+    }
 
 
 def _render(

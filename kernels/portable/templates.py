@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from ...model.call import Call
 from ...model.dropout import ROUNDS
 from ...model.mask import ROW_BLOCK
 from ...model.plan import Plan, Tiles
+from ...model.relations import Relation
 from ...model.traits import Traits
 from ...schedule import codegen, geometry
 from ..common import score
@@ -28,7 +30,7 @@ from ..family import padded
 # Compile-time values: Note [Argument groups] in groups.py.
 _GROUPS = f"""
     TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
-    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, HAS_SEGMENTS, HAS_INTERVAL, HAS_DENSE, PLACED)
+    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, %(by_pair)s, %(relations)s, PLACED)
     SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS)
     BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
 """
@@ -66,39 +68,14 @@ _GRADIENT = """
 """
 
 # What a mask reads: Note [Data operands] in groups.py.  A tensor is an input only of kernels that read it.
+_OPERAND = 'Operand(%(name)s, ({{stride("%(name)s")}},))'
+
 _KEYS = """
     keys = Operand(KEYS, ({{stride("KEYS")}},))
 """
 _NO_KEYS = """
     keys = Operand(LSE, (0, 0, 0))
 """
-_SEGMENTS = """
-    q_ids = Operand(Q_IDS, ({{stride("Q_IDS")}},))
-    kv_ids = Operand(KV_IDS, ({{stride("KV_IDS")}},))
-"""
-_NO_SEGMENTS = """
-    q_ids = Operand(LSE, (0, 0))
-    kv_ids = Operand(LSE, (0, 0))
-"""
-
-_INTERVAL = """
-    least = Operand(LEAST, ({{stride("LEAST")}},))
-    most = Operand(MOST, ({{stride("MOST")}},))
-    key_numbers = Operand(KEY_NUMBERS, ({{stride("KEY_NUMBERS")}},))
-"""
-_NO_INTERVAL = """
-    least = Operand(LSE, (0, 0))
-    most = Operand(LSE, (0, 0))
-    key_numbers = Operand(LSE, (0, 0))
-"""
-
-_DENSE = """
-    dense = Operand(DENSE, ({{stride("DENSE")}},))
-"""
-_NO_DENSE = """
-    dense = Operand(LSE, (0, 0, 0, 0))
-"""
-
 _BIAS = """
     bias = Operand(BIAS, ({{stride("BIAS")}},))
 """
@@ -114,7 +91,10 @@ _NO_DROP = """
 """
 
 _DATA = """
-    data = Data(keys, q_ids, kv_ids, least, most, key_numbers, dense, bias, placed, drop)
+    of_queries = %(queries)s
+    of_keys = %(keys)s
+    of_pairs = %(pairs)s
+    data = Data(keys, of_queries, of_keys, of_pairs, bias, placed, drop)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -397,14 +377,26 @@ def delta_template(placed: bool = False) -> str:
     arguments, lengths, places = "", 'q_len = {{size("DO", 2)}}', "DO, DO"
     if placed:
         arguments, lengths, places = ', "PLACE", "COUNT"', 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
-    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places, "groups": _GROUPS}
+    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places, "groups": _groups(Traits())}
     return "\n\n".join((body, _device("tiles", "delta")))
 
 
 def _with_functions(body: str, traits: Traits, *modules: str, schedule: str = "two_pass") -> str:
     """The body, the functions of the schedule, and those of these modules, of dropout too where they are called."""
     generated = codegen.triton_source(schedule, traits.band)
-    return "\n\n".join((body, generated, _device(*modules, *(["dropout"] if traits.dropout else []))))
+    tests = [_relation(test) for test in dict.fromkeys(relation.test for relation in _relations(traits))]
+    return "\n\n".join((body, generated, *tests, _device(*modules, *(["dropout"] if traits.dropout else []))))
+
+
+def _relations(traits: Traits) -> list[Relation]:
+    """The relations of queries and keys, in the order of `Mask.RELATIONS`."""
+    return [kind.RELATION for kind in traits.kinds if kind.RELATION.queries]
+
+
+@functools.cache
+def _relation(test: Callable[..., Any]) -> str:
+    """The test of a relation as a function of the device."""
+    return "@triton.jit\n" + inspect.getsource(test)
 
 
 def _device(*modules: str) -> str:
@@ -420,32 +412,65 @@ def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
             so it must not read keys that no row sees; where pairs decide that, a vector has to say which they are.
             Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
     """
-    return traits.has("keys") or (sums_keys and decided_by_pairs(traits))
+    return any(kind.RELATION.is_of_keys for kind in traits.kinds) or (sums_keys and decided_by_pairs(traits))
 
 
 def decided_by_pairs(traits: Traits) -> bool:
     """Whether pairs decide which keys no row sees; a mask of rows says it itself."""
-    return any(map(traits.has, ("segments", "interval", "dense"))) and not traits.placed
+    return _by_pair(traits) and not traits.placed
+
+
+def _by_pair(traits: Traits) -> bool:
+    return any(kind.RELATION.queries or kind.RELATION.pairs for kind in traits.kinds)
+
+
+def _groups(traits: Traits) -> str:
+    """The lines about compile-time values."""
+    tests = [relation.test.__name__ for relation in _relations(traits)]
+    return _GROUPS % {"by_pair": _by_pair(traits), "relations": _tuple(tests)}
 
 
 def _operands(traits: Traits) -> str:
     """The lines about compile-time values, lengths, operands and the band."""
-    return _GROUPS + (_PLACED if traits.placed else _TOKENS_ARE_ROWS) + _OPERANDS
+    return _groups(traits) + (_PLACED if traits.placed else _TOKENS_ARE_ROWS) + _OPERANDS
+
+
+def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
+    """The tensors of each term that is more than a vector of keys, by argument and role, in the order of arguments."""
+    kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
+    return [[(f"{kind.NAME}_{role}".upper(), role) for role in kind.RELATION.roles] for kind in kinds]
 
 
 def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
     """The lines about what a kernel reads, and the tensors that are arguments, in the order of the arguments."""
+    kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
+    operands = [{role: name for name, role in names} for names in operand_names(traits)]
     members = [
-        (traits.has("segments"), _SEGMENTS, _NO_SEGMENTS, ("Q_IDS", "KV_IDS")),
         (reads_keys(traits, sums_keys=sums_keys), _KEYS, _NO_KEYS, ("KEYS",)),
-        (traits.has("interval"), _INTERVAL, _NO_INTERVAL, ("LEAST", "MOST", "KEY_NUMBERS")),
-        (traits.has("dense"), _DENSE, _NO_DENSE, ("DENSE",)),
         (traits.bias, _BIAS, _NO_BIAS, ("BIAS",)),
         (traits.dropout, _DROP, _NO_DROP, ("SEED",)),
         (traits.placed, "", "", ("PLACE", "COUNT")),
     ]
-    text = "".join(text if read else other for read, text, other, _ in members) + _DATA
-    return text, [name for read, _, _, names in members if read for name in names]
+
+    def of_relations(side: str) -> list[list[str]]:
+        found = [(getattr(kind.RELATION, side), names) for kind, names in zip(kinds, operands, strict=True)]
+        return [[_OPERAND % {"name": names[role]} for role in roles] for roles, names in found]
+
+    vectors = [kind.RELATION.queries != () for kind in kinds]
+    queries, keys = (
+        _tuple([_tuple(of) for of, is_vector in zip(of_relations(side), vectors, strict=True) if is_vector])
+        for side in ("queries", "keys")
+    )
+    pairs = _tuple([operand for of in of_relations("pairs") for operand in of])
+    data = _DATA % {"queries": queries, "keys": keys, "pairs": pairs}
+    text = "".join(text if read else other for read, text, other, _ in members) + data
+    names = [name for of_term in operands for name in of_term.values()]
+    return text, [*names, *(name for read, _, _, of_member in members if read for name in of_member)]
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    """The text of a tuple."""
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
 def _head(text: str, *arguments: str) -> str:
@@ -485,9 +510,6 @@ def compile_time_values(
         "HAS_LO": traits.has_lo,
         "HAS_HI": traits.has_hi,
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
-        "HAS_SEGMENTS": traits.has("segments"),
-        "HAS_INTERVAL": traits.has("interval"),
-        "HAS_DENSE": traits.has("dense"),
         "HAS_BIAS": traits.bias,
         "ROUNDS": ROUNDS if traits.dropout else 0,
         "PLACED": ROW_BLOCK if traits.placed else 0,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.plan import Tiles
+from ...model.relations import RELATIONS
 from ...model.site import Site
-from ..family import EVERYTHING, Candidate, Family
+from ..family import SCORES, Candidate, Family
 from ..portable.family import LIMIT_OF_16_BITS as LIMIT
 
 TILES = Tiles.parse("64x64w1s1")
@@ -17,7 +18,8 @@ class Reference(Family):
 
     name = "reference"
     head_dims = f"equal ones up to {LIMIT}"
-    reads = EVERYTHING
+    reads = RELATIONS
+    scores = SCORES
     device = "cpu"
 
     def runs_on(self, arch: str, bits: int) -> bool:

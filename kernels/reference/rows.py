@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...model.call import Call
-from ...model.mask import ROW_BLOCK
+from ...model.mask import ROW_BLOCK, Mask
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Rows:
     @staticmethod
     def of_rows(call: Call) -> Call:
         """The call whose operands have rows."""
-        assert call.mask.segments is not None
-        return replace(call, mask=replace(call.mask, segments=replace(call.mask.segments, placed=None)))
+        segments = replace(call.mask.segments, placed=None)
+        return replace(call, mask=Mask(call.mask.band, segments))
 
     def filled(self, tensor: Tensor) -> Tensor:
         """[1, heads, rows, dim] of [1, heads, tokens, dim], with zeros in rows without a token."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ...model.plan import Plan
-from ...model.terms import Axis
+from ...model.relations import Axis
 from ...schedule.table_walk import Tables, forward_words, from_the_end
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ...schedule.walk import Problem
 from ..common.mask_data import MaskData, MaskTables
-from ..common.mask_tables import Shape, spans
+from ..common.mask_tables import Shape
+from ..common.relations import CODES, Vectors, computed, vectors
 from .backward import visible
 
 
@@ -29,7 +30,7 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     counts, row_steps = _rows(shape, shown, data.dense is not None)
     seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
     walks = _walks(data, shape, plan, shown)
-    return MaskTables(*_codes(data), shown.any(2), counts, row_steps, *walks, seen_bits, *spans(data))
+    return MaskTables(*_vectors(data), shown.any(2), counts, row_steps, *walks, seen_bits)
 
 
 def _shown(data: MaskData) -> Tensor:
@@ -37,7 +38,7 @@ def _shown(data: MaskData) -> Tensor:
     band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
     rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
     shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
-    for term, values in data.terms:
+    for term, values in data.values:
         parts = {field: _of_pairs(value, term.AXES[field]) for field, value in values.items()}
         shown = shown & term.shows(parts, keys)
     return shown
@@ -50,19 +51,25 @@ def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
     return value[:, None, :, None] if "q" in axes else value[:, None, None]
 
 
-def _codes(data: MaskData) -> tuple[Tensor, Tensor]:
-    if not data.has_codes:
-        nothing = torch.empty(0, dtype=torch.int32, device=data.device)
-        return nothing, nothing.clone()
+def _vectors(data: MaskData) -> tuple[Tensor, Tensor]:
+    """The vectors of queries and of keys."""
+    found = [_codes(of, data) if of.form == CODES else computed(of, data) for of in vectors(data)]
+    nothing = torch.empty(0, dtype=torch.int32, device=data.device)
+    both = (torch.cat(side, 1) if side else nothing for side in zip(*found, strict=True)) if found else (nothing,) * 2
+    q_vectors, kv_vectors = (side if side.numel() else nothing.clone() for side in both)
+    return q_vectors, kv_vectors
+
+
+def _codes(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
     found = []
-    for of_keys, length in enumerate((data.q_len, data.kv_len)):
+    for role, length in (("q", data.q_len), ("kv", data.kv_len)):
         codes = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
-        if data.segments is not None:
-            equal = data.segments[of_keys][:, :, None] == data.segments[1][:, None, :]
+        if of.values:
+            equal = of.values[role][:, :, None] == of.values["kv"][:, None, :]
             codes = torch.where(equal.any(2), equal.to(torch.int32).argmax(2).to(torch.int32), -2)
-        if of_keys and data.valid is not None:
-            codes = torch.where(data.valid != 0, codes, -1)
-        found.append(codes)
+        if role == "kv" and of.valid is not None:
+            codes = torch.where(of.valid != 0, codes, -1)
+        found.append(codes[:, None])
     return found[0], found[1]
 
 

@@ -93,7 +93,7 @@ class Masked:
         of_tables = [index[:, None] * n + torch.arange(n, device="cuda") for n in tables]
         data = self.data
         assert data.dense is None
-        picked = [None if t is None else t[index] for t in (data.q_codes, data.kv_codes, data.keys_seen)]
+        picked = [None if t is None else t[index] for t in (data.q_vectors, data.kv_vectors, data.keys_seen)]
         of_walks = data.visits, data.steps, data.contributions
         picked += [t[i.flatten()] for t, i in zip(of_walks, of_tables, strict=True)]
         problem = dataclasses.replace(p, q=p.q[index], k=p.k[index], v=p.v[index], do=p.do[index])
@@ -252,7 +252,7 @@ def test_batch_invariance(dims: tuple[int, int], band: Band, schedule: str, grou
 def test_what_unseeing_rows_have_in_out_and_log_sum_exp() -> None:
     """Only that their log-sum-exp is -inf counts."""
     run = with_codes(problem((128, 128), Band(0), 300, 300), "bent_fold")
-    blind = (run.data.q_codes == NO_KEY)[:, None, :, None] if run.data.q_codes is not None else None
+    blind = None if run.data.q_vectors is None else (run.data.q_vectors == NO_KEY)[..., None]
     assert blind is not None
     assert blind.any()
     other = dataclasses.replace(run, out=torch.where(blind, 7.0, run.out))

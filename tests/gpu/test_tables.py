@@ -15,7 +15,7 @@ from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 
-from ..support.table_words import data_of, plan_of, same_tables
+from ..support.table_words import data_of, plan_of, same_tables, values_of
 from ..support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu
@@ -37,9 +37,8 @@ def test_random_masks(seed: int, dense: bool) -> None:
 
 def defined(data: MaskData, plan: Plan) -> MaskTables:
     """The tables by their definition, computed on the CPU."""
-    valid, dense = (None if t is None else t.cpu() for t in (data.valid, data.dense))
-    segments = None if data.segments is None else (data.segments[0].cpu(), data.segments[1].cpu())
-    found = reference_tables.build(replace(data, valid=valid, segments=segments, dense=dense), plan)
+    values = tuple((kind, {name: t.cpu() for name, t in values.items()}) for kind, values in data.values)
+    found = reference_tables.build(replace(data, values=values), plan)
     return MaskTables(*(t.cuda() for t in found))
 
 
@@ -50,7 +49,7 @@ def packed(length: int, documents: int, batch: int = 2) -> MaskData:
     starts = torch.zeros(2, length, dtype=torch.int64)
     starts[0, cuts], starts[1, cuts[cuts > length // 2]] = 1, 1
     ids = starts.cumsum(1)[:batch].cuda()
-    return MaskData(Band(0), batch, 4, 2, length, length, segments=(ids, ids))
+    return MaskData(Band(0), batch, 4, 2, length, length, values_of(segments=(ids, ids)))
 
 
 @pytest.mark.parametrize("token_tiles", [8, 512])
@@ -84,7 +83,7 @@ def test_ids_that_no_range_tells_apart(ids: str, band: Band) -> None:
     rng = torch.Generator().manual_seed(len(ids))
     q, kv = (torch.stack([IDS[ids](rng, length) for _ in range(2)]).cuda() for length in (1900, 2500))
     valid = torch.rand(2, 2500, generator=rng).cuda() < 0.98
-    data = MaskData(band, 2, 4, 2, 1900, 2500, valid=valid, segments=(q, kv))
+    data = MaskData(band, 2, 4, 2, 1900, 2500, values_of(valid, (q, kv)))
     for plan in (replace(PLAN, schedule="spt"), replace(PLAN, schedule="spt", dkdv=Tiles(128, 64, 8, 2))):
         same_tables(mask_tables.build(data, plan), defined(data, plan))
 
@@ -93,7 +92,7 @@ def test_ids_that_no_range_tells_apart(ids: str, band: Band) -> None:
 def test_padding_on_either_side_and_holes(band: Band) -> None:
     keys = torch.arange(3000)
     valid = torch.stack([keys < 1777, keys >= 1500, keys % 97 != 5, keys < 0]).cuda()
-    data = MaskData(band, 4, 4, 2, 3000, 3000, valid=valid)
+    data = MaskData(band, 4, 4, 2, 3000, 3000, values_of(valid))
     plan = replace(PLAN, schedule="spt")
     same_tables(mask_tables.build(data, plan), defined(data, plan))
 
@@ -108,7 +107,7 @@ def test_dense_masks_of_whole_tiles(tiles: tuple[int, int], band: Band) -> None:
     shown = ((squares > 0.6) | (squares > 0.3) & (pairs < 0.5)).cuda()
     for dense in (shown, shown.mT, shown[:1].expand(2, -1, -1, -1), shown[..., 1:], shown[:, :, 3:], shown[..., :1]):
         q_len, kv_len = dense.shape[2], 1536 if dense.shape[3] == 1 else dense.shape[3]
-        data = MaskData(band, 2, 4, 2, q_len, kv_len, dense=dense)
+        data = MaskData(band, 2, 4, 2, q_len, kv_len, values_of(dense=dense))
         plan = replace(PLAN, schedule="descending", dkdv=Tiles(*tiles, 8, 2))
         same_tables(mask_tables.build(data, plan), defined(data, plan))
 

@@ -21,6 +21,7 @@ from dash_inductor.graph.nodes import op_name
 from dash_inductor.masks import recognition, token_data
 from dash_inductor.model.mask import Band
 from dash_inductor.model.reasons import Reason
+from dash_inductor.model.relations import EQUAL
 from dash_inductor.planning import planner
 from dash_inductor.records.records import sites
 
@@ -814,7 +815,7 @@ def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch, read: bool) -> None:
     """The Hopper kernels read them; where no kernel does, a site is kept, and the record says what the mask is."""
     if not read:
         for family in planner.FAMILIES:
-            monkeypatch.setattr(family, "reads", family.reads - {"segments"})
+            monkeypatch.setattr(family, "reads", family.reads - {EQUAL})
 
     def bias() -> Tensor:
         position = torch.arange(128, device="cuda")
@@ -873,7 +874,7 @@ def test_kernels_take_valid_keys_on_cuda() -> None:
     forward, backward = (n.args[-4] for n in graph.nodes if op_name(n) in (FORWARD, BACKWARD))
     assert forward[:4] == backward[:4]
     assert (forward[0].meta["val"].shape, forward[0].meta["val"].dtype) == ((2, 128), torch.bool)
-    assert [tuple(n.meta["val"].shape) for n in forward[1:4]] == [(2, 128), (2, 128), (2, 1, 128)]
+    assert [tuple(n.meta["val"].shape) for n in forward[1:4]] == [(2, 1, 128)] * 3
     assert [tuple(n.meta["val"].shape) for n in forward[4:]] == [(2, 1), (2, 1, 1)]
     assert [tuple(n.meta["val"].shape) for n in backward[4:]] == [(2, 1), (2, 1, 1), (2, 1)]
 

@@ -61,7 +61,7 @@ def test_bounded_scores(softcap: float) -> None:
     call = Call(Mask(Band(0)), 0.125, bias=Bias(Operand(0)), softcap=softcap)
     assert f"/scale=0.125/softcap={softcap!r}/bias=0" in str(call)
     assert Call.parse(str(call)) == call
-    assert call.traits.asks == {"bias", "softcap"}
+    assert call.traits.scores == {"bias", "softcap"}
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="softcap"):
             replace(call, softcap=wrong)

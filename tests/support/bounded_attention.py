@@ -12,6 +12,7 @@ from torch import Tensor
 from dash_inductor import lowering
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.common.relations import layout
 from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.kernels.reference.backward import visible
@@ -133,12 +134,10 @@ class Bounded:
         data = MaskData.of(mask, extras[: len(mask.operands)], sizes)
         build = mask_tables.build if self.q.is_cuda else reference_tables.build
         t = build(data, chosen)
-        vectors = [
-            *([t.q_codes, t.kv_codes] if traits.has("keys") or traits.has("segments") else []),
-            *([t.q_spans] if traits.has("interval") else []), *([t.kv_numbers] if traits.numbers else []),
-        ]  # fmt: skip
+        shape = layout(traits)
+        vectors = [*([t.q_vectors] if shape.QUERIES else []), *([t.kv_vectors] if shape.KEYS else [])]
         walk = [t.keys_seen, t.counts, t.row_steps]
-        forward = [*walk, t.seen_bits] if traits.has("dense") else [*vectors, *walk]
+        forward = [*walk, t.seen_bits] if traits.of_pairs else [*vectors, *walk]
         return [*extras, *forward], [*extras, *vectors, t.keys_seen, t.visits, t.steps, t.contributions]
 
     def of(self, b: int) -> Bounded:

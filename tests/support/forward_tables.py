@@ -81,7 +81,7 @@ def of_codes(
     """The data of a mask of codes and a band of booleans [q_len, kv_len]."""
     keep = seen(q_codes, kv_codes, band)
     found = tables(keep, has_lo, consumers, block_kv, rows)
-    return ForwardData(q_codes, kv_codes, keep.any(1, keepdim=True), *found)
+    return ForwardData(q_codes[:, None], kv_codes[:, None], keep.any(1, keepdim=True), *found)
 
 
 def of_dense(

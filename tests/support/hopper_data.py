@@ -94,7 +94,8 @@ def data_of(
     walks = [VisibleWalk(closed, *element) for element in zip(pairs, blind, strict=True)]
     made = [t.to(keep.device) for t in tables(walks)]
     keys_seen = of_tables.any(2)
-    return BackwardData(*(codes or (None, None)), keys_seen, *made, dense)
+    vectors = (None, None) if codes is None else (codes[0][:, None], codes[1][:, None])
+    return BackwardData(*vectors, keys_seen, *made, dense)
 
 
 KINDS = (

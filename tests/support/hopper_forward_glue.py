@@ -38,7 +38,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
-from dash_inductor.kernels.hopper.shared.device import clear, places
+from dash_inductor.kernels.hopper.shared.device import clear, places, relations
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
@@ -405,11 +405,11 @@ def arguments_of(**values: Any) -> dict[str, Any]:
 
 def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
     """The arguments about a mask that is data, with so many tables of a batch element."""
-    pointers = {f"{name}_ptr": None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
-    return {name: pointers.get(name) for name in arguments.DATA.names} | {"tables": tables}
+    pointers = {name: None if t is None else Pointer(Input(t)) for name, t in data._asdict().items()}
+    return {name: pointers.get(name.removesuffix("_ptr")) for name in arguments.DATA.names} | {"tables": tables}
 
 
-_MODULES = (score_gluon, clear, places, listed, work, producer, drop, seen, steps, half, consumer, entry)
+_MODULES = (score_gluon, clear, places, relations, listed, work, producer, drop, seen, steps, half, consumer, entry)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:

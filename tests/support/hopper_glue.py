@@ -38,7 +38,17 @@ from dash_inductor.kernels.hopper.backward.device import (
     table_walk,
     tickets,
 )
-from dash_inductor.kernels.hopper.shared.device import clear, dropout, ends, operations, places, steps, told, work
+from dash_inductor.kernels.hopper.shared.device import (
+    clear,
+    dropout,
+    ends,
+    operations,
+    places,
+    relations,
+    steps,
+    told,
+    work,
+)
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS
 
@@ -532,7 +542,8 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, ends, clear, places, work, told, tickets, closed_form, table_walk, dropout, steps, runs,
+    score_gluon, operations, ends, clear, places, relations, work, told, tickets, closed_form, table_walk, dropout,
+    steps, runs,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from .calls import BSHD
 from .hopper import Direct, any_forward
 from .repeats import differing_runs, digest
 from .spinner import sms_held
+from .table_words import values_of
 
 Run = Callable[[], Gradients]
 
@@ -51,10 +52,10 @@ class Documents:
         (batch, q_heads, length, _), kv_heads = p.q.shape, p.k.shape[1]
         begins = torch.rand(batch, length, generator=generator) < torch.linspace(0.02, 0.0005, length)
         ids = begins.cumsum(1).cuda()
-        mask = MaskData(p.mask, batch, q_heads, kv_heads, length, length, segments=(ids, ids))
+        mask = MaskData(p.mask, batch, q_heads, kv_heads, length, length, values_of(segments=(ids, ids)))
         found = mask_tables.build(mask, replace(direct.plan, forward_tiles=Tiles(128, 128, 8, 2)))
         tables = found.keys_seen, found.visits, found.steps, found.contributions
-        return Documents(direct, BackwardData(found.q_codes, found.kv_codes, *tables))
+        return Documents(direct, BackwardData(found.q_vectors, found.kv_vectors, *tables))
 
     def __call__(self) -> Gradients:
         p, mask = self.direct.problem, Mask(self.direct.problem.mask, segments=Segments(Operand(0), Operand(0)))

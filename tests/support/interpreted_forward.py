@@ -62,7 +62,7 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
         strides["KEYS"] = keys.stride()
     q_ids, kv_ids = p.segments or (None, None)
     if q_ids is not None and kv_ids is not None:
-        strides |= {"Q_IDS": q_ids.stride(), "KV_IDS": kv_ids.stride()}
+        strides |= {"SEGMENTS_Q": q_ids.stride(), "SEGMENTS_KV": kv_ids.stride()}
     plan = replace(FORWARD, section=section)
     kernel = standalone.render_forward(plan, p.site(), strides, interpret=True)
     if forget:
@@ -72,7 +72,16 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
         kernel = replace(kernel, text=text)
     out = p.q.new_full((batch, q_heads, q_len, value_dim), float("nan"))
     lse = torch.full((batch, q_heads, q_len), float("nan"))
-    tensors = {"Q": p.q, "K": p.k, "V": p.v, "LSE": lse, "OUT": out, "KEYS": keys, "Q_IDS": q_ids, "KV_IDS": kv_ids}
+    tensors = {
+        "Q": p.q,
+        "K": p.k,
+        "V": p.v,
+        "LSE": lse,
+        "OUT": out,
+        "KEYS": keys,
+        "SEGMENTS_Q": q_ids,
+        "SEGMENTS_KV": kv_ids,
+    }
     kernel.load()[(kernel.grid,)](*[tensors[name] for name in kernel.names])
     return out, lse
 

@@ -18,9 +18,10 @@ from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
+from dash_inductor.model.terms import Keys
 from dash_inductor.schedule.schedules import LEAST
 
-from .table_words import data_of, interval_of, plan_of, same_tables
+from .table_words import data_of, interval_of, operand, plan_of, same_tables, with_values
 from .tile_pairs import DataMask, random_mask
 
 
@@ -45,7 +46,7 @@ def intervals(rng: random.Random) -> None:
     mask = random_mask(rng, 40)
     data = data_of(mask, rng)
     alone = {"valid": None, "segments": None} if rng.random() < 0.5 else {}
-    compare(rng, replace(data, interval=interval_of(rng, data), **alone))
+    compare(rng, with_values(data, interval=interval_of(rng, data), **alone))
 
 
 def dense(rng: random.Random) -> None:
@@ -60,11 +61,10 @@ def seen_bits(rng: random.Random) -> None:
     data = data_of(mask, rng, dense=True)
     assert data.dense is not None
     cut = torch.arange(mask.kv_len) < rng.choice((8, 70, 300))
-    data = replace(data, dense=data.dense & cut if rng.random() < 0.5 else data.dense | cut)
+    data = with_values(data, dense=data.dense & cut if rng.random() < 0.5 else data.dense | cut)
     mask_tables.ROW_BLOCK = rng.choice((16, 64))
     plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
-    q_codes, kv_codes = (codes.contiguous() for codes in reference_tables._codes(data))
-    kinds, found = mask_tables._Builder(data, plan)._seen_bits(q_codes, kv_codes)
+    kinds, found = mask_tables._Builder(data, plan)._seen_bits(*reference_tables._vectors(data))
     shape, shown = mask_tables.Shape.of(data, plan), reference_tables._shown(data)
     assert torch.equal(found, reference_tables._seen_bits(shape, shown))
     expected = reference_tables.tile_kinds(shown, shape.forward.block_q, shape.forward.block_kv)
@@ -112,9 +112,8 @@ def alone(rng: random.Random) -> None:
     plan = plan_of(rng, mask.band, None, mask_tables.ROW_BLOCK)
     packed = mask_tables.build(data, plan)
     for b in range(mask.batch):
-        segments = None if data.segments is None else tuple(ids[b : b + 1] for ids in data.segments)
-        valid = None if data.valid is None else data.valid[b : b + 1]
-        single = mask_tables.build(replace(data, batch=1, valid=valid, segments=segments), plan)
+        values = tuple((kind, {name: t[b : b + 1] for name, t in values.items()}) for kind, values in data.values)
+        single = mask_tables.build(replace(data, batch=1, values=values), plan)
         each = [len(t) // mask.batch if len(t) else 0 for t in packed]
         part = [t[b * n : (b + 1) * n] for t, n in zip(packed, each, strict=True)]
         same_tables(type(packed)(*part), single)
@@ -125,11 +124,12 @@ def altered(rng: random.Random) -> None:
     mask = DataMask(Band(), 20, 30, [[True] * 30], None)
     data, plan = data_of(mask, random.Random(1)), plan_of(rng, Band(), "ascending", mask_tables.ROW_BLOCK)
     found = mask_tables.build(data, plan)
-    assert data.valid is not None
-    fewer = data.valid.clone()
+    valid = operand(data, Keys, "valid")
+    assert valid is not None
+    fewer = valid.clone()
     fewer[0, rng.randrange(30)] = 0
     try:
-        same_tables(found, reference_tables.build(replace(data, valid=fewer), plan))
+        same_tables(found, reference_tables.build(with_values(data, valid=fewer), plan))
     except AssertionError:
         return
     raise AssertionError("a mask with a key less has the same tables")

@@ -15,11 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.masks.nodes import as_expr
 from dash_inductor.masks.normal_form import Terms
-from dash_inductor.masks.predicates import compute
 from dash_inductor.masks.recognition import MaskResult, recognise
-from dash_inductor.masks.token_vectors import PLANE
 from dash_inductor.model.mask import Band
-from dash_inductor.model.terms import Interval
+from dash_inductor.model.terms import TERMS
 
 MaskMaker = Callable[..., Tensor]
 """A function of query [B, H, q_len, D], key [B, H, kv_len, D] (and other inputs) that returns a mask."""
@@ -115,20 +113,15 @@ def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: 
     if band.hi is not None:
         visible &= distance <= band.hi
     calculator = _Tensors(value, {"q": q_len, "kv": kv_len}, sizes)
-    if terms.keys is not None:
-        visible &= compute(terms.keys, ("b", "kv"), calculator)[:, None, None]
-    if terms.segments is not None:
-        q, kv = (side.compute(calculator) for side in (terms.segments.q, terms.segments.kv))
-        assert not terms.segments.is_one_vector or torch.equal(q, kv)
-        visible &= q[:, None, :, None] == kv[:, None, None]
-    if terms.interval is not None:
-        vectors = zip(Interval.AXES, terms.interval.compute(calculator), strict=True)
+    for term in terms.others:
+        kind, given = TERMS[term.NAME], term.compute(calculator)
         values = {
-            name: vector[:, None, None] if name == "number" else vector[:, None, :, None]
-            for name, vector in vectors
-            if vector is not None
+            name: value
+            if "h" in kind.AXES[name]
+            else value[:, None, :, None]
+            if "q" in kind.AXES[name]
+            else value[:, None, None]
+            for name, value in (given | {name: given[other] for name, other in term.same.items()}).items()
         }
-        visible &= Interval.shows(values, torch.arange(kv_len))
-    if terms.dense is not None:
-        visible &= compute(terms.dense, PLANE, calculator)
+        visible &= kind.shows(values, torch.arange(kv_len))
     return visible

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +12,49 @@ from torch import Tensor
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.model.terms import Dense, Interval, Keys, Segments, Term
 from dash_inductor.schedule.schedules import define, supports
 
 from .tile_pairs import DataMask
 
 SCHEDULES = ("ascending", "descending", "spt", "bent_fold")
 """The schedules whose CTAs only wait for earlier ones."""
+
+
+Values = tuple[tuple[type[Term], dict[str, Tensor]], ...]
+
+
+def values_of(
+    valid: Tensor | None = None,
+    segments: tuple[Tensor, Tensor] | None = None,
+    dense: Tensor | None = None,
+    interval: tuple[Tensor | None, ...] | None = None,
+) -> Values:
+    """The values of a `MaskData` by the operands of its terms."""
+    operands: dict[type[Term], tuple[Tensor | None, ...] | None] = {
+        Segments: segments, Keys: None if valid is None else (valid,), Dense: None if dense is None else (dense,),
+        Interval: interval,
+    }  # fmt: skip
+    return tuple(
+        (kind, {name: value for name, value in zip(kind.ROLES, values, strict=True) if value is not None})
+        for kind, values in operands.items()
+        if values is not None
+    )
+
+
+def with_values(data: MaskData, **operands: Any) -> MaskData:
+    """The data with other operands of some terms, by the parameters of `values_of`."""
+    known = {kind: tuple(map(values.get, kind.ROLES)) for kind, values in data.values}
+    found: dict[str, Any] = {
+        "segments": known.get(Segments), "interval": known.get(Interval),
+        "valid": known[Keys][0] if Keys in known else None, "dense": known[Dense][0] if Dense in known else None,
+    } | operands  # fmt: skip
+    return replace(data, values=values_of(**found))
+
+
+def operand(data: MaskData, kind: type[Term], name: str) -> Tensor | None:
+    """An operand of a term; None where there is none."""
+    return dict(data.values).get(kind, {}).get(name)
 
 
 def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: bool = False) -> MaskData:
@@ -53,7 +92,8 @@ def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: b
         )
         if rng.random() < 1 / 3:
             valid = segments = None
-    return MaskData(mask.band, mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len, valid, segments, shown)
+    sizes = mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len
+    return MaskData(mask.band, *sizes, values_of(valid, segments, shown))
 
 
 def interval_of(rng: random.Random, data: MaskData) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -85,17 +125,7 @@ def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int
 
 def same_tables(found: MaskTables, expected: MaskTables) -> None:
     """Every word that a kernel may read."""
-    for name in (
-        "q_codes",
-        "kv_codes",
-        "keys_seen",
-        "counts",
-        "visits",
-        "contributions",
-        "seen_bits",
-        "q_spans",
-        "kv_numbers",
-    ):
+    for name in ("q_vectors", "kv_vectors", "keys_seen", "counts", "visits", "contributions", "seen_bits"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name, lengths in (("row_steps", found.counts), ("steps", found.visits)):
         ours, theirs = getattr(found, name), getattr(expected, name)

@@ -12,27 +12,14 @@ import torch
 from torch.fx import Node
 
 from ...graph.emit import Emitter
+from ...kernels.common.mask_data import MaskTables
+from ...kernels.common.relations import layout
 from ...kernels.families import family
 from ...model.traits import Traits
 from ...operators.mask_tables import mask_tables
 from .sites import Match
 
 aten = torch.ops.aten
-
-(
-    Q_CODES,
-    KV_CODES,
-    KEYS_SEEN,
-    COUNTS,
-    ROW_STEPS,
-    VISITS,
-    STEPS,
-    CONTRIBUTIONS,
-    SEEN_BITS,
-    Q_SPANS,
-    KV_NUMBERS,
-) = range(11)
-"""The results of `dash_inductor::mask_tables`."""
 
 
 def needs_tables(match: Match) -> bool:
@@ -75,23 +62,22 @@ class DataMask:
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
         return DataMask(emitter, tables, site.call.traits)
 
-    def result(self, index: int, before: Node) -> Node:
+    def result(self, name: str, before: Node) -> Node:
+        """A result of the operator, a field of `MaskTables`."""
+        index = MaskTables._fields.index(name)
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
 
     def of_forward(self, before: Node) -> list[Node]:
         """The operands that the forward reads behind the call's own tensors."""
-        if self.traits.has("dense"):  # the bits say what codes say, too
-            return [self.result(index, before) for index in (KEYS_SEEN, COUNTS, ROW_STEPS, SEEN_BITS)]
-        return self._all((KEYS_SEEN, COUNTS, ROW_STEPS), before)
+        if self.traits.of_pairs:  # the bits say what vectors say, too
+            return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
+        return self._all(("keys_seen", "counts", "row_steps"), before)
 
     def of_backward(self, before: Node) -> list[Node]:
         """The operands that the backward reads behind the call's own tensors."""
-        return self._all((KEYS_SEEN, VISITS, STEPS, CONTRIBUTIONS), before)
+        return self._all(("keys_seen", "visits", "steps", "contributions"), before)
 
-    def _all(self, indices: tuple[int, ...], before: Node) -> list[Node]:
-        vectors = [
-            *((Q_CODES, KV_CODES) if self.traits.has("keys") or self.traits.has("segments") else ()),
-            *((Q_SPANS,) if self.traits.has("interval") else ()),
-            *((KV_NUMBERS,) if self.traits.numbers else ()),
-        ]
-        return [self.result(index, before) for index in (*vectors, *indices)]
+    def _all(self, names: tuple[str, ...], before: Node) -> list[Node]:
+        vectors = layout(self.traits)
+        given = [name for name, count in (("q_vectors", vectors.QUERIES), ("kv_vectors", vectors.KEYS)) if count]
+        return [self.result(name, before) for name in (*given, *names)]

@@ -12,10 +12,9 @@ from torch.fx import Node
 from ...graph import sizes as layout
 from ...graph.emit import Emitter
 from ...graph.nodes import is_joint
-from ...masks import predicates
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
-from ...masks.token_vectors import PLANE
+from ...model.terms import TERMS
 from .saved import saved, shows_input
 from .seeds import seed
 from .sites import Match
@@ -33,19 +32,13 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     if terms.documents is not None:
         tokens = emitter.size(match.operands.query.node, 0, before=before, like=before)
         found += terms.documents.placed(emitter, tokens, before)
-    if terms.segments is not None:
-        found.append(graph.vector(terms.segments.q.compute(graph), "q"))
-        if not terms.segments.is_one_vector:
-            found.append(graph.vector(terms.segments.kv.compute(graph), "kv"))
-    if terms.keys is not None:
-        found.append(graph.vector(predicates.compute(terms.keys, ("b", "kv"), graph), "kv"))
-    if terms.dense is not None:
-        found.append(graph.of_graph(predicates.compute(terms.dense, PLANE, graph)))
-    if terms.interval is not None:
-        lo, hi, number = terms.interval.compute(graph)
-        found += [graph.vector(bound, "q") for bound in (lo, hi) if bound is not None]
-        if number is not None and not terms.interval.is_one_vector:
-            found.append(graph.vector(number, "kv"))
+    for term in terms.in_order:
+        axes = TERMS[term.NAME].AXES
+        for name, value in term.compute(graph).items():
+            if "h" in axes[name]:
+                found.append(graph.of_graph(value))
+            else:
+                found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
     if match.bias is not None:
         found.append(graph.of_four_dimensions(match.bias.tensor))
     if match.site.dropout is not None:

@@ -28,7 +28,7 @@ from ...model.mask import Band, Mask
 from ...model.plan import Kept, Plan
 from ...model.reasons import Reason
 from ...model.site import DType, Site
-from ...model.terms import Dense, Interval, Keys, Operand, Placed, Segments
+from ...model.terms import TERMS, Operand, Placed, Segments
 from ...planning import decide
 from ...records.records import Tensors
 from ...upstream import arch, configs, toolchain
@@ -354,21 +354,14 @@ def mask_of(terms: Terms) -> Mask:
 
     if terms.documents is not None:
         return Mask(terms.band, segments=Segments(operand(), operand(), Placed(operand(), operand())))
-    segments = keys = dense = interval = None
-    if terms.segments is not None:
-        q = operand()
-        segments = Segments(q, q if terms.segments.is_one_vector else operand())
-    if terms.keys is not None:
-        keys = Keys(operand())
-    if terms.dense is not None:
-        dense = Dense(operand())
-    if terms.interval is not None:
-        lo, hi = (None if bound is None else operand() for bound in (terms.interval.lo, terms.interval.hi))
-        number = None
-        if terms.interval.number is not None:
-            number = (lo or hi) if terms.interval.is_one_vector else operand()
-        interval = Interval(lo, hi, number)
-    return Mask(terms.band, keys, segments, dense, interval)
+    found = []
+    for term in terms.in_order:
+        kind, given = TERMS[term.NAME], dict[str, Operand]()
+        for name in kind.ROLES:
+            if name in term.fields:
+                given[name] = given[term.same[name]] if name in term.same else operand()
+        found.append(kind(**dict.fromkeys(kind.ROLES) | given))
+    return Mask(terms.band, *found)
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:

@@ -2,6 +2,7 @@
 
 `first_equal` turns ids of any integers into *codes*, small integers that are equal where the ids are.  With them every
 mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their codes are equal.
+What other relations read is made by torch; `relations` has the tests of all, which the kernels go through one by one.
 `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair whether it is empty,
 partial or full, as `schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and
 writes them, too.  `unite_kinds` makes the kinds of larger tiles from these.  From the kinds, `rank_contributors` and
@@ -21,6 +22,7 @@ import triton
 import triton.language as tl
 
 from ....schedule import table_walk, visibility
+from .relations import ALONE, FAR, HIDDEN, Side, judges, of_keys, of_queries, shows
 
 EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibility.PARTIAL, visibility.FULL))
 TILE_BITS = tl.constexpr(table_walk.TILE_BITS)
@@ -28,11 +30,6 @@ MASKED = tl.constexpr(table_walk.step_word(0, 0, True))
 FORWARD_TILE_BITS = tl.constexpr(table_walk.FORWARD_TILE_BITS)
 FORWARD_UNSEEN = tl.constexpr(table_walk.FORWARD_UNSEEN)
 HAS_BLIND = tl.constexpr(table_walk.step_word(0, 0, False, True))
-HIDDEN = tl.constexpr(-1)
-"""The code of a key that no query sees by its validity; no query has it."""
-ALONE = tl.constexpr(-2)
-"""The code of a query whose id no key has; no key has it."""
-FAR = tl.constexpr(2**31 - 1)
 LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 """The smallest and the largest id."""
 
@@ -40,16 +37,22 @@ LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 class Mask(NamedTuple):
     """The bounds of the band, and the data of the mask that there is.
 
-    INTERVAL: whether every query sees numbers of keys from one bound to another, and NUMBERS: whether these are other
-    numbers than the keys' positions.  TURNED: keys look for the queries that see them.
+    FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: as of `common.relations.Layout`.  HAS_CODES: the first form is codes;
+    HAS_POSITIONS: spans are among them; HAS_OTHERS: there are others than codes.  TURNED: keys look for the queries
+    that see them.
     """
 
     HAS_LO: bool
     HAS_HI: bool
+    FORMS: tuple[str, ...]
+    Q_ROWS: tuple[int, ...]
+    KV_ROWS: tuple[int, ...]
+    QUERIES: int
+    KEYS: int
     HAS_CODES: bool
+    HAS_POSITIONS: bool
+    HAS_OTHERS: bool
     HAS_DENSE: bool
-    INTERVAL: bool = False
-    NUMBERS: bool = False
     TURNED: bool = False
 
 
@@ -69,19 +72,6 @@ class Pairs(NamedTuple):
     Q_TILES: int
     KV_TILES: int
     LINES: int
-
-
-class Side(NamedTuple):
-    """Queries or keys of a batch element: pointer to their codes, and how many there are.
-
-    FIRST, END: of queries, pointers to the first number that each sees and to the first one behind; of keys, both are
-    the pointer to their numbers.
-    """
-
-    CODES: object
-    length: object
-    FIRST: object
-    END: object
 
 
 class Dense(NamedTuple):
@@ -104,16 +94,27 @@ def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 
 @triton.jit
-def _numbers_of(keys, tokens, exists, NUMBERS: tl.constexpr):
-    """The numbers of keys, their positions without NUMBERS; keys: a `Side`."""
-    return tl.load(keys.FIRST + tokens, mask=exists, other=0) if NUMBERS else tokens
+def _along(vectors, AXIS: tl.constexpr):
+    """Vectors as they broadcast to pairs, along dimension 0 or 1."""
+    found = ()
+    for i in tl.static_range(len(vectors)):
+        if AXIS == 0:
+            found = found + (vectors[i][:, None],)
+        else:
+            found = found + (vectors[i][None, :],)
+    return found
 
 
 @triton.jit
-def _spans_of(queries, tokens, exists):
-    """(first number that is seen, first one behind) of queries; queries: a `Side`.  Others see none."""
-    first = tl.load(queries.FIRST + tokens, mask=exists, other=FAR)
-    return first, tl.load(queries.END + tokens, mask=exists, other=0)
+def _of_side(side, tokens, exists, OF_QUERIES: tl.constexpr, MASK: tl.constexpr):
+    """What each form reads of queries or of keys: a tuple of tuples."""
+    found = ()
+    for i in tl.static_range(len(MASK.FORMS)):
+        if OF_QUERIES:
+            found = found + (of_queries(side, MASK.Q_ROWS[i], tokens, exists, MASK.FORMS[i]),)
+        else:
+            found = found + (of_keys(side, MASK.KV_ROWS[i], tokens, exists, MASK.FORMS[i]),)
+    return found
 
 
 @triton.jit
@@ -207,13 +208,14 @@ def _encode(
 def first_equal(
     Q_IDS, KV_IDS, STARTS, VALID, Q_CODES, KV_CODES, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j,
     q_len, kv_len,
-    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, BLOCK queries or keys): the code of a token is the first key with the same id.
 
     Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
     VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
-    [batch, kv_len]; without ids the code is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
+    [batch, kv_len], each one of QUERIES and of KEYS vectors of a batch element; without ids the code is 0.  RANGES:
+    int32 [batch, query tiles and key tiles, 2], see `_encode`.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b
@@ -222,36 +224,32 @@ def first_equal(
     q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
     if tile < q_tiles:
         _encode(
-            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * q_len, place, q_ids_i, kv_ids_j, valid_j,
-            q_len, kv_len, HAS_IDS, False, TOKENS,
+            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * (QUERIES * q_len), place, q_ids_i,
+            kv_ids_j, valid_j, q_len, kv_len, HAS_IDS, False, TOKENS,
         )  # fmt: skip
     else:
         _encode(
-            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * kv_len, place, kv_ids_j,
-            kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, TOKENS,
+            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * (KEYS * kv_len), place,
+            kv_ids_j, kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, TOKENS,
         )  # fmt: skip
 
 
 @triton.jit
-def _partners_in_tile(
-    other, found, tokens, own, inside, side, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr
-):
-    """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner."""
+def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr):
+    """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner.
+
+    own: what each form reads of the tokens, by `_of_side`.
+    """
     for part in range(0, TOKENS.BLOCK, TOKENS.PARTNERS):
         j = other * TOKENS.BLOCK + part + tl.arange(0, TOKENS.PARTNERS)
         keep = (j < others.length)[:, None] & inside[None, :]
         keep = keep & _in_band(tokens[None, :] - j[:, None], band, MASK.HAS_LO, MASK.HAS_HI)
-        if MASK.HAS_CODES:
-            codes = tl.load(others.CODES + j, mask=j < others.length, other=HIDDEN)
-            keep = keep & (codes[:, None] == own[None, :])
-        if MASK.INTERVAL and MASK.TURNED:
-            number = _numbers_of(side, tokens, inside, MASK.NUMBERS)[None, :]
-            first, end = _spans_of(others, j, j < others.length)
-            keep = keep & (first[:, None] <= number) & (number < end[:, None])
-        if MASK.INTERVAL and not MASK.TURNED:
-            number = _numbers_of(others, j, j < others.length, MASK.NUMBERS)[:, None]
-            first, end = _spans_of(side, tokens, inside)
-            keep = keep & (first[None, :] <= number) & (number < end[None, :])
+        theirs = _of_side(others, j, j < others.length, MASK.TURNED, MASK)
+        for i in tl.static_range(len(MASK.FORMS)):
+            if MASK.TURNED:
+                keep = shows(keep, _along(theirs[i], 0), _along(own[i], 1), MASK.FORMS[i])
+            else:
+                keep = shows(keep, _along(own[i], 1), _along(theirs[i], 0), MASK.FORMS[i])
         if MASK.HAS_DENSE:
             at = tokens.to(tl.int64)[None, :] * dense.row + j.to(tl.int64)[:, None] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -273,25 +271,27 @@ def _look_for_partners(
     lo, hi = band
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < side.length
+    own = _of_side(side, tokens, inside, not MASK.TURNED, MASK)
     begin = 0
     end = others.length
-    if MASK.INTERVAL and not MASK.NUMBERS and not MASK.TURNED:
-        firsts, ends = _spans_of(side, tokens, inside)
-        begin = tl.maximum(tl.min(firsts, 0), 0)
-        end = tl.minimum(end, tl.max(ends, 0))
+    if MASK.HAS_POSITIONS and not MASK.TURNED:
+        for i in tl.static_range(len(MASK.FORMS)):
+            if MASK.FORMS[i] == "spans":
+                begin = tl.maximum(begin, tl.min(own[i][0], 0))
+                end = tl.minimum(end, tl.max(own[i][1], 0))
     elif MASK.HAS_HI:
         begin = tl.maximum(tile * BLOCK - hi, 0)
     if MASK.HAS_LO:
         end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, side.length) - lo), 0)
-    own = tl.zeros([BLOCK], tl.int32)
+    codes = tl.zeros([BLOCK], tl.int32)
     if MASK.HAS_CODES:
-        own = tl.load(side.CODES + tokens, mask=inside, other=ALONE)
+        codes = own[0][0]
     found = tl.zeros([BLOCK], tl.int32)
     first_tile = begin // BLOCK
     number = tl.cdiv(end, BLOCK)
-    if (MASK.HAS_DENSE or MASK.INTERVAL) and (first_tile <= tile) & (tile < number):
-        found = _partners_in_tile(tile, found, tokens, own, inside, side, others, dense, band, MASK, TOKENS)
-    smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
+    if (MASK.HAS_DENSE or MASK.HAS_OTHERS) and (first_tile <= tile) & (tile < number):
+        found = _partners_in_tile(tile, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
+    smallest, largest = _range(codes, inside & (codes >= 0) & (found == 0))
     for first in range(first_tile // TILES * TILES, number, TILES):
         tiles = first + tl.arange(0, TILES)
         low = tl.zeros([TILES], tl.int32)
@@ -301,36 +301,32 @@ def _look_for_partners(
             high = tl.load(RANGES + tiles * 2 + 1, mask=tiles < number, other=HIDDEN)
         other = _next_tile(tiles, low, high, first_tile - 1, smallest, largest)
         while other < number:
-            found = _partners_in_tile(other, found, tokens, own, inside, side, others, dense, band, MASK, TOKENS)
-            smallest, largest = _range(own, inside & (own >= 0) & (found == 0))
+            found = _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
+            smallest, largest = _range(codes, inside & (codes >= 0) & (found == 0))
             other = _next_tile(tiles, low, high, other, smallest, largest)
     tl.store(FOUND + tokens, found != 0, mask=inside)
 
 
 @triton.jit
-def _sides(Q_CODES, KV_CODES, SPANS, NUMBERS, b, q_len, kv_len):
+def _sides(Q_VECTORS, KV_VECTORS, b, q_len, kv_len, MASK: tl.constexpr):
     """The queries and the keys of a batch element."""
-    first = SPANS + b * 2 * q_len
-    numbers = NUMBERS + b * kv_len
-    queries = Side(Q_CODES + b * q_len, q_len, first, first + q_len)
-    return queries, Side(KV_CODES + b * kv_len, kv_len, numbers, numbers)
+    return Side(Q_VECTORS + b * (MASK.QUERIES * q_len), q_len), Side(KV_VECTORS + b * (MASK.KEYS * kv_len), kv_len)
 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
 def seen(
-    Q_CODES, KV_CODES, SPANS, NUMBERS, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads,
+    Q_VECTORS, KV_VECTORS, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads,
     q_len, kv_len, lo, hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
 
-    Q_CODES, KV_CODES, RANGES: as `first_equal` writes them with the same BLOCK; DENSE: bool, with its strides; heads:
-    of DENSE, 1 without.  SPANS: int32 [batch, 2, q_len], the first number that a query sees, and the first one behind;
-    NUMBERS: int32 [batch, kv_len], those of the keys.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len], [batch * heads,
-    kv_len].
+    Q_VECTORS, KV_VECTORS: as of `MaskTables`; RANGES: as `first_equal` writes it with the first codes and the same
+    BLOCK; DENSE: bool, with its strides; heads: of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len],
+    [batch * heads, kv_len].
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
-    queries, keys = _sides(Q_CODES, KV_CODES, SPANS, NUMBERS, b, q_len, kv_len)
+    queries, keys = _sides(Q_VECTORS, KV_VECTORS, b, q_len, kv_len, MASK)
     ranges = RANGES + b * tl.num_programs(1) * 2
     dense = DENSE + b * dense_b + head % heads * dense_h
     q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
@@ -342,7 +338,18 @@ def seen(
     else:
         of_columns = Dense(dense, dense_j, dense_i)
         TURNED: tl.constexpr = Mask(
-            MASK.HAS_HI, MASK.HAS_LO, MASK.HAS_CODES, MASK.HAS_DENSE, MASK.INTERVAL, MASK.NUMBERS, True
+            MASK.HAS_HI,
+            MASK.HAS_LO,
+            MASK.FORMS,
+            MASK.Q_ROWS,
+            MASK.KV_ROWS,
+            MASK.QUERIES,
+            MASK.KEYS,
+            MASK.HAS_CODES,
+            MASK.HAS_POSITIONS,
+            MASK.HAS_OTHERS,
+            MASK.HAS_DENSE,
+            True,
         )
         _look_for_partners(
             tile - q_tiles, keys, queries, ranges, of_columns, KV_FOUND + head * kv_len, (-hi, -lo), TURNED, TOKENS
@@ -354,10 +361,7 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
     """The kind of one tile pair, from its elements, LINES rows at a time until it is known."""
     columns = kv * PAIRS.BLOCK_KV + tl.arange(0, PAIRS.BLOCK_KV)
     there = columns < keys.length
-    kv_codes = columns
-    if MASK.HAS_CODES:
-        kv_codes = tl.load(keys.CODES + columns, mask=there, other=HIDDEN)
-    number = _numbers_of(keys, columns, there, MASK.NUMBERS)
+    of_columns = _of_side(keys, columns, there, False, MASK)
     row = q * PAIRS.BLOCK_Q
     end = tl.minimum(row + PAIRS.BLOCK_Q, queries.length)
     visible = 0
@@ -366,12 +370,9 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
         rows = row + tl.arange(0, PAIRS.LINES)
         keep = (rows < end)[:, None] & there[None, :]
         keep = keep & _in_band(rows[:, None] - columns[None, :], band, MASK.HAS_LO, MASK.HAS_HI)
-        if MASK.HAS_CODES:
-            codes = tl.load(queries.CODES + rows, mask=rows < end, other=ALONE)
-            keep = keep & (codes[:, None] == kv_codes[None, :])
-        if MASK.INTERVAL:
-            first, behind = _spans_of(queries, rows, rows < end)
-            keep = keep & (first[:, None] <= number[None, :]) & (number[None, :] < behind[:, None])
+        of_rows = _of_side(queries, rows, rows < end, True, MASK)
+        for i in tl.static_range(len(MASK.FORMS)):
+            keep = shows(keep, _along(of_rows[i], 0), _along(of_columns[i], 1), MASK.FORMS[i])
         if MASK.HAS_DENSE:
             at = rows.to(tl.int64)[:, None] * dense.row + columns.to(tl.int64)[None, :] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -383,14 +384,14 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
 def classify(
-    KINDS, Q_CODES, KV_CODES, SPANS, NUMBERS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
+    KINDS, Q_VECTORS, KV_VECTORS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
     n_q, n_kv, MASK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
     KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; a full one has a complete kv tile.  The other
-    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and the smallest and
-    the largest code of either tile do not decide: both codes belong to existing tokens.
+    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and what `judges` says
+    of tiles do not decide: the smallest and the largest code of either tile, for example, which existing tokens have.
     """
     BLOCK_Q: tl.constexpr = PAIRS.BLOCK_Q
     BLOCK_KV: tl.constexpr = PAIRS.BLOCK_KV
@@ -399,7 +400,7 @@ def classify(
     head = tl.program_id(0).to(tl.int64)
     b = head // heads
     first_q, first_kv = tl.program_id(1) * Q_TILES, tl.program_id(2) * KV_TILES
-    queries, keys = _sides(Q_CODES, KV_CODES, SPANS, NUMBERS, b, q_len, kv_len)
+    queries, keys = _sides(Q_VECTORS, KV_VECTORS, b, q_len, kv_len, MASK)
     dense = Dense(DENSE + b * dense_b + head % heads * dense_h, dense_i, dense_j)
     band = lo, hi
     q = first_q + tl.arange(0, Q_TILES)
@@ -416,48 +417,23 @@ def classify(
         nowhere = nowhere | (lowest > hi)
     decided = nowhere
     kinds = tl.zeros([KV_TILES, Q_TILES], tl.int32) + EMPTY
-    if MASK.HAS_CODES:
-        rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
-        of_rows = tl.load(queries.CODES + rows, mask=rows < q_len, other=ALONE)
-        columns = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
-        of_keys = tl.load(keys.CODES + columns, mask=columns < kv_len, other=HIDDEN)
-        q_low = tl.min(tl.where(of_rows < 0, FAR, of_rows), 1)[None, :]
-        q_high = tl.max(of_rows, 1)[None, :]
-        kv_low = tl.min(tl.where(of_keys < 0, FAR, of_keys), 1)[:, None]
-        kv_high = tl.max(of_keys, 1)[:, None]
-        nowhere = nowhere | (q_high < kv_low) | (kv_high < q_low)
-        decided = nowhere
-        if not MASK.HAS_DENSE:
-            # All existing rows, or all keys of a complete tile, have the one code; a last row counts for those missing.
-            q_one = (tl.min(tl.where(rows < q_len, of_rows, FAR), 1)[None, :]) == q_high
-            kv_one = tl.min(of_keys, 1)[:, None] == kv_high
-            one = q_one & kv_one & (q_high == kv_high)
-            within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI)
-            within = within & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI)
-            meet = (q_low == kv_low) | (q_low == kv_high) | (q_high == kv_low) | (q_high == kv_high)
-            kinds = tl.where(one & within, FULL, PARTIAL)
+    rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
+    of_rows = _of_side(queries, rows, rows < q_len, True, MASK)
+    columns = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
+    of_columns = _of_side(keys, columns, columns < kv_len, False, MASK)
+    within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI) & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI)
+    for i in tl.static_range(len(MASK.FORMS)):
+        apart, shown, some = judges(of_rows[i], rows < q_len, of_columns[i], columns < kv_len, MASK.FORMS[i])
+        nowhere = nowhere | apart
+        if MASK.HAS_DENSE:
+            decided = nowhere
+        elif i == 0:
+            kinds = tl.where(shown & within & (first_key + BLOCK_KV <= kv_len), FULL, PARTIAL)
             kinds = tl.where(nowhere, EMPTY, kinds)
-            decided = nowhere | one | (within & meet)
-    if MASK.INTERVAL:
-        rows = (q * BLOCK_Q)[:, None] + tl.arange(0, BLOCK_Q)[None, :]
-        first, behind = _spans_of(queries, rows, rows < q_len)
-        columns = (kv * BLOCK_KV)[:, None] + tl.arange(0, BLOCK_KV)[None, :]
-        number = _numbers_of(keys, columns, columns < kv_len, MASK.NUMBERS)
-        least = tl.min(tl.where(columns < kv_len, number, FAR), 1)[:, None]
-        most = tl.max(tl.where(columns < kv_len, number, -1), 1)[:, None]
-        beside = (tl.min(first, 1)[None, :] > most) | (tl.max(behind, 1)[None, :] <= least)
-        all_first = tl.max(tl.where(rows < q_len, first, -1), 1)[None, :]
-        all_behind = tl.min(tl.where(rows < q_len, behind, FAR), 1)[None, :]
-        shown = (all_first <= least) & (most < all_behind)
-        nowhere = nowhere | beside
-        if MASK.HAS_CODES or MASK.HAS_DENSE:
-            decided = nowhere | (decided & shown)
+            decided = nowhere | shown | (within & some)
         else:
-            within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI)
-            within = within & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI) & (first_key + BLOCK_KV <= kv_len)
-            kinds = tl.where(shown & within, FULL, PARTIAL)
-            decided = nowhere | (shown & within)
-        kinds = tl.where(nowhere, EMPTY, kinds)
+            kinds = tl.where(nowhere, EMPTY, kinds)
+            decided = nowhere | (decided & shown)
     pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
     pair = tl.min(tl.where(decided, FAR, pairs), None)
     while pair < KV_TILES * Q_TILES:
@@ -470,7 +446,7 @@ def classify(
 
 @triton.jit(do_not_specialize=["heads", "q_len", "kv_len", "lo", "hi"])
 def write_seen(
-    KINDS, SEEN_BITS, Q_CODES, KV_CODES, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
+    KINDS, SEEN_BITS, Q_VECTORS, KV_VECTORS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
     MASK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element and head, row block, kv tile): the bits of a dense mask that a forward reads.
@@ -485,6 +461,7 @@ def write_seen(
     b = head // heads
     q, kv = tl.program_id(1), tl.program_id(2)
     first_row, first_key = q * BLOCK_Q, kv * BLOCK_KV
+    queries, keys = _sides(Q_VECTORS, KV_VECTORS, b, q_len, kv_len, MASK)
     dense = DENSE + b * dense_b + head % heads * dense_h
     NUMBER: tl.constexpr = BLOCK_KV // WORDS // 2
     place = tl.arange(0, 2 * BLOCK_Q * WORDS)
@@ -497,10 +474,9 @@ def write_seen(
         i = row + bit // 2 % 2 * 8
         j = key + bit // 4 * 8 + bit % 2
         allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, (lo, hi), MASK.HAS_LO, MASK.HAS_HI)
-        if MASK.HAS_CODES:
-            q_code = tl.load(Q_CODES + b * q_len + i, mask=i < q_len, other=ALONE)
-            kv_code = tl.load(KV_CODES + b * kv_len + j, mask=j < kv_len, other=HIDDEN)
-            allowed = allowed & (q_code == kv_code)
+        of_row, of_column = _of_side(queries, i, i < q_len, True, MASK), _of_side(keys, j, j < kv_len, False, MASK)
+        for f in tl.static_range(len(MASK.FORMS)):
+            allowed = shows(allowed, of_row[f], of_column[f], MASK.FORMS[f])
         at = i.to(tl.int64) * dense_i + j.to(tl.int64) * dense_j
         keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
         words = words | (keep << bit)

@@ -25,7 +25,7 @@ PROBLEM = Group(
 tickets: how many there are, for any number of CTAs, see `device.tickets`; section: of the launch order.
 """
 
-_POINTERS = ("visits", "words", "q_codes", "kv_codes", "keys_seen", "dense")
+_POINTERS = ("visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense")
 _TABLES = integers("table_b", "table_h")
 DATA = Group(
     dict.fromkeys(_POINTERS, "*i32")
@@ -35,9 +35,6 @@ DATA = Group(
     dict.fromkeys(_POINTERS, ANY_ADDRESS),
 )
 """A mask that is data, see `device.table_walk`; operands and tables may begin anywhere."""
-
-DATA_WITH_SPANS = shared.with_spans(DATA)
-"""The same where the mask has an interval."""
 
 DROPOUT = shared.dropout(ANY_ADDRESS)
 """A seed may be any element of a tensor of seeds."""
@@ -73,18 +70,22 @@ class Schedule(NamedTuple):
 class MaskKind(NamedTuple):
     """The kind of a mask as compile-time constants.
 
-    HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; HAS_CODES, HAS_DENSE: as in `DATA`; PLACED:
-    rows of a row block of a mask of rows, 0 where tokens are rows; HAS_SPANS, HAS_NUMBERS: as of `shared.SPANS`.
+    HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED: rows of a
+    row block of a mask of rows, 0 where tokens are rows; HAS_POSITIONS: `SPANS` are among the forms; the others: as of
+    `common.relations.Layout`.
     """
 
     HAS_LO: bool
     HAS_HI: bool
     EVEN_KV: bool
-    HAS_CODES: bool
     HAS_DENSE: bool
     PLACED: int
-    HAS_SPANS: bool
-    HAS_NUMBERS: bool
+    HAS_POSITIONS: bool
+    FORMS: tuple[str, ...]
+    Q_ROWS: tuple[int, ...]
+    KV_ROWS: tuple[int, ...]
+    QUERIES: int
+    KEYS: int
 
 
 class Form(NamedTuple):

@@ -23,12 +23,13 @@ from ....upstream.triton_compiler import ASTSource
 from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
+from ...common.relations import layout
 from ..family import FAMILY
 from ..settings import VARIANTS, dims_of_tile
 from ..shared import arguments as shared
 from ..shared.device.ends import MOST_STAGES
 from ..shared.device.operations import DQ_LAYOUT, DQ_ROW
-from . import arguments, data
+from . import arguments
 from .device.entry import hopper_backward
 from .device.finish import finish
 from .device.prepare import prepare
@@ -170,8 +171,7 @@ class Kernels:
     @property
     def _data(self) -> Group | None:
         """The arguments about a mask that is data."""
-        traits = self.of.traits
-        return (arguments.DATA_WITH_SPANS if traits.has("interval") else arguments.DATA) if traits.terms else None
+        return arguments.DATA if self.of.traits.terms else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -185,8 +185,10 @@ class Kernels:
     def _mask(self) -> arguments.MaskKind:
         p = self.of
         even = p.even_kv and self.schedule.parts == 1
-        spans = p.traits.has("interval"), p.traits.numbers
-        return arguments.MaskKind(*p.traits.bounds, even, *data.kinds(p.traits), p.row_block, *spans)
+        vectors = layout(p.traits)
+        return arguments.MaskKind(
+            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_positions, **vectors._asdict()
+        )
 
     @property
     def _form(self) -> arguments.Form:

@@ -11,9 +11,9 @@ from torch import Tensor
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.mask import ROW_BLOCK
-from ....model.traits import Traits
 from ....schedule.table_walk import TILE_BITS
 from ....schedule.walk import ClosedForm
+from ...common.relations import layout
 from ...common.strides import dense_strides
 from . import arguments
 
@@ -22,33 +22,26 @@ Facts = tuple[Fact | None, ...]
 """Shape, strides, dtype and device of every tensor of `BackwardData`."""
 
 
-def kinds(traits: Traits) -> tuple[bool, bool]:
-    """Whether a mask has codes, and whether it has a dense mask."""
-    return traits.has("keys") or traits.has("segments"), traits.has("dense")
-
-
 class BackwardData(NamedTuple):
     """The tensors that a mask reads, and its tables.  `table_walk` says what the kernels make of them.
 
     Attributes:
-        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; of keys and segments.
+        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as of
+            `MaskTables`; None without such vectors.
         keys_seen: bool [batch, tables of a batch element if the dense mask differs from head to head, else 1, kv_len],
             contiguous: the keys that a query sees.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
-        q_spans, kv_numbers: of an interval, as of `MaskTables`; the latter if they are not positions.
         row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
     """
 
-    q_codes: Tensor | None
-    kv_codes: Tensor | None
+    q_vectors: Tensor | None
+    kv_vectors: Tensor | None
     keys_seen: Tensor
     visits: Tensor
     steps: Tensor
     contributions: Tensor
     dense: Tensor | None = None
-    q_spans: Tensor | None = None
-    kv_numbers: Tensor | None = None
     row_place: Tensor | None = None
     row_count: Tensor | None = None
 
@@ -59,7 +52,7 @@ class BackwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
-        """From the operator's extras: first the operands of the call, then the mask's codes, if any, and its tables.
+        """From the operator's extras: first the operands of the call, then the mask's vectors, if any, and its tables.
 
         Raises:
             ArgumentError: another number of extras.
@@ -67,18 +60,13 @@ class BackwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        has_codes, _ = kinds(call.traits)
-        given, has_spans, has_numbers = list(extras[operands:]), call.traits.has("interval"), call.traits.numbers
-        wanted = 4 + 2 * has_codes + has_spans + has_numbers
+        given, vectors = list(extras[operands:]), layout(call.traits)
+        wanted = 4 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(given) != wanted:
-            raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} codes and tables: {call}")
-        q_codes, kv_codes = (given.pop(0), given.pop(0)) if has_codes else (None, None)
-        q_spans, kv_numbers = given.pop(0) if has_spans else None, given.pop(0) if has_numbers else None
-        dense = None if mask.dense is None else extras[mask.dense.mask.index]
-        keys_seen, visits, steps, contributions = given
-        data = BackwardData(
-            q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, q_spans, kv_numbers
-        )  # fmt: skip
+            raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} vectors and tables: {call}")
+        q_vectors, kv_vectors = (given.pop(0) if count else None for count in (vectors.QUERIES, vectors.KEYS))
+        pairs = [extras[o.index] for term in mask.others if term.RELATION.pairs for o in term.operands]
+        data = BackwardData(q_vectors, kv_vectors, *given, *pairs)
         if mask.placed is None:
             return data
         place, count = mask.placed.place, mask.placed.count
@@ -99,12 +87,10 @@ class Arguments(NamedTuple):
     Attributes:
         tables: strides of tables, by name.
         dense: strides of a dense mask, by name.
-        has_spans: the mask has an interval.
     """
 
     tables: dict[str, int]
     dense: dict[str, int]
-    has_spans: bool
 
     @staticmethod
     def of(call: Call, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
@@ -124,22 +110,20 @@ class Arguments(NamedTuple):
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
+        vectors, placed = layout(call.traits), call.traits.placed
         shapes = (
-            (p.batch, p.q_len),
-            (p.batch, p.kv_len),
+            (p.batch, vectors.QUERIES, p.q_len),
+            (p.batch, vectors.KEYS, p.kv_len),
             (p.batch, p.heads if by_head else 1, p.kv_len),
             (tables, p.n_kv),
             (tables, p.n_kv, p.n_q),
             (tables, p.n_q),
             None,
-            (p.batch, 2, p.q_len),
-            (p.batch, p.kv_len),
             (p.q_len // ROW_BLOCK,),
             (p.q_len // ROW_BLOCK,),
         )
-        has_codes, has_dense = kinds(call.traits)
-        placed, spans = call.traits.placed, (call.traits.has("interval"), call.traits.numbers)
-        needed = has_codes, has_codes, True, True, True, True, has_dense, *spans, placed, placed
+        given = bool(vectors.QUERIES), bool(vectors.KEYS)
+        needed = *given, True, True, True, True, call.traits.of_pairs, placed, placed
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
                 raise ArgumentError(
@@ -152,15 +136,14 @@ class Arguments(NamedTuple):
         if dense is not None:
             strides = [0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True)]
         named = dict(zip(("dense_b", "dense_h", "dense_i", "dense_j"), strides, strict=True))
-        return Arguments({"table_b": table_b, "table_h": table_h}, named, spans[0])
+        return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
     def of_call(self, addresses: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The arguments `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for `BackwardData.addresses`."""
-        q_codes, kv_codes, keys_seen, visits, steps, contributions, dense, q_spans, kv_numbers, *_of_rows = addresses
-        group = arguments.DATA_WITH_SPANS if self.has_spans else arguments.DATA
-        main = group.values(
-            visits=visits, words=steps, q_codes=q_codes, kv_codes=kv_codes, keys_seen=keys_seen, dense=dense,
-            **self.tables, **self.dense, **({"q_spans": q_spans, "kv_numbers": kv_numbers} if self.has_spans else {}),
+        q_vectors, kv_vectors, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
+        main = arguments.DATA.values(
+            visits=visits, words=steps, q_vectors=q_vectors, kv_vectors=kv_vectors, keys_seen=keys_seen, dense=dense,
+            **self.tables, **self.dense,
         )  # fmt: skip
         return main, arguments.CONTRIBUTIONS.values(contributions=contributions, **self.tables)
 

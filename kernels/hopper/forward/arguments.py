@@ -17,13 +17,10 @@ group: query heads per kv head; scale_log2: see `score.factor`, above zero.
 """
 
 DATA = Group(
-    {"counts_ptr": "*i32", "steps_ptr": "*i32", "tables": "i32", "q_codes_ptr": "*i32", "kv_codes_ptr": "*i32"}
+    {"counts_ptr": "*i32", "steps_ptr": "*i32", "tables": "i32", "q_vectors": "*i32", "kv_vectors": "*i32"}
     | {"seen_bits_ptr": "*i32", "keys_seen_ptr": "*i8"}
 )
 """The tensors of a mask that is data, see `data.ForwardData`; tables: of a batch element, 1 or one for each head."""
-
-DATA_WITH_SPANS = shared.with_spans(DATA)
-"""The same where the mask has an interval."""
 
 DROPOUT = shared.dropout(8)
 
@@ -40,22 +37,25 @@ class MaskKind(NamedTuple):
     """The kind of a mask as compile-time constants.
 
     HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come first,
-    see `schedule.table_walk`; HAS_CODES, HAS_DENSE: as in `data.ForwardData`; CODES_AHEAD: see `device.listed.Data`;
+    see `schedule.table_walk`; HAS_DENSE: there are bits, see `data.ForwardData`; CODES_AHEAD: see `device.listed.Data`;
     PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALVES: see Note [Halves] in `device.half`;
-    HAS_SPANS, HAS_NUMBERS: as of `shared.SPANS`.
+    HAS_POSITIONS: `SPANS` are among the forms; the others: as of `common.relations.Layout`.
     """
 
     HAS_LO: bool
     HAS_HI: bool
     EVEN_KV: bool
     FROM_THE_END: bool
-    HAS_CODES: bool
     HAS_DENSE: bool
     CODES_AHEAD: int
     PLACED: int
     HALVES: bool
-    HAS_SPANS: bool
-    HAS_NUMBERS: bool
+    HAS_POSITIONS: bool
+    FORMS: tuple[str, ...]
+    Q_ROWS: tuple[int, ...]
+    KV_ROWS: tuple[int, ...]
+    QUERIES: int
+    KEYS: int
 
 
 class Form(NamedTuple):

@@ -21,6 +21,7 @@ from ....upstream.triton_compiler import ASTSource
 from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
+from ...common.relations import CODES, Layout, layout
 from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile
 from ..shared import arguments as shared
 from . import arguments
@@ -119,24 +120,20 @@ class Specialisation:
     @property
     def has_dense(self) -> bool:
         """The kernel reads the bits of a dense mask."""
-        return self.traits.has("dense")
+        return self.traits.of_pairs
 
     @property
-    def has_codes(self) -> bool:
-        """The kernel reads codes: the bits of a dense mask say what codes say, too."""
-        return (self.traits.has("keys") or self.traits.has("segments")) and not self.has_dense
-
-    @property
-    def has_spans(self) -> bool:
-        """The kernel reads the spans of an interval."""
-        return self.traits.has("interval")
+    def layout(self) -> Layout:
+        """The vectors that the kernel reads: none beside the bits of a dense mask, which say what codes say, too."""
+        return Layout.of([]) if self.has_dense else layout(self.traits)
 
     @property
     def codes_ahead(self) -> int:
-        """The settings' value, as far as nothing else takes the registers; 0 without codes and spans."""
-        if not (self.has_codes or self.has_spans) or self.traits.dropout:
+        """The settings' value, as far as nothing else takes the registers; 0 without vectors."""
+        forms = self.layout.FORMS
+        if not forms or self.traits.dropout:
             return 0
-        one_comparison = self.even_kv and not self.traits.has_hi and not self.has_spans
+        one_comparison = self.even_kv and not self.traits.has_hi and forms == (CODES.name,)
         most = 2 if one_comparison else 1  # a condition of loads, a second bound take some
         return min(self.settings.codes_ahead, most)
 
@@ -194,8 +191,7 @@ class Kernels:
     @property
     def _data(self) -> Group | None:
         """The arguments about a mask that is data."""
-        traits = self.of.traits
-        return (arguments.DATA_WITH_SPANS if self.of.has_spans else arguments.DATA) if traits.terms else None
+        return arguments.DATA if self.of.traits.terms else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -206,8 +202,8 @@ class Kernels:
     def _mask(self) -> arguments.MaskKind:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
-            *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_codes, p.has_dense,
-            p.codes_ahead, ROW_BLOCK if traits.placed else 0, p.halves, p.has_spans, traits.numbers,
+            *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.codes_ahead,
+            ROW_BLOCK if traits.placed else 0, p.halves, p.layout.has_positions, **p.layout._asdict(),
         )  # fmt: skip
 
     @property

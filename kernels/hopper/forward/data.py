@@ -11,35 +11,34 @@ from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.dropout import Dropout
 from ....model.mask import ROW_BLOCK
+from ...common.relations import layout
 
 
 class ForwardData(NamedTuple):
     """The data that say which scores count, beside the band; see `listed` for what the tables hold.
 
-    A query sees a key only if their codes are equal; under a dense mask, if their bit is set.
+    A query sees a key only if all relations show it; under a dense mask, if their bit is set.
 
     Args:
-        q_codes, kv_codes: int32 [batch, q_len] and [batch, kv_len], contiguous; both, or neither under a dense mask.
+        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as of
+            `MaskTables`; None without such vectors, and under a dense mask.
         keys_seen: bool [batch, tables of a batch element, kv_len], contiguous: the keys that a query sees.  Rows of v
             that are false here may hold anything.
         counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_walk`.
-        q_spans, kv_numbers: of an interval, as of `MaskTables`; the latter if they are not positions.
         row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
 
-    q_codes: Tensor | None
-    kv_codes: Tensor | None
+    q_vectors: Tensor | None
+    kv_vectors: Tensor | None
     keys_seen: Tensor
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
-    q_spans: Tensor | None = None
-    kv_numbers: Tensor | None = None
     row_place: Tensor | None = None
     row_count: Tensor | None = None
 
@@ -54,9 +53,9 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
-        """From the operator's extras: the operands of the call, then keys_seen, counts and steps.
+        """From the operator's extras: the operands of the call, the mask's vectors, keys_seen, counts and steps.
 
-        Before these are the mask's codes, spans and numbers, or behind them its bits, if there is a dense mask.
+        If there is a dense mask, its bits are in place of the vectors, at the end.
 
         Raises:
             ArgumentError: a mask that is data, without its tables.
@@ -64,19 +63,15 @@ class ForwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        traits, made = call.traits, list(extras[operands:])
-        has_codes = (traits.has("keys") or traits.has("segments")) and not traits.has("dense")
-        wanted = (4 if traits.has("dense") else 3 + 2 * has_codes) + traits.has("interval") + traits.numbers
+        of_pairs, vectors, made = call.traits.of_pairs, layout(call.traits), list(extras[operands:])
+        wanted = 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(made) != wanted:
             allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
-        if mask.dense is not None:
+        if of_pairs:
             return ForwardData(None, None, *made)
-        q_codes, kv_codes = (made.pop(0), made.pop(0)) if has_codes else (None, None)
-        spans = made.pop(0) if traits.has("interval") else None
-        numbers = made.pop(0) if traits.numbers else None
-        keys_seen, counts, steps = made
-        data = ForwardData(q_codes, kv_codes, keys_seen, counts, steps, q_spans=spans, kv_numbers=numbers)
+        q_vectors, kv_vectors = (made.pop(0) if count else None for count in (vectors.QUERIES, vectors.KEYS))
+        data = ForwardData(q_vectors, kv_vectors, *made)
         if mask.placed is None:
             return data
         place, count = mask.placed.place, mask.placed.count

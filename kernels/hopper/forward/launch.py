@@ -23,7 +23,6 @@ from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
 from ...common.strides import dense_strides
-from ..settings import Settings
 from ..shared.arguments import target_values
 from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
 from . import arguments
@@ -126,14 +125,12 @@ class _Fact(NamedTuple):
 class _Described(NamedTuple):
     """The facts of a `ForwardData`."""
 
-    q_codes: _Fact | None
-    kv_codes: _Fact | None
+    q_vectors: _Fact | None
+    kv_vectors: _Fact | None
     keys_seen: _Fact | None
     counts: _Fact | None
     steps: _Fact | None
     seen_bits: _Fact | None
-    q_spans: _Fact | None
-    kv_numbers: _Fact | None
     row_place: _Fact | None
     row_count: _Fact | None
 
@@ -199,7 +196,7 @@ class _State:
             q_len = kv_len = rows
         of = Specialisation.of(call.traits, DTYPES[q_dtype], (head_dim, value_dim), q_len, kv_len)
         settings = of.settings
-        self.tables = 0 if data is None else _check_data(data, (batch, q_heads, q_len, kv_len), settings, q_device)
+        self.tables = 0 if data is None else _check_data(data, (batch, q_heads, q_len, kv_len), of, q_device)
         self.drops = None if drops is None else _check_drops(drops, q_device)
         work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
@@ -267,12 +264,10 @@ class _State:
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
         about_data = of_places = target = drops = None
         if data is not None:
-            q_codes, kv_codes, keys_seen, counts, steps, seen_bits, q_spans, kv_numbers, *of_mask = data
-            has_spans = self.traits.has("interval")
-            about_data = (arguments.DATA_WITH_SPANS if has_spans else arguments.DATA).values(
-                counts_ptr=counts, steps_ptr=steps, tables=self.tables, q_codes_ptr=q_codes, kv_codes_ptr=kv_codes,
+            q_vectors, kv_vectors, keys_seen, counts, steps, seen_bits, *of_mask = data
+            about_data = arguments.DATA.values(
+                counts_ptr=counts, steps_ptr=steps, tables=self.tables, q_vectors=q_vectors, kv_vectors=kv_vectors,
                 seen_bits_ptr=seen_bits, keys_seen_ptr=keys_seen,
-                **({"q_spans": q_spans, "kv_numbers": kv_numbers} if has_spans else {}),
             )  # fmt: skip
             if self.traits.placed:
                 of_places, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
@@ -301,11 +296,8 @@ def _check_given(call: Call, data: _Described | None, drops: _Drops | None) -> N
     traits = call.traits
     if (data is None) != (not traits.terms) or (data is not None and (data.row_place is None) == traits.placed):
         raise ArgumentError("data", data, f"what the mask of {call} reads")
-    if data is not None and (data.seen_bits is None) == traits.has("dense"):
+    if data is not None and (data.seen_bits is None) == traits.of_pairs:
         raise ArgumentError("data.seen_bits", data.seen_bits, f"bits if the mask has a dense one: {call}")
-    spans = data is not None and data.q_spans is not None, data is not None and data.kv_numbers is not None
-    if spans != (traits.has("interval"), traits.numbers):
-        raise ArgumentError("data.q_spans, data.kv_numbers", spans, f"what the interval of {call} reads")
     if (drops is None) == traits.dropout:
         raise ArgumentError("dropout", drops, f"given if the call has dropout: {call}")
 
@@ -317,13 +309,14 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
-def _check_data(data: _Described, plane: tuple[int, int, int, int], settings: Settings, device: torch.device) -> int:
+def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device) -> int:
     """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
     batch, q_heads, q_len, kv_len = plane
-    codes = data.q_codes is not None
-    if codes != (data.kv_codes is not None) or (codes or data.q_spans is not None) == (data.seen_bits is not None):
+    settings, layout = of.settings, of.layout
+    wanted = {"q_vectors": (layout.QUERIES, q_len), "kv_vectors": (layout.KEYS, kv_len)}
+    if any((getattr(data, name) is None) != (not count) for name, (count, _) in wanted.items()):
         given = [name for name, fact in data._asdict().items() if fact is not None]
-        raise ArgumentError("data", given, "both q_codes and kv_codes or q_spans or all three, or seen_bits")
+        raise ArgumentError("data", given, f"{[name for name, (count, _) in wanted.items() if count]} of the vectors")
     assert data.counts is not None
     by_head = data.seen_bits is not None and data.counts.shape[:1] == (batch * q_heads,)
     tables = q_heads if by_head else 1
@@ -331,10 +324,8 @@ def _check_data(data: _Described, plane: tuple[int, int, int, int], settings: Se
     if kv_tiles > 1 << 16:
         raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
     rows = batch * tables, -(-q_len // settings.rows)
-    _check_plain("q_codes", data.q_codes, (batch, q_len), device)
-    _check_plain("kv_codes", data.kv_codes, (batch, kv_len), device)
-    _check_plain("q_spans", data.q_spans, (batch, 2, q_len), device)
-    _check_plain("kv_numbers", data.kv_numbers, (batch, kv_len), device)
+    for name, (count, length) in wanted.items():
+        _check_plain(name, getattr(data, name), (batch, count, length), device)
     _check_plain("keys_seen", data.keys_seen, (batch, tables, kv_len), device, torch.bool)
     _check_plain("counts", data.counts, rows, device)
     _check_plain("steps", data.steps, (*rows, kv_tiles), device)

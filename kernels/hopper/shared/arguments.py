@@ -13,15 +13,6 @@ PLACES = Group({"place_ptr": "*i32", "count_ptr": "*i32"}, {"place_ptr": ANY_ADD
 """A mask of rows: place and count of its row blocks, see `device.places` and `model.Placed`."""
 
 
-SPANS = Group({"q_spans": "*i32", "kv_numbers": "*i32"}, {"q_spans": ANY_ADDRESS, "kv_numbers": ANY_ADDRESS})
-"""An interval of the mask, see `MaskTables`: without numbers it is of positions, and the band is in it."""
-
-
-def with_spans(data: Group) -> Group:
-    """The arguments about a mask that is data, if it has an interval."""
-    return Group({**data.types, **SPANS.types}, {**data.multiples, **SPANS.multiples})
-
-
 def target(dtype: str) -> Group:
     """A tensor of results that is written to tokens, [1, heads, tokens, dim], with unit stride in the last dimension.
 

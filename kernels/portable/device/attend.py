@@ -94,7 +94,7 @@ def attend_range(
         else:
             p = tl.math.exp2(tl.math.fma(s, SLOPE, -shift[:, None]))
             shrink = tl.math.exp2(largest - shift)
-        if SCORE.HAS_BIAS or MASK.HAS_DENSE:
+        if SCORE.HAS_BIAS or len(data.of_pairs) > 0:
             total = tl.math.fma(total, shrink, row_sums(p, TILE.BLOCK_Q, TILE.BLOCK_KV))
         else:
             total = tl.math.fma(total, shrink, tl.sum(p, 1))
@@ -144,11 +144,11 @@ def attend_tile(
     total = tl.zeros([TILE.BLOCK_Q], tl.float32)
     largest = tl.full([TILE.BLOCK_Q], float("-inf"), tl.float32)
     state = out, total, largest
-    of_queries = load_of_queries(data, b, queries, MASK)
-    own = queries, of_queries, id_range(of_queries.ids, queries, MASK)
+    of_queries = load_of_queries(data, b, queries)
+    own = queries, of_queries, id_range(of_queries.vectors, queries, MASK)
     place = b, h, hq, q_tile
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    if MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE:
+    if MASK.HAS_KEYS or MASK.BY_PAIR:
         state = attend_range(
             state, operands, place, own, data, walk, first, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
         )

@@ -53,7 +53,7 @@ def bias_gradient_tile(
         do = load_queries(do_head, queries, TILE, MASK)
         delta = load_delta(saved, row, queries, q_len, TILE)
         q = load_queries(q_head, queries, TILE, MASK)
-        of_queries = load_of_queries(data, b, queries, MASK)
+        of_queries = load_of_queries(data, b, queries)
         lse, excess = load_sums(lse_head, queries, q_len, TILE, SCORE)
         k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)
         of_keys = load_of_keys(data, b, h, keys, MASK)
@@ -67,7 +67,7 @@ def bias_gradient_tile(
             kept = dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE)
             dp = tl.where(kept, dp * data.drop.rescale, 0.0)
         dp -= delta[:, None]
-        is_data = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
+        is_data = MASK.HAS_KEYS or MASK.BY_PAIR
         masked = is_data or ((kv < full_first) | (kv >= full_end))
         if masked:
             keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)

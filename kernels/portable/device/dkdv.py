@@ -58,7 +58,7 @@ def dkdv_tile(
     k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)
     keys = rows_of(data, kv_rows, seen_keys, kv_len, MASK)
     of_keys = load_of_keys(data, b, h, keys, MASK)
-    kv_range = id_range(of_keys.ids, keys, MASK)
+    kv_range = id_range(of_keys.vectors, keys, MASK)
     k = load_k(k_head, keys, of_keys, TILE, MASK)
     v = load_v(v_head, keys, of_keys, TILE, MASK)
     dk = tl.zeros([TILE.BLOCK_KV, TILE.BLOCK_D], tl.float32)
@@ -67,10 +67,10 @@ def dkdv_tile(
     steps = dash_visits(kv, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
     n_q = tl.cdiv(q_len, TILE.BLOCK_Q)
     # a mask that is data may leave rows without keys, which are not read; a bias hides nothing
-    HIDES_ROWS: tl.constexpr = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
+    HIDES_ROWS: tl.constexpr = MASK.HAS_KEYS or MASK.BY_PAIR
     # dk and dv of a key that is not valid are set to zero in the end; only dq is a sum over keys
     ASKS_KEYS: tl.constexpr = MASK.HAS_KEYS and ORDERED
-    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
+    ALWAYS_MASKED: tl.constexpr = ASKS_KEYS or MASK.BY_PAIR
     MASKED: tl.constexpr = ALWAYS_MASKED or MASK.HAS_LO or MASK.HAS_HI or not TILE.EVEN_KV
     BY_KEY: tl.constexpr = not SCORE.HAS_BIAS
     for g in range(TILE.GROUP):
@@ -86,11 +86,11 @@ def dkdv_tile(
             prefetch_bias(data, b, hq, later, kv, wanted, walk, TILE, SCORE, BUILD)
             q_tile = dash_q_tile(kv, step, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
             queries = rows_of(data, numbers_of(q_tile, TILE.BLOCK_Q, BUILD), seen_rows, q_len, MASK)
-            of_queries = load_of_queries(data, b, queries, MASK)
+            of_queries = load_of_queries(data, b, queries)
             if HIDES_ROWS:
                 nothing = float("-inf")  # the log-sum-exp of a row that sees no key
                 seeing = load_rows(lse_head, queries, nothing, TILE.EVEN_Q) != nothing
-                seeing = in_range(seeing, of_queries.ids, kv_range, MASK)
+                seeing = in_range(seeing, of_queries.vectors, kv_range, MASK)
                 q = load_chosen(q_head, queries, seeing, TILE.HEAD_DIM, TILE.BLOCK_D)
             else:
                 q = load_tile(q_head, queries, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_Q)
@@ -133,7 +133,7 @@ def dkdv_tile(
                 cols = tl.arange(0, TILE.BLOCK_D)
                 start = accumulator.DQ + row * data.placed.tokens * TILE.HEAD_DIM
                 dq_ptrs = start + queries.tokens[:, None] * TILE.HEAD_DIM + cols[None, :]
-                added = in_range(queries.exists, of_queries.ids, kv_range, MASK)
+                added = in_range(queries.exists, of_queries.vectors, kv_range, MASK)
                 inside = added[:, None] & (cols[None, :] < TILE.HEAD_DIM)
                 tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
                 pass_turn_on(semaphore, BUILD.INTERPRET)

@@ -51,13 +51,13 @@ def dq_tile(
     tl.store(saved.DELTA + row * q_len + queries.numbers, delta, mask=queries.numbers < q_len)
     q_head, lse_head = head_of(inputs.q, b, hq), head_of(saved.lse, b, hq)
     q = load_queries(q_head, queries, TILE, MASK)
-    of_queries = load_of_queries(data, b, queries, MASK)
-    q_range = id_range(of_queries.ids, queries, MASK)
+    of_queries = load_of_queries(data, b, queries)
+    q_range = id_range(of_queries.vectors, queries, MASK)
     lse, excess = load_sums(lse_head, queries, q_len, TILE, SCORE)
     k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)
     dq = tl.zeros([TILE.BLOCK_Q, TILE.BLOCK_D], tl.float32)
     first, full_first, full_end, end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    IS_DATA: tl.constexpr = MASK.HAS_KEYS or MASK.HAS_SEGMENTS or MASK.HAS_INTERVAL or MASK.HAS_DENSE
+    IS_DATA: tl.constexpr = MASK.HAS_KEYS or MASK.BY_PAIR
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
         prefetch_bias(data, b, hq, q_tile, kv, True, walk, TILE, SCORE, BUILD)

@@ -9,26 +9,25 @@ Note [Argument groups]
     So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names are in
     capitals and which are assigned as `tl.constexpr`.
 
-    A new term of masks takes a member of `Data` and a flag of `Mask`.  Where it has a vector, it also takes a member of
-    `OfQueries` or `OfKeys`, which `load_of_queries` or `load_of_keys` fills, and in any case a line of `visible`.  What
-    changes scores takes a member of `Score`.  No signature changes.
+    Kernels know the relations of a mask (`model.relations`), not its terms: `Data`, `OfQueries` and `OfKeys` have a
+    tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  What changes scores takes a
+    member of `Score`.  No signature changes.
 
 Note [Data operands]
     `Data` is what masks and scores read.  A member belongs to a kernel that has the flag behind it; in others it is
-    never read, and may be anything of this form.  Operands have strides for each dimension.
+    never read, and may be anything of this form.  Tuples are empty where there is nothing.  Operands have strides for
+    each dimension.
 
     keys (HAS_KEYS): int32 [batch, kv heads, kv_len]; no row sees a key whose entry is zero.
 
-    q_ids, kv_ids (HAS_SEGMENTS): int32 or int64 [batch, q_len] and [batch, kv_len]; a row sees only keys of its own id.
+    of_queries, of_keys: for each relation of `Mask.RELATIONS` a tuple of int32 or int64 [batch, q_len], and one of
+    [batch, kv_len], in the order of its roles; a row sees only keys that the relation shows.
 
-    Neither has elements of less than 32 bits.  From the narrowest load that an operand of a matmul depends on, be it by
-    a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order of the
-    sum: a vector of bools would give other bits than no vector.
+    None of these has elements of less than 32 bits.  From the narrowest load that an operand of a matmul depends on, be
+    it by a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order
+    of the sum: a vector of bools would give other bits than no vector.
 
-    least, most, key_numbers (HAS_INTERVAL): int32 or int64 [batch, q_len] twice and [batch, kv_len]; a row sees only
-    keys whose number is one of least .. most.
-
-    dense (HAS_DENSE): bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entry is not zero.
+    of_pairs: a tuple of bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entries are not zero.
 
     bias (HAS_BIAS): floats [batch, q heads, q_len, kv_len], which are added to the scaled scores.  Any values: a score
     of -inf has the probability zero.  A row all of whose scores are -inf counts as one that sees no key, but a key that
@@ -95,12 +94,9 @@ class Data(NamedTuple):
     """See Note [Data operands]."""
 
     keys: object
-    q_ids: object
-    kv_ids: object
-    least: object
-    most: object
-    key_numbers: object
-    dense: object
+    of_queries: object
+    of_keys: object
+    of_pairs: object
     bias: object
     placed: object
     drop: object
@@ -121,26 +117,19 @@ class Rows(NamedTuple):
 
 
 class OfQueries(NamedTuple):
-    """What a mask says of the queries of a tile: any integers for what it does not have.
+    """What a mask says of the queries of a tile: for each relation a tuple of vectors of integers."""
 
-    ids: of their segments; least, most: of the numbers of the keys that they see.
-    """
-
-    ids: object
-    least: object
-    most: object
+    vectors: object
 
 
 class OfKeys(NamedTuple):
     """What a mask says of the keys of a tile.
 
-    valid: booleans, all true without a vector of keys; ids: of their segments, and number: of the key, both any
-    integers where there are none.
+    valid: booleans, all true without a vector of keys; vectors: as of `OfQueries`.
     """
 
     valid: object
-    ids: object
-    number: object
+    vectors: object
 
 
 class Accumulator(NamedTuple):
@@ -185,14 +174,17 @@ class Tile(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """The bounds and the terms that the mask has; PLACED: rows of a row block, 0 where tokens are rows."""
+    """The bounds that the mask has, and what it reads.
+
+    RELATIONS: the tests of its relations of queries and keys, see `model.relations`; BY_PAIR: there are some, or
+    operands of pairs; PLACED: rows of a row block, 0 where tokens are rows, of which the only relation is that of ids.
+    """
 
     HAS_LO: bool
     HAS_HI: bool
     HAS_KEYS: bool
-    HAS_SEGMENTS: bool
-    HAS_INTERVAL: bool
-    HAS_DENSE: bool
+    BY_PAIR: bool
+    RELATIONS: object
     PLACED: int
 
 

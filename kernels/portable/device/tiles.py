@@ -86,23 +86,27 @@ def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
 
 
 @triton.jit
-def id_range(ids, rows, MASK: tl.constexpr):
-    """The smallest and the largest of the `ids` of a tile's rows that have a token, none without; for `in_range`."""
+def id_range(vectors, rows, MASK: tl.constexpr):
+    """The smallest and the largest of the ids of a tile's rows that have a token, none without; for `in_range`.
+
+    vectors: of `OfQueries` or `OfKeys`; a mask of rows has the one relation of ids.
+    """
     if MASK.PLACED:
+        ids = vectors[0][0]
         return tl.min(tl.where(rows.exists, ids, 2**30), 0), tl.max(tl.where(rows.exists, ids, -1), 0)
     else:
         return 0, 0
 
 
 @triton.jit
-def in_range(chosen, ids, others, MASK: tl.constexpr):
+def in_range(chosen, vectors, others, MASK: tl.constexpr):
     """Whether rows are `chosen` and, of a mask of rows, may have the id of a row of the other tile, whose `id_range`
     is `others`.
 
     A tile has rows of one document alone, so that nothing of another one is read, whatever the walk visits.
     """
     if MASK.PLACED:
-        return chosen & (ids >= others[0]) & (ids <= others[1])
+        return chosen & (vectors[0][0] >= others[0]) & (vectors[0][0] <= others[1])
     else:
         return chosen
 
@@ -110,7 +114,7 @@ def in_range(chosen, ids, others, MASK: tl.constexpr):
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
     """`of_keys`, in which no other keys are valid than those `in_range` of queries whose `id_range` this is."""
-    return OfKeys(in_range(of_keys.valid, of_keys.ids, queries, MASK), of_keys.ids, of_keys.number)
+    return OfKeys(in_range(of_keys.valid, of_keys.vectors, queries, MASK), of_keys.vectors)
 
 
 @triton.jit
@@ -157,30 +161,12 @@ def load_keys(operand, b, h, keys, MASK: tl.constexpr):
 
 
 @triton.jit
-def load_ids(operand, b, rows, MASK: tl.constexpr):
-    """The segment ids of queries or keys of batch element `b`; any integers where there are no segments.
-
-    operand: integers [batch, length], of which nothing outside first .. end-1 is read.  Ids of int32 stay as they are,
-    all others become int64, so that ids of any two types are compared by their values.
-    """
-    if MASK.HAS_SEGMENTS:
-        return load_integers(operand, b, rows)
-    else:
-        return rows.numbers
-
-
-@triton.jit
-def load_bounds(operand, b, rows, MASK: tl.constexpr):
-    """As `load_ids`, what an interval says of queries or keys."""
-    if MASK.HAS_INTERVAL:
-        return load_integers(operand, b, rows)
-    else:
-        return rows.numbers
-
-
-@triton.jit
 def load_integers(operand, b, rows):
-    """The numbers of queries or keys of batch element `b`, from [batch, length]; see `load_ids`."""
+    """The numbers of queries or keys of batch element `b`, from [batch, length].
+
+    Nothing outside first .. end-1 is read.  Numbers of int32 stay as they are, all others become int64, so that numbers
+    of any two types are compared by their values.
+    """
     ptrs = operand.start + b.to(tl.int64) * operand.strides[0] + rows.numbers * operand.strides[1]
     numbers = tl.load(ptrs, mask=(rows.numbers >= rows.first) & (rows.numbers < rows.end), other=0)
     if numbers.dtype == tl.int32:
@@ -190,17 +176,28 @@ def load_integers(operand, b, rows):
 
 
 @triton.jit
-def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
-    """`OfKeys` of `keys`; of a mask of rows those are valid that have a token."""
-    valid = keys.exists if MASK.PLACED else load_keys(data.keys, b, h, keys, MASK)
-    return OfKeys(valid, load_ids(data.kv_ids, b, keys, MASK), load_bounds(data.key_numbers, b, keys, MASK))
+def load_vectors(operands, b, rows):
+    """For each relation the tuple of its vectors, of queries or keys of batch element `b`."""
+    found = ()
+    for i in tl.static_range(len(operands)):
+        of_relation = ()
+        for j in tl.static_range(len(operands[i])):
+            of_relation = of_relation + (load_integers(operands[i][j], b, rows),)
+        found = found + (of_relation,)
+    return found
 
 
 @triton.jit
-def load_of_queries(data, b, queries, MASK: tl.constexpr):
+def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
+    """`OfKeys` of `keys`; of a mask of rows those are valid that have a token."""
+    valid = keys.exists if MASK.PLACED else load_keys(data.keys, b, h, keys, MASK)
+    return OfKeys(valid, load_vectors(data.of_keys, b, keys))
+
+
+@triton.jit
+def load_of_queries(data, b, queries):
     """`OfQueries` of `queries`."""
-    ids = load_ids(data.q_ids, b, queries, MASK)
-    return OfQueries(ids, load_bounds(data.least, b, queries, MASK), load_bounds(data.most, b, queries, MASK))
+    return OfQueries(load_vectors(data.of_queries, b, queries))
 
 
 @triton.jit
@@ -215,12 +212,13 @@ def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 
 @triton.jit
-def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr, MASK: tl.constexpr):
-    """Whether a dense mask shows the pairs of a tile, as booleans; all are shown without one."""
-    if MASK.HAS_DENSE:
-        return load_pairs(data.dense, b, hq, queries, keys, BY_KEY) != 0
-    else:
-        return by_key(keys.numbers, BY_KEY) >= 0
+def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
+    """Whether the operands of pairs show the pairs of a tile, as booleans; all are shown without one."""
+    shown = by_key(keys.numbers, BY_KEY) >= 0
+    for i in tl.static_range(len(data.of_pairs)):
+        pairs = load_pairs(data.of_pairs[i], b, hq, queries, keys, BY_KEY) != 0
+        shown = pairs if i == 0 else shown & pairs
+    return shown
 
 
 @triton.jit
@@ -373,8 +371,7 @@ def visible(
     """Whether the mask lets the (query, key) pairs of a tile through; ASKS_KEYS: only where keys are valid."""
     _q_len, kv_len, lo, hi = walk
     q_rows, kv_rows = by_query(queries.numbers, BY_KEY), by_key(keys.numbers, BY_KEY)
-    shown = load_shown(data, b, hq, queries, keys, BY_KEY, MASK)
-    q_ids, kv_ids = by_query(of_queries.ids, BY_KEY), by_key(of_keys.ids, BY_KEY)
+    shown = load_shown(data, b, hq, queries, keys, BY_KEY)
     valid = by_key(of_keys.valid, BY_KEY)
     keep = (kv_rows < kv_len) & (q_rows >= 0)
     if MASK.HAS_LO:
@@ -383,11 +380,13 @@ def visible(
         keep = keep & (q_rows - kv_rows <= hi)
     if ASKS_KEYS:
         keep = keep & valid
-    if MASK.HAS_SEGMENTS:
-        keep = keep & (q_ids == kv_ids)
-    if MASK.HAS_INTERVAL:
-        number = by_key(of_keys.number, BY_KEY)
-        keep = keep & (by_query(of_queries.least, BY_KEY) <= number) & (number <= by_query(of_queries.most, BY_KEY))
-    if MASK.HAS_DENSE:
+    for i in tl.static_range(len(MASK.RELATIONS)):
+        of_query, of_key = (), ()
+        for j in tl.static_range(len(of_queries.vectors[i])):
+            of_query = of_query + (by_query(of_queries.vectors[i][j], BY_KEY),)
+        for j in tl.static_range(len(of_keys.vectors[i])):
+            of_key = of_key + (by_key(of_keys.vectors[i][j], BY_KEY),)
+        keep = MASK.RELATIONS[i](keep, of_query, of_key)
+    if len(data.of_pairs) > 0:
         keep = keep & shown
     return keep

@@ -21,6 +21,7 @@ from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
 from dash_inductor.kernels.common.device import tables
 from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.common.relations import CODES, RANKS, Layout
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
@@ -29,6 +30,7 @@ from dash_inductor.operators.mask_tables import mask_tables as operator
 
 from ...support.distribution import ROOT
 from ...support.processes import HANGS
+from ...support.table_words import values_of
 
 COUNTS = {
     "vectors": 3,
@@ -63,8 +65,9 @@ def test_word_by_word_against_the_definition(kind: str, results: list[str]) -> N
 
 
 Kernel = tuple[Any, dict[str, Any], dict[str, str]]
-ALL, OF_VECTORS = tables.Mask(True, True, True, True), tables.Mask(True, True, True, False)
-OF_INTERVALS = tables.Mask(True, True, True, False, INTERVAL=True, NUMBERS=True)
+CODED, RANKED = Layout.of([CODES]), Layout.of([CODES, RANKS])
+ALL, OF_VECTORS = (tables.Mask(True, True, *CODED, True, False, False, has_dense) for has_dense in (True, False))
+OF_INTERVALS = tables.Mask(True, True, *RANKED, True, False, True, False)
 STRIDES = dict.fromkeys(
     ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
 )
@@ -72,11 +75,23 @@ TYPES = {
     **STRIDES,
     **dict.fromkeys(("Q_IDS", "KV_IDS", "STARTS"), "*i64"),
     **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
-    **dict.fromkeys(("Q_CODES", "KV_CODES", "RANGES", "RANKS", "VISITS", "STEPS", "CONTRIBUTIONS", "COUNTS"), "*i32"),
+    **dict.fromkeys(
+        (
+            "Q_CODES",
+            "KV_CODES",
+            "Q_VECTORS",
+            "KV_VECTORS",
+            "RANGES",
+            "RANKS",
+            "VISITS",
+            "STEPS",
+            "CONTRIBUTIONS",
+            "COUNTS",
+        ),
+        "*i32",
+    ),
     **dict.fromkeys(("KINDS", "FINE"), "*i8"),
     "SEEN_BITS": "*i32",
-    "SPANS": "*i32",
-    "NUMBERS": "*i32",
 }
 BENT = schedule_module("bent_fold", Band(0))
 TOKENS = {"TOKENS": tables.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
@@ -85,7 +100,7 @@ PAIRS = tables.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_ta
 WALK = {"BLOCK_Q": 64, "BLOCK_KV": 128}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "find_starts": (tables.find_starts, {"BLOCK": mask_tables.TOKENS}),
-    "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, **TOKENS}),
+    "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, "QUERIES": 1, "KEYS": 1, **TOKENS}),
     "seen": (tables.seen, {"MASK": ALL, **TOKENS}),
     "seen by vectors": (tables.seen, {"MASK": OF_VECTORS, **TOKENS}),
     "seen by intervals": (tables.seen, {"MASK": OF_INTERVALS, **TOKENS}),
@@ -129,7 +144,7 @@ PLAN = Plan("hopper", "spt", "hopper", Tiles(8, 16, 8, 2), forward_tiles=Tiles(1
 
 
 def data(valid: torch.Tensor | None = VALID, **more: Any) -> MaskData:
-    return MaskData(Band(), 2, 4, 2, 30, 40, valid, **more)
+    return MaskData(Band(), 2, 4, 2, 30, 40, values_of(valid, **more))
 
 
 def build(plan: Plan, **sizes: int) -> object:
@@ -137,16 +152,16 @@ def build(plan: Plan, **sizes: int) -> object:
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: data(None), "valid, segments, dense, interval=(None, None, None, None)"),
-    (lambda: data(VALID[:, :39]), "valid.shape=(2, 39) is not allowed: expected [2, 40]"),
-    (lambda: data(VALID[0]), "valid.shape=(40,)"),
-    (lambda: data(VALID.float()), "valid.dtype=torch.float32"),
-    (lambda: data(segments=(IDS[0], IDS[1][:1])), "segments[1].shape=(1, 40)"),
-    (lambda: data(None, segments=(IDS[1], IDS[0])), "segments[0].shape=(2, 40) is not allowed: expected [2, 30]"),
-    (lambda: data(None, segments=(IDS[0], IDS[1].bool())), "segments[1].dtype=torch.bool"),
-    (lambda: data(VALID.to("meta"), segments=IDS), "segments[0].device='cpu' is not allowed: expected meta"),
-    (lambda: data(None, dense=torch.ones(2, 3, 30, 40, dtype=torch.bool)), "dense.shape=(2, 3, 30, 40)"),
-    (lambda: data(None, dense=torch.ones(1, 1, 30, 40)), "dense.dtype=torch.float32"),
+    (lambda: data(None), "values=()"),
+    (lambda: data(VALID[:, :39]), "keys.valid.shape=(2, 39) is not allowed: expected [2, 40]"),
+    (lambda: data(VALID[0]), "keys.valid.shape=(40,)"),
+    (lambda: data(VALID.float()), "keys.valid.dtype=torch.float32"),
+    (lambda: data(segments=(IDS[0], IDS[1][:1])), "segments.kv.shape=(1, 40)"),
+    (lambda: data(None, segments=(IDS[1], IDS[0])), "segments.q.shape=(2, 40) is not allowed: expected [2, 30]"),
+    (lambda: data(None, segments=(IDS[0], IDS[1].bool())), "segments.kv.dtype=torch.bool"),
+    (lambda: data(VALID.to("meta"), segments=IDS), "keys.valid.device='meta' is not allowed: expected cpu"),
+    (lambda: data(None, dense=torch.ones(2, 3, 30, 40, dtype=torch.bool)), "dense.mask.shape=(2, 3, 30, 40)"),
+    (lambda: data(None, dense=torch.ones(1, 1, 30, 40)), "dense.mask.dtype=torch.float32"),
     (lambda: build(replace(PLAN, forward="keep", forward_tiles=None)), "plan.forward_tiles=None"),
     (lambda: build(replace(PLAN, schedule="shift")), "schedule='shift' is not allowed"),
 ]

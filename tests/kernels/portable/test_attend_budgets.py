@@ -188,7 +188,7 @@ def test_the_forward_with_segments_fits(arch: str, keys: bool) -> None:
     stage = (tiles.block_kv * 128 * 2) * 2  # bytes of a tile of keys and one of values
     assert used.shared_memory >= (tiles.num_stages - 1) * stage
     assert "cp.async" in asm["ptx"]
-    assert kernel.names == ("Q", "K", "V", "LSE", "Q_IDS", "KV_IDS", "KEYS", "OUT")
+    assert kernel.names == ("Q", "K", "V", "LSE", "SEGMENTS_Q", "SEGMENTS_KV", "KEYS", "OUT")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> 
         _, used = compiled(kernel, arch)
         assert used.shared_memory <= SHARED_BYTES[arch], used
         assert max(used.spill_stores, used.spill_loads) <= 640, used
-    assert [k.names.count("Q_IDS") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
+    assert [k.names.count("SEGMENTS_Q") for k in kernels] == ([1, 1] if schedule == "two_pass" else [0, 1])
     assert [k.names.count("KEYS") for k in kernels] == ([1, 0] if schedule == "two_pass" else [0, 1])
 
 
@@ -227,7 +227,7 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
         assert max(used.spill_stores, used.spill_loads) <= 1000, used
         assert used.registers > 128, "where the assembler runs out of registers, it gives a kernel 32"
         assert ("BIAS" in kernel.names) == (kind == "bias")
-        assert ("DENSE" in kernel.names) == (kind == "dense")
+        assert ("DENSE_SHOWN" in kernel.names) == (kind == "dense")
 
 
 def test_a_bias_is_loaded_ahead() -> None:

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common import relations
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.reference import tables
 from dash_inductor.model import Band, Bias, Call, Interval, Mask, Operand, Segments, Site
 from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
+
+from ...support.table_words import values_of
 
 BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 4, 2, 90, 16
 ORDER = (0, 1, 2, 3)
@@ -109,11 +111,12 @@ def test_other_lengths_of_keys(band: Band, q_len: int, kv_len: int) -> None:
     inside = inside & (resolved.lo is None or distance >= resolved.lo)
     inside = inside & (resolved.hi is None or distance <= resolved.hi)
     for numbers in (None, number):
-        data = MaskData(band, BATCH, 1, 1, q_len, kv_len, interval=(lo, hi, numbers))
+        data = MaskData(band, BATCH, 1, 1, q_len, kv_len, values_of(interval=(lo, hi, numbers)))
         of_keys = torch.arange(kv_len).expand(BATCH, -1) if numbers is None else number
         shown = inside & (lo[:, :, None] <= of_keys[:, None]) & (of_keys[:, None] <= hi[:, :, None])
         assert torch.equal(tables._shown(data)[:, 0], shown)
-        spans, ranks = mask_tables.spans(data)
-        keys = torch.arange(kv_len).expand(BATCH, -1) if numbers is None else ranks
+        (of,) = relations.vectors(data)
+        spans, ranks = relations.spans(of, data)
+        keys = torch.arange(kv_len).expand(BATCH, -1) if numbers is None else ranks[:, 0]
         found = (spans[:, 0, :, None] <= keys[:, None]) & (keys[:, None] < spans[:, 1, :, None])
         assert torch.equal(found if numbers is None else found & inside, shown)

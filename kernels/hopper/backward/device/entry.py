@@ -31,11 +31,11 @@ def hopper_backward(
     delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past
     q_len.
 
-    All other arguments are groups, see `arguments`: data is given where the mask has codes or a dense mask, see
-    `table_walk`; dropout, if probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`;
-    with `stamped` the kernel writes down when it does what, see `stamps`.  With `places` the mask is one of rows: q_len
-    and kv_len count rows, dq, lse and delta have rows, and the other tensors have tokens; see `places`, also for the
-    targets, which are given then only.
+    All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_walk`; dropout, if
+    probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with `stamped` the kernel
+    writes down when it does what, see `stamps`.  With `places` the mask is one of rows: q_len and kv_len count rows,
+    dq, lse and delta have rows, and the other tensors have tokens; see `places`, also for the targets, which are given
+    then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -46,8 +46,8 @@ def hopper_backward(
         SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
     )  # fmt: skip
     if data is not None:
-        told_words, told_codes, told_spans = allocate_told(FORM, MASK)
-        walks = TableWalk(work, data, told_words, told_codes, told_spans, MASK)
+        told_words, told_vectors = allocate_told(FORM, MASK)
+        walks = TableWalk(work, data, told_words, told_vectors, MASK)
     else:
         CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
         walks = ClosedForm(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)

@@ -7,8 +7,8 @@ some of its heads, where heads differ:
 * `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
   its steps; what follows them is never read.
 
-Codes of the queries go to shared memory beside the words of Note [What consumers are told] in `told`, by asynchronous
-copies that arrive with the dO; consumers keep the codes of their keys in registers.  Producer and reducers load every
+Vectors of the queries go to shared memory beside the words of Note [What consumers are told] in `told`, by asynchronous
+copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and reducers load every
 word a step of theirs before they need it.  Bytes of a dense mask are read where they are needed.
 """
 
@@ -20,6 +20,7 @@ from .....schedule.table_walk import TILE_BITS
 from ....common.device.aggregates import aggregate, replace
 from ...shared.device.clear import unseen_keys
 from ...shared.device.operations import begin_copy, here
+from ...shared.device.relations import shows
 from ...shared.device.told import MASKED, allocate_words, tell, told, within_band
 from ...shared.device.work import Work, pieces
 
@@ -31,23 +32,20 @@ WORD_BITS = gl.constexpr(TILE_BITS)
 class TableWalk:
     """Walks that tables give, and what else the mask reads.
 
-    data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  With HAS_CODES,
-    q_codes: int32 [batch, q_len]; kv_codes: int32 [batch, kv_len]; a query sees keys of its own code alone; none has
-    -1, and no key has -2.  keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense:
-    bytes [batch, q_heads, q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.  With HAS_SPANS,
-    q_spans: int32 [batch, 2, q_len], the first number of a key that a query sees, and the first one behind; kv_numbers,
-    with HAS_NUMBERS: int32 [batch, kv_len], the numbers of the keys; else these are their positions.
+    data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
+    [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; of relations in the forms of `common.relations`.
+    keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
+    q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.
 
-    In shared memory, for the steps whose dO is there: told_words, a ring of words; told_codes, with HAS_CODES, a ring
-    of the codes of their queries, in pieces as dO; told_spans, with HAS_SPANS, of every piece what is first, and then
-    what is behind.  MASK: see `arguments.MaskKind`.  Not IN_RUNS: the mask may cut any step.
+    In shared memory, for the steps whose dO is there: told_words, a ring of words; told_vectors, a ring of the vectors
+    of their queries: in pieces as dO, and of every piece one vector after the other.  MASK: see `arguments.MaskKind`.
+    Not IN_RUNS: the mask may cut any step.
     """
 
     work: Work
     data: gl.tuple
     told_words: gl.shared_memory_descriptor
-    told_codes: gl.shared_memory_descriptor
-    told_spans: gl.shared_memory_descriptor
+    told_vectors: gl.shared_memory_descriptor
     MASK: gl.tuple
     IN_RUNS: gl.constexpr = False
     CLEARS: gl.constexpr = True
@@ -107,19 +105,17 @@ class TableWalk:
     def tell(self, word, slot, full):
         """Tell consumers what they need besides tiles, before the barrier of this slot of dO, `full`, is armed."""
         work = self.work
-        if self.MASK.HAS_CODES or self.MASK.HAS_SPANS:
-            ROWS: gl.constexpr = self.told_codes.shape[1] if self.MASK.HAS_CODES else self.told_spans.shape[1]
+        QUERIES: gl.constexpr = self.MASK.QUERIES
+        if QUERIES > 0:
+            ROWS: gl.constexpr = self.told_vectors.shape[1]
             PIECES: gl.constexpr = work.BLOCK_Q // ROWS
             rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
                 places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
-                if self.MASK.HAS_CODES:
-                    codes = self.told_codes.index(slot * PIECES + piece)
-                    begin_copy(codes, self.data.q_codes + (work.batch * work.q_len + places))
-                if self.MASK.HAS_SPANS:
-                    spans = self.data.q_spans + (2 * work.batch * work.q_len + places)
-                    begin_copy(self.told_spans.index(2 * (slot * PIECES + piece)), spans)
-                    begin_copy(self.told_spans.index(2 * (slot * PIECES + piece) + 1), spans + work.q_len)
+                vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + places)
+                for i in gl.static_range(QUERIES):
+                    own = self.told_vectors.index(QUERIES * (slot * PIECES + piece) + i)
+                    begin_copy(own, vectors + i * work.q_len)
             async_copy.mbarrier_arrive(full)
         tell(self.told_words, slot, word)
 
@@ -127,19 +123,15 @@ class TableWalk:
     def mask(self, kv, LAYOUT: gl.constexpr):
         """The mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
         work = self.work
-        kv_codes = kv
-        kv_numbers = kv
-        if self.MASK.HAS_CODES:  # past the end there is a code that no query has
-            keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
-            kv_codes = gl.load(
-                self.data.kv_codes + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1
-            )
-        if self.MASK.HAS_NUMBERS:  # past the end there is a number that no query sees
-            keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
-            kv_numbers = gl.load(
-                self.data.kv_numbers + (work.batch * work.kv_len + keys), mask=keys < work.kv_len, other=-1
-            )
-        return DataMask(self, kv, kv_codes, kv_numbers)
+        keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
+        of_keys = ()
+        for i in gl.static_range(self.MASK.KEYS):  # past the end there is what no query sees
+            vector = gl.load(
+                self.data.kv_vectors + ((self.MASK.KEYS * work.batch + i) * work.kv_len + keys),
+                mask=keys < work.kv_len, other=-1,
+            )  # fmt: skip
+            of_keys = of_keys + (vector,)
+        return DataMask(self, kv, of_keys)
 
     @gluon.jit
     def _existing(self, kv):
@@ -157,15 +149,14 @@ class TableWalk:
 
 @aggregate
 class DataMask:
-    """The scores of kv tile `kv` that count: the band, the codes, the spans and the dense mask let them through.
+    """The scores of kv tile `kv` that count: the band, the relations and the dense mask let them through.
 
-    kv_codes, kv_numbers: the codes and the numbers of its keys, if the mask has them.
+    of_keys: the vectors of its keys.
     """
 
     walk: TableWalk
     kv: gl.tensor
-    kv_codes: gl.tensor
-    kv_numbers: gl.tensor
+    of_keys: gl.tuple
 
     @gluon.jit
     def q_tile(self, word):
@@ -212,41 +203,39 @@ class DataMask:
 
     @gluon.jit
     def _sees(self, q_row, columns, rows, piece):
-        """Whether band and codes let each query of a piece see each key: [keys, queries], false for keys past the last.
+        """Whether band and relations let each query of a piece see each key: [keys, queries].
 
-        For queries past the last it says anything: their P is zero.  q_row: the first query.
+        It is false for keys past the last.  For queries past the last it says anything: their P is zero.  q_row: the
+        first query; piece: its place in the ring.
         """
         walk = self.walk
         work = walk.work
         keys = gl.expand_dims(rows, 1)
-        if walk.MASK.HAS_CODES:
-            q_codes = walk.told_codes.index(piece).load(columns.type.layout)
-            keep = gl.expand_dims(q_codes, 0) == gl.expand_dims(self.kv_codes, 1)
-        elif not walk.MASK.HAS_SPANS:
+        QUERIES: gl.constexpr = walk.MASK.QUERIES
+        of_queries, of_keys = (), ()
+        for i in gl.static_range(QUERIES):
+            vector = walk.told_vectors.index(QUERIES * piece + i).load(columns.type.layout)
+            of_queries = of_queries + (gl.expand_dims(vector, 0),)
+        for i in gl.static_range(walk.MASK.KEYS):
+            of_keys = of_keys + (gl.expand_dims(self.of_keys[i], 1),)
+        if len(walk.MASK.FORMS) == 0:
             keep = keys < work.kv_len
-        if walk.MASK.HAS_SPANS:
-            first = walk.told_spans.index(2 * piece).load(columns.type.layout)
-            end = walk.told_spans.index(2 * piece + 1).load(columns.type.layout)
-            numbers = keys
-            if walk.MASK.HAS_NUMBERS:
-                numbers = gl.expand_dims(self.kv_numbers, 1)
-            between = (gl.expand_dims(first, 0) <= numbers) & (numbers < gl.expand_dims(end, 0))
-            keep = keep & between if walk.MASK.HAS_CODES else between
-        if walk.MASK.HAS_SPANS and not walk.MASK.HAS_NUMBERS:
+        for i in gl.static_range(len(walk.MASK.FORMS)):
+            shown = shows(of_queries, of_keys, keys, walk.MASK.Q_ROWS[i], walk.MASK.KV_ROWS[i], walk.MASK.FORMS[i])
+            keep = shown if i == 0 else keep & shown
+        if walk.MASK.HAS_POSITIONS:
             return keep  # spans of positions end where band and keys do
         return within_band(keep, work, q_row, columns, rows, walk.MASK)
 
 
 @gluon.jit
 def allocate_told(FORM, MASK):
-    """(told_words, told_codes, told_spans) of a `TableWalk`; the first stands for others that it lacks."""
+    """(told_words, told_vectors) of a `TableWalk`; the first stands for the second if that is empty."""
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = allocate_words(FORM.STAGES)
-    codes = words
-    spans = words
-    if MASK.HAS_CODES:
-        codes = gl.allocate_shared_memory(gl.int32, [FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES], layout)
-    if MASK.HAS_SPANS:
-        spans = gl.allocate_shared_memory(gl.int32, [2 * FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES], layout)
-    return words, codes, spans
+    vectors = words
+    if MASK.QUERIES > 0:
+        shape: gl.constexpr = [MASK.QUERIES * FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES]
+        vectors = gl.allocate_shared_memory(gl.int32, shape, layout)
+    return words, vectors

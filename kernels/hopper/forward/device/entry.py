@@ -36,9 +36,7 @@ def hopper_forward(
         problem.section, problem.last_section, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, MASK.HAS_LO,
         MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALVES,
     )  # fmt: skip
-    rest = Data(
-        data, MASK.HAS_CODES, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK.HAS_SPANS, MASK.HAS_NUMBERS
-    )
+    rest = Data(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
     rows = Places(places, problem.q_len, MASK.PLACED)
     drop = Drop(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)

@@ -1,4 +1,4 @@
-"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says by codes which scores of a kv tile count.
+"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
 
 Note [Words]
     A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from .....schedule.table_walk import FORWARD_UNSEEN
 from ....common.device.aggregates import aggregate, group
 from ...shared.device.operations import role_barrier
+from ...shared.device.relations import keep_shown
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
@@ -46,19 +47,16 @@ def has_unseen(word):
 class Data:
     """A mask that is data; without arguments the mask is a band.
 
-    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no codes: `seen` reads bits.  CODES_AHEAD: in which
-    steps codes are asked for before the scores are begun, which takes as long as they do: in none (0), in the first of
-    a run (1), or in all (2).  With HAS_SPANS a query sees numbers of keys from one to another, of their positions
-    unless HAS_NUMBERS; spans of positions end where band and keys do.
+    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no vectors: `seen` reads bits.  CODES_AHEAD: in which
+    steps vectors are asked for before the scores are begun, which takes as long as they do: in none (0), in the first
+    of a run (1), or in all (2).  MASK: see `arguments.MaskKind`.
     """
 
     arguments: group
-    HAS_CODES: gl.constexpr
     HAS_DENSE: gl.constexpr
     CODES_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
-    HAS_SPANS: gl.constexpr
-    HAS_NUMBERS: gl.constexpr
+    MASK: gl.tuple
 
     @gluon.jit
     def table(self, b, head):
@@ -74,91 +72,56 @@ class Data:
 
     @gluon.jit
     def codes(self, work, like, b, rows, kv):
-        """(codes of the queries `rows`, codes of the keys of kv tile `kv`, first and end of the spans of the queries,
-        numbers of the keys); any integers for what the mask does not have.  like: what has the layout of scores.
+        """(vectors of the queries `rows`, vectors of the keys of kv tile `kv`), a tuple each.
+
+        like: what has the layout of scores.
         """
         row_exists = (rows >= 0) & (rows < work.q_len)
         of_element = b.to(gl.int64) * work.q_len
-        q_codes = rows
-        kv_codes = rows
-        first = rows
-        end = rows
-        numbers = rows
-        if self.HAS_CODES:
-            q_codes = gl.load(self.arguments.q_codes_ptr + of_element + rows, mask=row_exists, other=0)
-            kv_codes = _of_keys(self.arguments.kv_codes_ptr, work, like, b, kv)
-        if self.HAS_SPANS:
-            places = self.arguments.q_spans + 2 * of_element + rows
-            first = gl.load(places, mask=row_exists, other=0)
-            end = gl.load(places + work.q_len, mask=row_exists, other=0)
-        if self.HAS_NUMBERS:
-            numbers = _of_keys(self.arguments.kv_numbers, work, like, b, kv)
-        return q_codes, kv_codes, first, end, numbers
+        queries = ()
+        for i in gl.static_range(self.MASK.QUERIES):
+            places = self.arguments.q_vectors + self.MASK.QUERIES * of_element + rows
+            queries = queries + (gl.load(places + i * work.q_len, mask=row_exists, other=0),)
+        keys = ()
+        for i in gl.static_range(self.MASK.KEYS):
+            vector = b.to(gl.int64) * self.MASK.KEYS + i
+            keys = keys + (_of_keys(self.arguments.kv_vectors, work, like, vector, kv),)
+        return queries, keys
 
     @gluon.jit
     def hide(self, work, s, codes, b, rows, kv):
-        """Scores of kv tile `kv`, -inf where codes differ or a key is not in the span; the band is another's matter.
+        """Scores of kv tile `kv`, -inf where a relation hides the key; the band is another's matter.
 
         codes: as `codes` gives them, or None, if they have not been asked for.
         """
         if codes is None:
             codes = self.codes(work, s, b, rows, kv)
-        q_codes, kv_codes, first, end, numbers = codes
-        if self.HAS_CODES:
-            s = _keep_equal(s, gl.expand_dims(q_codes, 1), gl.expand_dims(kv_codes, 0))
-        if self.HAS_SPANS:
-            if not self.HAS_NUMBERS:
-                numbers = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-            s = keep_between(s, gl.expand_dims(numbers, 0), gl.expand_dims(first, 1), gl.expand_dims(end, 1))
+        of_queries, of_keys = codes
+        queries, keys = (), ()
+        for i in gl.static_range(self.MASK.QUERIES):
+            queries = queries + (gl.expand_dims(of_queries[i], 1),)
+        for i in gl.static_range(self.MASK.KEYS):
+            keys = keys + (gl.expand_dims(of_keys[i], 0),)
+        positions = s
+        if self.MASK.HAS_POSITIONS:
+            places = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+            positions = gl.expand_dims(places, 0)
+        for i in gl.static_range(len(self.MASK.FORMS)):
+            s = keep_shown(s, queries, keys, positions, self.MASK.Q_ROWS[i], self.MASK.KV_ROWS[i], self.MASK.FORMS[i])
         return s
 
 
 @gluon.jit
-def _of_keys(ptr, work, like, b, kv):
-    """A number of each key of kv tile `kv`; ptr: int32 [batch, kv_len]."""
+def _of_keys(ptr, work, like, vector, kv):
+    """A number of each key of kv tile `kv`; ptr: int32 [vectors, kv_len]."""
     columns = gl.arange(0, work.BLOCK_KV, gl.SliceLayout(0, like.type.layout))
     if work.EVEN_KV:  # said so that loads are known to be aligned
-        first = (b.to(gl.int64) * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
+        first = (vector * (work.kv_len // work.BLOCK_KV) + kv) * work.BLOCK_KV
         return gl.load(ptr + first + columns)
     else:
         keys = kv * work.BLOCK_KV + columns
-        start = ptr + b.to(gl.int64) * work.kv_len
+        start = ptr + vector * work.kv_len
         return gl.load(start + keys, mask=keys < work.kv_len, other=0)
-
-
-@gluon.jit
-def keep_between(s, keys, first, end):
-    """s where ``first <= keys < end``, else -inf; as one operation, see `steps._keep_below`."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred %keep;
-        setp.lt.s32 %keep, $2, $4;
-        setp.ge.and.s32 %keep, $2, $3, %keep;
-        selp.f32 $0, $1, 0fFF800000, %keep;
-        }""",
-        "=f,f,r,r,r",
-        [s, keys, first, end],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _keep_equal(s, a, b):
-    """s where ``a == b``, else -inf; as one operation, see `steps._keep_below`."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred %keep;
-        setp.eq.s32 %keep, $2, $3;
-        selp.f32 $0, $1, 0fFF800000, %keep;
-        }""",
-        "=f,f,r,r",
-        [s, a, b],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
 
 
 @gluon.constexpr_function

@@ -19,8 +19,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from ...shared.device.operations import role_barrier
+from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
-from .listed import keep_between
 from .seen import ask, hide
 from .work import ROWS
 
@@ -92,9 +92,9 @@ def masked(work, data, s, codes, b, rows, kv):
 
     For `codes` see `listed.Data.hide`.
     """
-    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and (data.HAS_NUMBERS or not data.HAS_SPANS):
+    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_POSITIONS:
         s = _in_band(work, s, rows, kv)
-    if data.HAS_CODES or data.HAS_SPANS:
+    if len(data.MASK.FORMS) > 0:
         s = data.hide(work, s, codes, b, rows, kv)
     return s
 

@@ -116,8 +116,8 @@ def test_arguments(name: str, schedule: str) -> None:
         assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
         pointers = {n: 0 if t is None else t.data_ptr() for n, t in zip(data._fields, data, strict=True)}
-        assert {n: main[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")} == {
-            n: pointers[n] for n in ("visits", "q_codes", "kv_codes", "keys_seen", "dense")
+        assert {n: main[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")} == {
+            n: pointers[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")
         }
         assert (main["words"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
         strides = main["dense_b"], main["dense_h"], main["dense_i"], main["dense_j"]
@@ -125,9 +125,9 @@ def test_arguments(name: str, schedule: str) -> None:
 
 
 BAD = {
-    "q_codes": [lambda t: None, lambda t: t.long(), lambda t: t[:, :-1], lambda t: t.mT.contiguous().mT,
+    "q_vectors": [lambda t: None, lambda t: t.long(), lambda t: t[..., :-1], lambda t: t.repeat(1, 1, 2)[..., ::2],
                 lambda t: t[0]],
-    "kv_codes": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
+    "kv_vectors": [lambda t: None, lambda t: t.short(), lambda t: t[:1], lambda t: t.to("meta")],
     "keys_seen": [lambda t: t.byte(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[:, 0]],
     "visits": [lambda t: t[:1], lambda t: t[:, 1:], lambda t: t.long()],
     "steps": [lambda t: t[:, :, :-1], lambda t: t.flatten(1), lambda t: t.mT.contiguous().mT],
@@ -147,7 +147,7 @@ def test_other_tensors_are_refused(name: str) -> None:
             Arguments.of(Call(MASKS["both"], 1.0), bad.facts(), walk, CPU)
 
 
-@pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_codes")])
+@pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, walk = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):

@@ -55,7 +55,7 @@ class DataLaunch(Launch):
         return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, codes=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
-        names = "visits", "words", "q_codes", "kv_codes", "keys_seen", "dense"
+        names = "visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense"
         strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
         return {"data": {name: Pointer(name) for name in names} | strides | {"table_b": 1, "table_h": 0}}
 
@@ -76,7 +76,7 @@ class DataExpected(Expected):
         if self.pairs[b][q][kv] == FULL:
             return set()
         row = b * self.launch.q_len + q * BLOCK_Q + half * BLOCK_Q // self.halves
-        codes = {("q_codes", row), ("kv_codes", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
+        codes = {("q_vectors", row), ("kv_vectors", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
         return codes | self.band(q, kv, half)
 
 
@@ -165,8 +165,8 @@ CONTROLS = {
     "the mask of full tiles": (_MASKED, _MASKED.replace("word >> MASKED != 0", "True")),
     "the table of the first batch element": ("table = work.batch * self.data.table_b", "table = self.data.table_b"),
     "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
-    "keys of the first batch element": ("(work.batch * work.kv_len + keys)", "(keys)"),
-    "queries of the first batch element": ("(work.batch * work.q_len + places)", "(places)"),
+    "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
+    "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + places)", "(places)"),
     "codes of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
     "codes in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
     "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),

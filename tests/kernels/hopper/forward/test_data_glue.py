@@ -381,13 +381,13 @@ CONTROLS = {
     "codes of another batch element": (
         Launch("padded", Band(), 40, 64, batch=3),
         WRONG,
-        "(b * (work.kv_len // work.BLOCK_KV) + kv)",
+        "(vector * (work.kv_len // work.BLOCK_KV) + kv)",
         "(0 * (work.kv_len // work.BLOCK_KV) + kv)",
     ),
     "codes of another batch element, ragged": (
         Launch("padded", Band(), 40, 60, batch=3),
         WRONG,
-        "ptr + b * work.kv_len",
+        "ptr + vector * work.kv_len",
         "ptr + 0 * work.kv_len",
     ),
     "codes past the end": (
@@ -399,8 +399,8 @@ CONTROLS = {
     "codes of no query": (
         Launch("packed", Band(0), 90, 90),
         "outside a tensor",
-        "q_codes_ptr + of_element + rows, mask=row_exists, other=0",
-        "q_codes_ptr + of_element + rows",
+        "places + i * work.q_len, mask=row_exists, other=0",
+        "places + i * work.q_len",
     ),
     "tables of another batch element": (PACKED, "", "b * self.arguments.tables + head % self.arguments.tables", "0"),
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.arguments.tables", "0"),

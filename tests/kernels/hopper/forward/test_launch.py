@@ -224,7 +224,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
         dense = torch.rand(2, 4 if by_head else 1, q_len, kv_len) < 0.5
     data = some_data(q_len, kv_len, dims, band, dense)
     got = run(q, k, v, band, data=data)
-    assert launches.problems[0].has_codes == (by_head is None)
+    assert (launches.problems[0].layout.QUERIES > 0) == (by_head is None)
     assert launches.problems[0].has_dense == (by_head is not None)
     _, _, descriptors, _, addresses, _ = launches.calls[1]
     operands = [
@@ -264,9 +264,9 @@ def test_a_call_with_dropout_computes_attention(
     simulated(launches, operands, out, lse, memory)
     visible = Attention(q, k, v, v, band, 0.1).keep()
     if data is not None:
-        assert data.q_codes is not None
-        assert data.kv_codes is not None
-        visible = forward_tables.seen(data.q_codes, data.kv_codes, visible)[:, None]
+        assert data.q_vectors is not None
+        assert data.kv_vectors is not None
+        visible = forward_tables.seen(data.q_vectors[:, 0], data.kv_vectors[:, 0], visible)[:, None]
     kept = kept_pairs(dropout, seed, 2, 4, q_len, kv_len)
     expected = attention_with(q.double(), k.double(), v.double(), visible, kept, dropout, 0.1)
     torch.testing.assert_close(out.tensor.double(), expected[0], rtol=2e-2, atol=2e-2 * dropout.rescale**0.5)
@@ -299,15 +299,15 @@ def test_wrong_data_is_refused(launches: Launches) -> None:
     dense = some_data(100, 90, (64, 64), FULL, torch.ones(2, 4, 100, 90).bool())
     run(q, k, v, data=good)
     run(q, k, v, data=dense)
-    assert good.q_codes is not None
+    assert good.q_vectors is not None
     assert dense.seen_bits is not None
     wrong: list[tuple[str, ForwardData, dict[str, Any]]] = [
-        ("data=", good, {"q_codes": None}),
-        ("data=", good, {"q_codes": None, "kv_codes": None}),
+        ("data=", good, {"q_vectors": None}),
+        ("data=", good, {"q_vectors": None, "kv_vectors": None}),
         ("data=", good, {"seen_bits": dense.seen_bits}),
-        ("data=", dense, {"q_codes": good.q_codes}),
-        (r"data\.q_codes", good, {"q_codes": good.q_codes.long()}),
-        (r"data\.kv_codes", good, {"kv_codes": good.q_codes}),
+        ("data=", dense, {"q_vectors": good.q_vectors}),
+        (r"data\.q_vectors", good, {"q_vectors": good.q_vectors.long()}),
+        (r"data\.kv_vectors", good, {"kv_vectors": good.q_vectors}),
         (r"data\.counts", good, {"counts": good.counts[:1]}),
         (r"data\.steps", good, {"steps": torch.stack([good.steps, good.steps], -1)[..., 0]}),
         (r"data\.keys_seen", dense, {"counts": good.counts}),
@@ -330,7 +330,7 @@ def test_data_from_the_operators_extras() -> None:
         dropout = None if seed is None else Dropout(0.1, Operand(seed))
         return ForwardData.of(Call(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
 
-    nothing = (None,) * 5
+    nothing = (None,) * 3
     assert of("causal", 0) is None
     assert of("causal", 1, seed=0) is None
     assert of("keys(0)", 6) == (*t[1:6], *nothing)
@@ -341,8 +341,8 @@ def test_data_from_the_operators_extras() -> None:
     assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], *nothing[1:])
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
     assert of("causal & segments(0,1):placed(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
-    assert of("causal & interval(0,none,none)", 5) == (None, None, *t[2:5], None, t[1], *nothing[2:])
-    assert of("segments(0,0) & interval(none,1,1)", 9) == (*t[2:4], *t[6:9], None, *t[4:6], None, None)
+    assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
+    assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
     cases += [("interval(0,none,none)", 4, None), ("interval(none,0,1)", 6, None)]
     for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):placed(2,3)", 8, None)):

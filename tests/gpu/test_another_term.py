@@ -1,0 +1,92 @@
+"""A new term over a relation that there is, beside an interval and segments, on Hopper kernels: two spans and codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.hopper.backward import launch as backward
+from dash_inductor.kernels.hopper.backward.data import BackwardData
+from dash_inductor.kernels.hopper.forward import launch as forward
+from dash_inductor.kernels.hopper.forward.data import ForwardData
+from dash_inductor.kernels.reference import tables as reference_tables
+from dash_inductor.model import Call, Mask, Plan, Site
+from dash_inductor.planning import plan
+
+from ..support.another_term import installed
+from ..support.repeats import differing_runs
+from ..support.table_words import same_tables
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
+    ),
+]
+
+MASKS = ["causal & at_least(0,1)", "causal & segments(2,3) & interval(4,none,none) & at_least(0,1)"]
+BATCH, Q_HEADS, KV_HEADS, LENGTH = 2, 4, 2, 700
+ORDER = (0, 1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def term() -> Iterator[None]:
+    with installed():
+        yield
+
+
+def operands() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, kv = (torch.randint(0, 9, (BATCH, LENGTH), generator=generator) for _ in range(2))
+    ids = (torch.arange(LENGTH) // 300).expand(BATCH, -1).contiguous()
+    starts = torch.arange(LENGTH).expand(BATCH, -1) - 200
+    return [t.cuda() for t in (q, kv, ids, ids, starts.contiguous())]
+
+
+def attend(tensors: list[Tensor], extras: list[Tensor], call: Call, of: Plan) -> list[Tensor]:
+    q, k, v, do = tensors
+    data = MaskData.of(call.mask, extras, (len(q), Q_HEADS, KV_HEADS, LENGTH, LENGTH))
+    made = mask_tables.build(data, of)
+    both = made.q_vectors, made.kv_vectors, made.keys_seen
+    out, lse = forward.forward(q, k, v, replace(call, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps))
+    walks = made.visits, made.steps, made.contributions
+    found = backward.backward(
+        do, q, k, v, out, lse, replace(call, orders=(ORDER,) * 3), of, BackwardData(*both, *walks)
+    )
+    return [out, *found]
+
+
+def exact(tensors: list[Tensor], keep: Tensor) -> list[Tensor]:
+    q, k, v, do = (t.double() for t in tensors)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    k_, v_ = (t.repeat_interleave(Q_HEADS // KV_HEADS, 1) for t in leaves[1:])
+    p = torch.where(keep, (q @ k_.mT) * q.shape[-1] ** -0.5, float("-inf")).softmax(-1)
+    out = torch.where(keep.any(-1, keepdim=True), p.nan_to_num(0.0), 0.0) @ v_
+    return [out.detach(), *torch.autograd.grad(out, leaves, do)]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("text", MASKS)
+def test_values_and_bits(text: str, dim: int) -> None:
+    torch.manual_seed(0)
+    heads = Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS
+    tensors = [torch.randn(BATCH, n, LENGTH, dim, device="cuda", dtype=torch.bfloat16) for n in heads]
+    extras, call = operands(), Call(Mask.parse(text), dim**-0.5)
+    site = Site("cuda", "bfloat16", BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH, dim, dim, call)
+    of = plan(site, "sm_90")
+    assert of.kernel == of.forward == "hopper"
+    data = MaskData.of(call.mask, extras, (BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH))
+    same_tables(mask_tables.build(data, of), reference_tables.build(data, of))
+    found = attend(tensors, extras, call, of)
+    for ours, true in zip(found, exact(tensors, reference_tables._shown(data)), strict=True):
+        assert (ours.double() - true).norm() / true.norm() < 8e-3
+    assert not differing_runs(lambda: attend(tensors, extras, call, of), 20)
+    for b in range(BATCH):
+        alone = attend([t[b : b + 1] for t in tensors], [t[b : b + 1] for t in extras], call, of)
+        assert all(torch.equal(a, whole[b : b + 1]) for a, whole in zip(alone, found, strict=True))
