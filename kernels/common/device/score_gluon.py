@@ -61,7 +61,7 @@ class Score:
                 s = _finite_below(s)
             return s, far
         else:
-            return s, None
+            return s, s
 
     @gluon.jit
     def of_largest(self, s, HIDES: gl.constexpr):

@@ -221,7 +221,7 @@ class DataMask:
         if len(walk.MASK.FORMS) == 0:
             keep = keys < work.kv_len
         for i in gl.static_range(len(walk.MASK.FORMS)):
-            shown = shows(of_queries, of_keys, keys, walk.MASK.Q_ROWS[i], walk.MASK.KV_ROWS[i], walk.MASK.FORMS[i])
+            shown = shows(of_queries, of_keys, keys, walk.MASK, i)
             keep = shown if i == 0 else keep & shown
         if walk.MASK.HAS_POSITIONS:
             return keep  # spans of positions end where band and keys do

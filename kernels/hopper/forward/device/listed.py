@@ -107,7 +107,7 @@ class Data:
             places = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
             positions = gl.expand_dims(places, 0)
         for i in gl.static_range(len(self.MASK.FORMS)):
-            s = keep_shown(s, queries, keys, positions, self.MASK.Q_ROWS[i], self.MASK.KV_ROWS[i], self.MASK.FORMS[i])
+            s = keep_shown(s, queries, keys, positions, self.MASK, i)
         return s
 
 

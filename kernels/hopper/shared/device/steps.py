@@ -40,14 +40,15 @@ def left_operand(layout):
 def probabilities(mask, drops, score, s, lse, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr = None):
     """(P, slopes) of a piece of the queries of a step, from products; P is signed, see `dropout`.
 
-    Slopes are for `Score.through`, None where scores are not bounded.
+    Slopes are for `Score.through`, any numbers where scores are not bounded.
     """
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if score.BOUNDED:
         s, far = score.begun(s, False)
         p, slope = score.powers(s, far, gl.expand_dims(lse.load(columns), 0), False)
     else:
-        p, slope = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0)), None
+        p = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0))
+        slope = p
     return drops.marked(mask.applied(p, word, slot, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE), slope
 
 
