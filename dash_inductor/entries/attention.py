@@ -154,7 +154,7 @@ class Forward:
     Attributes:
         node: the call; it is erased once it is replaced.
         inputs: its operands.
-        out, logsumexp: its results.
+        out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too.
     """
 
     node: Node
@@ -168,12 +168,13 @@ class Forward:
         value = heads_first(self.node.meta["val"][self.out.index], self.out.axes)
         return sizes.dense_order(value.shape, value.stride())
 
-    def only_output_used(self, backwards: Set[Node] = frozenset()) -> bool:
-        """Whether nothing but these backwards uses more of it than its output."""
-        return all(
-            user.target is operator.getitem and (_is_result(user, self.out.index) or _only_used_by(user, backwards))
+    def given(self, backwards: Set[Node] = frozenset()) -> set[int | None]:
+        """The results that something else than these backwards uses, by their numbers; None for all of them."""
+        return {
+            user.args[1] if user.target is operator.getitem else None  # type: ignore[misc]
             for user in self.node.users
-        )
+            if user.target is not operator.getitem or not _only_used_by(user, backwards)
+        }
 
 
 @dataclass(frozen=True)

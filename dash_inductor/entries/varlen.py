@@ -7,6 +7,7 @@ tokens do, so that the window is a band.  The numbers of documents are `Segments
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -25,11 +26,11 @@ from .operators import Pair, Refused, calls
 
 VARLEN = Pair(
     "torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward", random_state=("rng_state",), axes="thd",
-    renamed={"logsumexp": "lse"},
+    renamed={"logsumexp": "lse"}, without_keys=math.inf,
 )  # fmt: skip
 FLASH = Pair(
     "aten::_flash_attention_forward", "aten::_flash_attention_backward", random_state=("rng_state",), axes="thd",
-    renamed={"cu_seq_q": "cum_seq_q", "cu_seq_k": "cum_seq_k"},
+    renamed={"cu_seq_q": "cum_seq_q", "cu_seq_k": "cum_seq_k"}, without_keys=math.inf,
 )  # fmt: skip
 PAIRS = (VARLEN, FLASH)
 
@@ -71,7 +72,7 @@ def _attention(pair: Pair, node: Node) -> Attention:
 
 
 def _forward(pair: Pair, node: Node) -> Forward:
-    return Forward(node, _inputs(pair, node), Output(node, 0, pair.axes), Output(node, 1))
+    return Forward(node, _inputs(pair, node), Output(node, 0, pair.axes), pair.logsumexp(node))
 
 
 def _inputs(pair: Pair, node: Node) -> Inputs:

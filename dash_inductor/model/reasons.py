@@ -74,7 +74,7 @@ class Reason(Enum):
         ),
         (
             '`detail` says what is missing. Leave `config.forward` at `"auto"`, let nothing else read the forward\'s '
-            "log-sum-exp or random state, and choose an `activation_memory_budget` above 0, which would have the "
+            "random state, and choose an `activation_memory_budget` above 0, which would have the "
             "backward draw other random numbers than the forward. A probability of 1 leaves nothing. Or set "
             "attention dropout to 0."
         ),
@@ -164,8 +164,8 @@ class Reason(Enum):
         "forward_kept",
         "A query may be left without keys, and the log-sum-exp of a kept forward does not tell which.",
         (
-            'Leave `config.forward` at `"auto"`, and use neither the log-sum-exp nor the random state of the '
-            "forward. `detail` says why the forward is kept."
+            'Leave `config.forward` at `"auto"`, and use no other result of the forward than its output and its '
+            "log-sum-exp. `detail` says why the forward is kept."
         ),
     )
     FORWARD_OFF = (
@@ -175,10 +175,10 @@ class Reason(Enum):
     )
     FORWARD_RESULTS = (
         "forward_results",
-        "A forward without a backward in its graph gives more than its output.",
+        "A forward without a backward in its graph gives more than its output and its log-sum-exp.",
         (
-            "Use neither the log-sum-exp nor the random state of the forward. A region that is compiled by itself "
-            "(`torch.compiler.nested_compile_region`) hands the log-sum-exp to its backward in this way."
+            "Use no other result of the forward, such as its random state. A region that is compiled by itself "
+            "(`torch.compiler.nested_compile_region`) hands it to its backward in this way. `detail` says what is used."
         ),
     )
     LAYOUT = (

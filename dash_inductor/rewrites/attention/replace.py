@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...entries.attention import Backward, Forward
+from ...entries.logsumexp import LogSumExp
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
@@ -37,7 +38,7 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
         inputs = logsumexp = None
         if forward is not None:
             inputs = _inputs(emitter, matches[0], before=forward.node)
-            logsumexp = _new_forward(emitter, forward, matches[0], inputs, swaps)
+            logsumexp = _new_forward(emitter, forward, matches, inputs, swaps)
         for match in matches:
             backward = match.attention.backward
             if backward is not None:
@@ -65,10 +66,10 @@ def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Mat
 
 
 def _new_forward(
-    emitter: Emitter, forward: Forward, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
+    emitter: Emitter, forward: Forward, matches: Sequence[Match], inputs: _Inputs, swaps: list[tuple[Node, Node]]
 ) -> Node | None:
     """The new forward; returns its log-sum-exp, None where nothing reads it."""
-    old, order = forward.node, forward.order
+    match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(old))
@@ -78,9 +79,15 @@ def _new_forward(
     stand_for(node, old)
     for reader in forward.out.readers:
         swaps.append((reader, emitter.call(operator.getitem, (node, 0), before=old, like=reader)))
-    logsumexp = None
-    for reader in forward.logsumexp.readers:
-        logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=reader)
+    readers = forward.logsumexp.readers
+    if not readers:
+        return None
+    logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=readers[0])
+    if forward.logsumexp.index in forward.given({match.node for match in matches}):
+        own, query, documents = forward.logsumexp, inputs.operands[0], match.terms.documents
+        assert isinstance(own, LogSumExp)  # `cause_of_results` looked at it
+        public = own.made_of(emitter, logsumexp, call, query, documents, before=old)
+        swaps += [(reader, public) for reader in readers]
     return logsumexp
 
 

@@ -14,6 +14,7 @@ from torch.fx import Node
 from ...config import config
 from ...entries.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
 from ...entries.biases import Bias, find_bias, may_broadcast
+from ...entries.logsumexp import cause_of_results
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...graph.nodes import origin
@@ -130,6 +131,10 @@ def analyse(found: Found, facts: Facts) -> Match:
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
     call = _call(mask, bias, inputs, head_dim)
+    if attention.backward is None and attention.forward is not None:
+        given = cause_of_results(attention.forward, call)
+        if given:
+            raise NotReadable(Reason.FORWARD_RESULTS, given)
     operands = find_operands(attention)
     dtype = DTYPES[query.dtype]
     lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
@@ -274,8 +279,6 @@ def _check_dtypes(attention: Attention) -> None:
 def _check_lone_forward(forward: Forward) -> None:
     if config.forward == "keep":
         raise NotReadable(Reason.FORWARD_OFF)
-    if not forward.only_output_used():
-        raise NotReadable(Reason.FORWARD_RESULTS)
     if forward.order is None:
         raise NotReadable(Reason.LAYOUT, "its output is not dense")
 
