@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from torch.fx import Graph
 
-from . import flex_attention, math_path, sdpa, varlen
+from . import flash_attn, flex_attention, math_path, sdpa, varlen
 from .attention import Entry, Found
 
 ENTRIES: tuple[Entry, ...] = (
     sdpa.find,
     varlen.find,
+    flash_attn.find,
     flex_attention.find,
     math_path.find,
 )

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from ..graph import sizes
 from ..graph.emit import Emitter
-from ..graph.nodes import Argument, is_alias, op_name
+from ..graph.nodes import Argument, is_alias, op_name, origin
 from ..graph.views import viewed
 from ..model.call import Order
 from ..model.mask import Band
@@ -25,9 +25,13 @@ from ..model.plan import Kept
 from ..model.reasons import Reason
 from ..records.records import Tensors
 
-Axes = Literal["bhsd", "thd"]
-"""The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], or [tokens, heads,
-head dim] of documents that lie one behind the other, which is one batch element of all tokens."""
+Axes = Literal["bhsd", "bshd", "thd"]
+"""The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], [batch, length,
+heads, head dim], or [tokens, heads, head dim] of documents that lie one behind the other, which is one batch element of
+all tokens."""
+
+_HEADS_FIRST = (0, 2, 1, 3)
+"""From "bshd" to "bhsd", and back."""
 
 _OURS = "dash_inductor::attention_backward"
 """The beginning of the names of our own backwards, which may read a forward that stays."""
@@ -43,7 +47,24 @@ class NotReadable(Exception):
 
 def heads_first(value: Tensor, axes: Axes) -> Tensor:
     """The tensor as [batch, heads, length, head dim]."""
-    return value.unsqueeze(0).transpose(1, 2) if axes == "thd" else value
+    if axes == "thd":
+        value = value.unsqueeze(0)
+    return value if axes == "bhsd" else value.transpose(1, 2)
+
+
+def between(emitter: Emitter, node: Node, axes: Axes, before: Node) -> Node:
+    """The node that our operators read where the graph has `node`, or the graph where they have it: without copies.
+
+    Packed tokens, [tokens, heads, head dim], are the same for both.
+    """
+    if axes != "bshd":
+        return node
+    source = origin(node)
+    if op_name(source) == "aten::permute" and tuple(source.args[1]) == _HEADS_FIRST:  # type: ignore[arg-type]
+        found = source.args[0]
+        assert isinstance(found, Node)
+        return found
+    return emitter.call(torch.ops.aten.permute.default, (node, list(_HEADS_FIRST)), before=before, like=node)
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,10 @@ class View:
         """The value of the node, [batch, heads, length, head dim]."""
         return heads_first(self.node.meta["val"], self.axes)
 
+    def dim(self, dim: int) -> int:
+        """The dimension of the node that is this one of [batch, heads, length, head dim]."""
+        return _HEADS_FIRST[dim] if self.axes == "bshd" else dim
+
 
 class Sink(Protocol):
     """A place of the graph that takes a result."""
@@ -78,8 +103,10 @@ class Sink(Protocol):
         smallest; None if they are not dense.
         """
 
-    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
-        """The node that the rest of the graph reads, and the one that takes its place, made of `result`."""
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node] | None:
+        """The node that the rest of the graph reads, and the one that takes its place, made of `result`; None if
+        another sink gives both, because the node has several results.
+        """
 
 
 @dataclass(frozen=True)
@@ -111,7 +138,7 @@ class Output:
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
         used = self.used
         assert used is not None
-        return used, result
+        return used, between(emitter, result, self.axes, before)
 
 
 @dataclass(frozen=True)
@@ -131,6 +158,8 @@ class Inputs:
         data: the nodes from which it is computed who sees whom, beside the band.
         softcap: the bound of the scaled scores, as of `model.Call`; a number, a node that has one, or None.
         bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
+        slopes: fp32 [heads] or [batch, heads]: of ALiBi, ``-slope * |i + kv_len - q_len - j|`` is added to the score of
+            query i and key j; None without them.
     """
 
     query: View
@@ -145,6 +174,7 @@ class Inputs:
     data: tuple[Node, ...] = ()
     softcap: object = None
     bias: Argument | None = None
+    slopes: Argument | None = None
 
 
 @dataclass(frozen=True)
@@ -253,7 +283,8 @@ class Attention:
     @property
     def tensors(self) -> Tensors | None:
         """The sizes of query, key and value, for the record."""
-        return tensors_of([view.node for view in (self.inputs.query, self.inputs.key, self.inputs.value)])
+        views = self.inputs.query, self.inputs.key, self.inputs.value
+        return tensors_of([view.node for view in views], views[0].axes)
 
     @property
     def lines(self) -> Iterable[Node]:
@@ -321,10 +352,12 @@ def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
     return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
 
 
-def tensors_of(nodes: Iterable[object]) -> Tensors | None:
+def tensors_of(nodes: Iterable[object], axes: Axes = "bhsd") -> Tensors | None:
     """The record of query, key and value; None where they are something else than tensors."""
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     found = [value for value in values if isinstance(value, torch.Tensor)]
+    if axes == "bshd":
+        found = [heads_first(value, axes) for value in found if value.dim() == 4]
     if len(found) != 3:
         return None
     query, key, value = (tuple(map(sizes.static, tensor.shape)) for tensor in found)

@@ -124,14 +124,14 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
     own = [name for name, value in forward.items() if name not in _READ and _is_tensor(value)]
     if own:
         return f"its forward has {' and '.join(own)}; without that it is replaced"
-    if None in map(_number, _window(args)):
+    if None in map(number, _window(args)):
         return f"its window is {_window(args)}, which no guard can fix; one of known numbers is replaced"
     return ""
 
 
 def band(args: Mapping[str, Any]) -> Band:
     """The places within a document that see each other, of a call that has no `cause_to_keep`."""
-    left, right = (_reach(_number(bound)) for bound in _window(args))
+    left, right = (_reach(number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0
     return Band(None if right is None else -right, left)
@@ -151,7 +151,7 @@ def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
     return -1 if left is None else left, -1 if right is None else right
 
 
-def _number(bound: Any) -> int | None:
+def number(bound: Any) -> int | None:
     """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
     value = sizes.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
     return None if value is None else int(value)

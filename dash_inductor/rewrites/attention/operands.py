@@ -33,7 +33,7 @@ class Operands:
 def find_operands(attention: Attention) -> Operands:
     """Operands of a site; repeated keys and values are looked through where their gradients allow it.
 
-    Packed tokens are read as they are, repeated or not.
+    Packed tokens, and those with lengths in front of heads, are read as they are, repeated or not.
     """
     found, backward = attention.inputs, attention.backward
     key, value = found.key.node, found.value.node
@@ -43,7 +43,7 @@ def find_operands(attention: Attention) -> Operands:
         heads = found.key.tensor.shape[1]
         return Operands(found.query, found.key, found.value, None, heads, gradients, note)
 
-    if found.key.axes == "thd":
+    if found.key.axes != "bhsd":
         return as_they_are()
     key_repeat, value_repeat = find_repeat(key), find_repeat(value)
     if key_repeat is None or value_repeat is None:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ...entries.attention import Backward, Forward
+from ...entries.attention import Backward, Forward, between
 from ...entries.logsumexp import LogSumExp
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
+from ...graph.nodes import origin
 from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
 from ...upstream.partitioner import stand_for
 from .data_masks import DataMask, needs_tables
@@ -78,7 +79,8 @@ def _new_forward(
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
     stand_for(node, old)
     for reader in forward.out.readers:
-        swaps.append((reader, emitter.call(operator.getitem, (node, 0), before=old, like=reader)))
+        result = emitter.call(operator.getitem, (node, 0), before=old, like=reader)
+        swaps.append((reader, between(emitter, result, forward.out.axes, old)))
     readers = forward.logsumexp.readers
     if not readers:
         return None
@@ -117,9 +119,9 @@ def _new_backward(
     if inputs.data is not None:
         extras = extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
-        backward.grad_out.node,
+        between(emitter, backward.grad_out.node, backward.grad_out.axes, old),
         *inputs.operands,
-        backward.out.node,
+        _output(emitter, backward, swaps),
         logsumexp,
         extras,
         str(call),
@@ -140,7 +142,16 @@ def _new_backward(
         used = sink.used
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
-            swaps.append(sink.put(emitter, result, before=old))
+            swap = sink.put(emitter, result, before=old)
+            swaps += [] if swap is None else [swap]
+
+
+def _output(emitter: Emitter, backward: Backward, swaps: list[tuple[Node, Node]]) -> Node:
+    """The output that a new backward reads, of the new forward if there is one."""
+    out, axes = backward.out.node, backward.out.axes
+    if axes == "bshd":
+        out = next((new for old, new in swaps if old is origin(out)), out)
+    return between(emitter, out, axes, backward.node)
 
 
 def _node_name(kind: str, old: Node) -> str:
@@ -174,7 +185,8 @@ class _Inputs:
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
     operands = match.operands
-    query, key, value = operands.query.node, operands.key.node, operands.value.node
+    views = operands.query, operands.key, operands.value
+    query, key, value = (between(emitter, view.node, view.axes, before) for view in views)
     if operands.repeats is not None:
         key, value = (repeat.read(emitter, before) for repeat in operands.repeats)
     of_mask = extras(emitter, match, before)

@@ -300,15 +300,15 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
     if inputs.documents is not None:
         facts.recognised = "documents of packed tokens, whose offsets are arguments of the operator"
         return Terms(inputs.band(), documents=Documents(origin(inputs.documents.value))), None, None
-    query, key = inputs.query.node, inputs.key.node
-    q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
+    query, key = inputs.query, inputs.key
+    q_len, kv_len = query.tensor.shape[2], key.tensor.shape[2]
     found = [Terms(inputs.band())]
     bias = cause = None
-    plane = [*query.meta["val"].shape[:3], kv_len]
+    plane = [*query.tensor.shape[:3], kv_len]
     if inputs.mask is not None and inputs.bias is None and _bias_gradient(attention) is not None:
         cause = Kept(Reason.BIAS_GRADIENT)
     elif inputs.mask is not None:
-        result = recognise(inputs.mask.value, query=query, key=key)
+        result = recognise(inputs.mask.value, query=query.node, key=key.node)
         if result.terms is None:
             cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
         else:
@@ -329,6 +329,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             raise NotReadable(
                 *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
             )
+    if inputs.slopes is not None:
+        bias = Bias(inputs.slopes, slopes=True)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 
