@@ -37,7 +37,7 @@ def attention(
 
     With `dout`, its gradients dq, dk and dv: operators run below autograd, so they are written out.
     """
-    (batch, kv_len, kv_heads, _), group = k.shape, q.shape[2] // k.shape[2]
+    (_, kv_len, kv_heads, _), group = k.shape, q.shape[2] // k.shape[2]
     q, k, v = q.transpose(1, 2), *(t.transpose(1, 2).repeat_interleave(group, 1) for t in (k, v))
     scores = q @ k.mT * scale
     bounded = torch.tanh(scores / softcap) if softcap else torch.zeros_like(scores)
