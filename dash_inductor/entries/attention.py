@@ -208,6 +208,19 @@ class Forward:
 
 
 @dataclass(frozen=True)
+class Gradient:
+    """The gradient of a log-sum-exp.
+
+    Attributes:
+        argument: the place that has it, floats [batch, heads, length].
+        factor: times this it is the gradient of the natural logarithm.
+    """
+
+    argument: Argument
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
 class Backward:
     """A backward.
 
@@ -220,6 +233,7 @@ class Backward:
         gradients: of query, key and value.
         bias_gradient: of the mask; None where the call computes none.
         random_state: the arguments that tell which random numbers the forward drew for dropout.
+        grad_logsumexp: of the log-sum-exp; None where it has none.
     """
 
     node: Node
@@ -230,6 +244,7 @@ class Backward:
     gradients: tuple[Output, Output, Output]
     bias_gradient: Output | None = None
     random_state: tuple[Argument, ...] = ()
+    grad_logsumexp: Gradient | None = None
 
 
 def _none() -> None:

@@ -1,8 +1,8 @@
 """The packages flash-attn 2 and 3: operators that write gradients into tensors of the caller.
 
 Copies of the packages, and kernels from a hub, have namespaces of their own: operators are known by their names and by
-the names of their arguments.  Tensors are [batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads, head
-dim].  Causal attention and windows are anchored bottom right.
+the names of their arguments.  Tensors are [batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads,
+head dim].  Causal attention and windows are anchored bottom right.
 """
 
 from __future__ import annotations

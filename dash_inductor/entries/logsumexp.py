@@ -16,7 +16,7 @@ from ..graph.emit import Emitter
 from ..masks.documents import Documents
 from ..model.call import Call
 from ..model.mask import Band
-from .attention import Forward, Output
+from .attention import Forward, Gradient, Output
 
 aten = torch.ops.aten
 
@@ -112,6 +112,29 @@ class LogSumExp(Output):
             negative = emitter.call(operator.neg, (length,), before=before, like=like)
             rows = emitter.call(operator.mod, (negative, self.multiple), before=before, like=like)
         return emitter.call(aten.constant_pad_nd.default, (found, [0, rows], self.past_end), before=before, like=like)
+
+
+def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: Node, before: Node) -> Node:
+    """The gradient of the natural log-sum-exp that a backward of ours reads, in front of `before`.
+
+    It is zero where a query sees no key, whatever the program has made of minus infinity there.
+
+    Args:
+        logsumexp: that the backward reads, [batch, heads, >= length].
+        query: of the call, [batch, heads, length, head dim].
+    """
+    given: Node = gradient.argument.value
+
+    def make(target: object, *args: object) -> Node:
+        assert callable(target)
+        return emitter.call(target, args, before=before, like=given)
+
+    length = emitter.size(query, 2, before=before, like=given)
+    rows = make(aten.slice.Tensor, logsumexp, 2, 0, length)
+    found = make(torch.ops.prims.convert_element_type.default, given, torch.float32)
+    if gradient.factor != 1.0:
+        found = make(aten.mul.Tensor, found, gradient.factor)
+    return make(aten.where.ScalarSelf, make(aten.isinf.default, rows), 0.0, found)
 
 
 def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:

@@ -23,6 +23,7 @@ class Traits:
         placed: the mask is one of rows, see `model.Placed`.
         numbers: the interval of the mask is of other numbers of the keys than their positions.
         softcap: scores are bounded, see `model.Call`.
+        grad_logsumexp: the log-sum-exp has a gradient, in a backward.
     """
 
     has_lo: bool = False
@@ -33,6 +34,7 @@ class Traits:
     placed: bool = False
     numbers: bool = False
     softcap: bool = False
+    grad_logsumexp: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -61,4 +63,5 @@ class Traits:
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers, "softcap": self.softcap}
+        others |= {"grad_logsumexp": self.grad_logsumexp}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

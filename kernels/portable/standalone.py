@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
+            (batch, head, row) of LSE, GRAD_LSE;
             (batch, token) of Q_IDS, KV_IDS; (batch, head, key) of KEYS; (batch, head, row, key) of DENSE, BIAS.
     """
     if plan.kernel != FAMILY.name:
@@ -89,7 +90,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template(site.mask.placed is not None)
+        text = templates.delta_template(site.mask.placed is not None, site.call.traits.grad_logsumexp)
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
@@ -167,6 +168,7 @@ def render_forward(
     if plan.forward != FAMILY.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
+    site = replace(site, call=site.call.of_forward)
     text = templates.forward_template(site.call.traits)
     extra = templates.forward_constants(site.call)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
@@ -193,7 +195,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     return {
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
-        "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+        "GRAD_LSE": (rows, fp32), "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"), "Q_IDS": ((batch, q_len), "*i64"), "KV_IDS": ((batch, kv_len), "*i64"),
         "LEAST": ((batch, q_len), "*i32"), "MOST": ((batch, q_len), "*i32"),
         "KEY_NUMBERS": ((batch, kv_len), "*i32"), "DENSE": ((*rows, kv_len), "*i1"),

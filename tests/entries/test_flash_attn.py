@@ -161,12 +161,8 @@ def test_the_output_is_written_to_between_forward_and_backward() -> None:
         expected = torch.autograd.grad(compiled(*inputs).sum(), inputs)
         out = compiled(*inputs)
         out.detach().fill_(100.0)
-        try:
-            found = torch.autograd.grad(out.sum(), inputs)
-        except RuntimeError as error:
-            assert "modified by an inplace operation" in str(error)
-        else:
-            assert all(map(torch.equal, found, expected))
+        found = torch.autograd.grad(out.sum(), inputs)  # the program has got a view of a copy
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("package", ["2", "3"])

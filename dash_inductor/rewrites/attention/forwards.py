@@ -66,4 +66,4 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 def _call(match: Match) -> tuple[object, ...]:
     bias = None if match.bias is None else match.bias.tensor
-    return (str(match.site.call), str(match.plan), match.operands.repeats, match.terms, bias)
+    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.terms, bias)

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...entries.attention import Backward, Forward, between
-from ...entries.logsumexp import LogSumExp
+from ...entries.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...graph.nodes import origin
@@ -72,7 +72,7 @@ def _new_forward(
     """The new forward; returns its log-sum-exp, None where nothing reads it."""
     match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
-    call = dataclasses.replace(match.site.call, orders=(order,))
+    call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(old))
     arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", old)
@@ -116,6 +116,10 @@ def _new_backward(
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
     call = dataclasses.replace(match.site.call, orders=orders)
     extras = inputs.extras
+    if backward.grad_logsumexp is not None:
+        assert logsumexp is not None
+        gradient = gradient_of(emitter, backward.grad_logsumexp, logsumexp, inputs.operands[0], before=old)
+        extras = [*extras, gradient]
     if inputs.data is not None:
         extras = extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ...config import config
-from ...entries.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
+from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal
 from ...entries.biases import Bias, find_bias, may_broadcast
 from ...entries.logsumexp import cause_of_results
 from ...graph import sizes as layout
@@ -77,7 +77,7 @@ class Match:
     def needs_our_forward(self) -> bool:
         """Whether the backward reads what only our forward leaves, or draws, or makes of the mask."""
         backward = self.attention.backward
-        return bool(self.site.call.operands) or (backward is not None and backward.logsumexp is None)
+        return bool(self.site.call.of_forward.operands) or (backward is not None and backward.logsumexp is None)
 
     @property
     def detail(self) -> str:
@@ -131,6 +131,9 @@ def analyse(found: Found, facts: Facts) -> Match:
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
     call = _call(mask, bias, inputs, head_dim)
+    if attention.backward is not None and attention.backward.grad_logsumexp is not None:
+        _check_gradient(attention.backward.grad_logsumexp, query)
+        call = replace(call, grad_logsumexp=Operand(len(call.operands)))
     if attention.backward is None and attention.forward is not None:
         given = cause_of_results(attention.forward, call)
         if given:
@@ -281,6 +284,13 @@ def _check_lone_forward(forward: Forward) -> None:
         raise NotReadable(Reason.FORWARD_OFF)
     if forward.order is None:
         raise NotReadable(Reason.LAYOUT, "its output is not dense")
+
+
+def _check_gradient(gradient: Gradient, query: Tensor) -> None:
+    """Floats [B, H, Sq]."""
+    value = gradient.argument.value.meta["val"]
+    if not value.dtype.is_floating_point or not layout.same_all(value.shape, query.shape[:3]):
+        raise NotReadable(Reason.LAYOUT, f"gradient of the log-sum-exp {value.dtype} {tuple(value.shape)}")
 
 
 def _check_logsumexp(backward: Backward, query: Tensor) -> None:

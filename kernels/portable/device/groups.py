@@ -75,6 +75,17 @@ class Saved(NamedTuple):
     heads: object
 
 
+class Made(NamedTuple):
+    """What delta is made of beside dO.
+
+    out: the forward's output, [batch, q heads, q_len, VALUE_DIM]; grad_lse: the gradient of the log-sum-exp, fp32
+    [batch, q heads, q_len or tokens], which is read if there is one.
+    """
+
+    out: object
+    grad_lse: object
+
+
 class Placed(NamedTuple):
     """PLACE, COUNT: pointers to int32 [row blocks], see `tokens_of`; tokens: how many there are."""
 
@@ -199,13 +210,15 @@ class Mask(NamedTuple):
 class Score(NamedTuple):
     """How scores and probabilities are made.
 
-    SOFTCAP: the bound of scaled scores, 0 for none; ROUNDS: of Philox, 0 without dropout.
+    SOFTCAP: the bound of scaled scores, 0 for none; ROUNDS: of Philox, 0 without dropout; HAS_GRAD_LSE: the log-sum-exp
+    has a gradient, in a backward.
     """
 
     SCALE: float
     SOFTCAP: float
     HAS_BIAS: bool
     ROUNDS: int
+    HAS_GRAD_LSE: bool
 
 
 class Build(NamedTuple):
