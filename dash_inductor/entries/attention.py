@@ -33,7 +33,7 @@ all tokens."""
 _HEADS_FIRST = (0, 2, 1, 3)
 """From "bshd" to "bhsd", and back."""
 
-_OURS = "dash_inductor::attention_backward"
+OURS = "dash_inductor::attention_backward"
 """The beginning of the names of our own backwards, which may read a forward that stays."""
 
 
@@ -241,7 +241,7 @@ class Backward:
     grad_out: View
     out: View
     logsumexp: Argument | None
-    gradients: tuple[Output, Output, Output]
+    gradients: tuple[Sink, Sink, Sink]
     bias_gradient: Output | None = None
     random_state: tuple[Argument, ...] = ()
     grad_logsumexp: Gradient | None = None
@@ -353,7 +353,7 @@ def is_alone(forward: Node, backwards: Set[str]) -> bool:
 
 def _leads_to(node: Node, backwards: Set[str]) -> bool:
     """Whether a result of a forward, or a view of one, is read by a backward."""
-    if op_name(node) in backwards or op_name(node).startswith(_OURS):
+    if op_name(node) in backwards or op_name(node).startswith(OURS):
         return True
     shows = node.target is operator.getitem or viewed(node) is not None
     return shows and any(_leads_to(user, backwards) for user in node.users)

@@ -93,8 +93,8 @@ def _attention(pair: Pair, node: Node) -> Attention:
     packed = args["cu_seq_q"] is not None or args["cu_seq_k"] is not None
     pair = dataclasses.replace(pair, axes="thd" if packed else "bshd")
     if not pair.is_backward(node):
-        forward = _forward(pair, node, args)
-        return Attention(forward, None, pair.forward, partial(_refusal, args, None, forward, None))
+        alone = _forward(pair, node, args)
+        return Attention(alone, None, pair.forward, partial(_refusal, args, None, alone, None))
     found = pair.forward_of(node)
     of_forward = None if found is None else _arguments(pair, found)
     gradients = written(node, ("dq", "dk", "dv"), pair.axes)

@@ -40,8 +40,8 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
     if "_all_bases" not in node.kwargs:  # the first form: every argument is a tensor by itself
         if any(name not in arguments or not isinstance(node.kwargs.get(name), Node) for name in names):
             return None
-        dq, dk, dv = (Output(node, first + arguments.index(name), axes) for name in names)
-        return dq, dk, dv
+        outputs = [Output(node, first + arguments.index(name), axes) for name in names]
+        return outputs[0], outputs[1], outputs[2]
     found: dict[str, Sink] = {}
     parts = {name: _View.of(node, name) for name in arguments}
     for index, base in enumerate(node.kwargs["_all_bases"]):  # type: ignore[arg-type]  # a list of nodes

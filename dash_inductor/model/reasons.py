@@ -37,7 +37,10 @@ class Reason(Enum):
     UNSUPPORTED_OP = (
         "unsupported_op",
         "This attention operator is not one that is replaced.",
-        "Choose another SDPA backend.",
+        (
+            "`detail` names the operator, or the argument that is not supported. Choose another SDPA backend, or leave "
+            "that argument away."
+        ),
     )
     MATH_PATH = (
         "math_path",

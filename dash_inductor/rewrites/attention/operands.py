@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...entries.attention import Attention, Sink, View
+from ...entries.attention import Attention, Output, Sink, View
 from ...entries.repeat_kv import Repeat, Unused, find_repeat, find_sum, is_padded_repeat
 from ...graph import sizes
 
@@ -56,7 +56,10 @@ def find_operands(attention: Attention) -> Operands:
     if any(repeat.loses_range for repeat in repeats):
         cast = f"are cast to {key_repeat.dtype} after that"
         return as_they_are(f"key and value repeat heads, but {cast}: the repeated tensors are read")
-    dk, dv = gradients[1:] if backward is None else map(find_sum, backward.gradients[1:], repeats)
+    dk, dv = gradients[1:]
+    if backward is not None:
+        pairs = zip(gradients[1:], repeats, strict=True)
+        dk, dv = (find_sum(of, repeat) if isinstance(of, Output) else None for of, repeat in pairs)
     if dk is None or dv is None or key_repeat.kv_heads != value_repeat.kv_heads:
         used = "their gradients are used otherwise"
         return as_they_are(f"key and value repeat heads, but {used}: the repeated tensors are read")
