@@ -142,10 +142,10 @@ def _fa2_forward(
 
 
 @_fa2_forward.register_fake
-def _(q: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     b, s, h, _ = q.shape
     state = torch.empty(2, dtype=torch.int64, device=q.device)
-    return torch.empty_like(q), q.new_empty((b, h, s), dtype=torch.float32), q.new_empty(0), state
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty((b, h, s), dtype=torch.float32), q.new_empty(0), state
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
@@ -420,9 +420,10 @@ def fa3(namespace: str = "flash_attn_3") -> Callable[..., Any]:
         return out, torch.where(lse == math.inf, -math.inf, lse), q.new_empty(0), q.new_empty(0)
 
     @forward.register_fake
-    def _(q: Tensor, *args: Any, **kw: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kw: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
         size = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-        return torch.empty_like(q), q.new_empty(size, dtype=torch.float32), q.new_empty(0), q.new_empty(0)
+        return out, q.new_empty(size, dtype=torch.float32), q.new_empty(0), q.new_empty(0)
 
     @torch.library.custom_op(f"{namespace}::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
     def backward(

@@ -1,107 +1,25 @@
-"""A gradient of the log-sum-exp in graphs: an operator that has one, in base 2, by an entry of these tests."""
+"""A gradient of the log-sum-exp in graphs: an operator that has one, in base 2, by an entry of the tests."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
 
 from dash_inductor.entries import all as entries
-from dash_inductor.entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, Output, View
-from dash_inductor.entries.logsumexp import LogSumExp
-from dash_inductor.graph.nodes import Argument, bind, op_name, origin
-from dash_inductor.model.mask import Band
+from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
+from ...support.base_2 import Function, attend, attend_backward, exact, find
 from ...support.graphs import BACKWARD, FORWARD, capture, op_counts, rewritten, tensors, trace
 
 pytestmark = pytest.mark.usefixtures("deterministic")
-
-# ---- the operators: tensors [batch, heads, length, head dim], log-sum-exp in base 2 ----
-
-
-def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & causal, -math.inf)
-
-
-@torch.library.custom_op("base_2::attend", mutates_args=())
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    scores = _scores(q.double(), k.double(), causal)
-    return (torch.softmax(scores, -1) @ v.double()).to(q.dtype), torch.logsumexp(scores, -1).float() / math.log(2)
-
-
-@attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op("base_2::attend_backward", mutates_args=())
-def attend_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_lse: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    raise NotImplementedError
-
-
-@attend_backward.register_fake
-def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-class Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        out, lse = attend(q, k, v, causal)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.causal = causal
-        return out, lse
-
-    @staticmethod
-    def backward(ctx, do: Tensor, grad_lse: Tensor):
-        return *attend_backward(do, *ctx.saved_tensors, grad_lse, ctx.causal), None
-
-
-# ---- the entry ----
-
-
-def find(graph: Graph) -> Iterator[Found]:
-    for node in graph.nodes:
-        if op_name(node) == "base_2::attend_backward":
-            forward = origin(bind(node)["out"]).args[0]
-            assert isinstance(forward, Node)
-            wanted = bind(node)["grad_lse"] is not None
-            backward = Backward(
-                node,
-                inputs(node),
-                grad_out=View(Argument(node, "do")),
-                out=View(Argument(node, "out")),
-                logsumexp=None,
-                gradients=(Output(node, 0), Output(node, 1), Output(node, 2)),
-                grad_logsumexp=Gradient(Argument(node, "grad_lse"), 1 / math.log(2)) if wanted else None,
-            )
-            sums = LogSumExp(forward, 1, base=2.0)
-            yield Attention(Forward(forward, inputs(forward), Output(forward, 0), sums), backward, "base_2::attend")
-
-
-def inputs(node: Node) -> Inputs:
-    query, key, value = (View(Argument(node, name)) for name in "qkv")
-    band = Band(0, None) if bind(node)["causal"] else Band()
-    return Inputs(query, key, value, None, 0.0, flags=band, band=lambda: band)
 
 
 @pytest.fixture(autouse=True)
 def the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries, "ENTRIES", (*entries.ENTRIES, find))
-
-
-def exact(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    scores = _scores(q, k, True)
-    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1) / math.log(2)
 
 
 def loss(out: Tensor, lse: Tensor, which: str) -> Tensor:
@@ -126,7 +44,7 @@ def test_gradients(which: str, dynamic: bool, dtype: torch.dtype, whole: bool) -
     assert record.site is not None
     assert record.site.call.grad_logsumexp is not None
     doubles = [t.detach().double().requires_grad_() for t in leaves]
-    true_out, true = exact(*doubles)
+    true_out, true = exact(*doubles, True)
     expected = torch.autograd.grad(loss(true_out, true, which), doubles, allow_unused=True)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     assert (lse - true).abs().max() < 10 * tolerance
