@@ -26,7 +26,7 @@ from .running import Running
 OK, NOTE, WARNING, ERROR = Severity
 
 LIBRARIES = ("flash_attn", "flash_attn_interface", "sageattention", "transformer_engine", "xformers")
-"""Libraries with attention of their own, which dash_inductor does not see."""
+"""Libraries with attention of their own, which dash_inductor sees only where a graph has their operators."""
 
 
 def deterministic_algorithms() -> Iterator[Seen]:

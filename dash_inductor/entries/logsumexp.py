@@ -49,9 +49,12 @@ class LogSumExp(Output):
         """
         value: Tensor = self.node.meta["val"][self.index]
         length = query.shape[2]
-        padded = (length + self.multiple - 1) // self.multiple * self.multiple
         heads_first = [*query.shape[:2]]
-        wanted = [[*heads_first, length], [*heads_first, length, 1], [*heads_first, padded]]
+        wanted = [[*heads_first, length], [*heads_first, length, 1]]
+        if self.multiple > 1 and value.dim() == 3:
+            padded = (length + self.multiple - 1) // self.multiple * self.multiple
+            # The operator says the same in other symbols.
+            wanted.append([*heads_first, padded if sizes.differ(value.shape[2], padded) else value.shape[2]])
         if call.mask.placed is not None:
             wanted = [[query.shape[1], length]]
         if value.dtype != torch.float32 or not any(sizes.same_all(value.shape, size) for size in wanted):
