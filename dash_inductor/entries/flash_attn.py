@@ -177,7 +177,7 @@ def _refusal(
     if args["cu_seq_q"] is not None or args["cu_seq_k"] is not None:
         if args["alibi_slopes"] is not None:
             return Kept(Reason.VARLEN, f"it has alibi_slopes={args['alibi_slopes']}; without that it is replaced")
-        cause = varlen.cause_to_keep(args, of_forward or {})
+        cause = varlen.cause_to_keep(args, of_forward or {}).replace("cu_seq_", "cu_seqlens_")
         return Kept(Reason.VARLEN, cause) if cause else None
     bounds = args["window_size_left"], args["window_size_right"]
     if None in map(varlen.number, bounds):

@@ -161,9 +161,22 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Node) and isinstance(value.meta["val"], Tensor)
 
 
+def _vector(node: Node) -> Node:
+    """The node whose value this one has, also behind views of a vector as a vector."""
+    node = origin(node)
+    while op_name(node) in ("aten::view", "aten::reshape"):
+        source = node.args[0]
+        assert isinstance(source, Node)
+        shown, whole = node.meta["val"], source.meta["val"]
+        if not shown.dim() == whole.dim() == 1 or shown.dtype != whole.dtype:
+            return node
+        node = origin(source)
+    return node
+
+
 def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
     """Whether two nodes certainly have the same value: one node, or the same operators on the same nodes."""
-    a, b = origin(a), origin(b)
+    a, b = _vector(a), _vector(b)
     if a is b:
         return True
     computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))

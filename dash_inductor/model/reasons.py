@@ -56,12 +56,12 @@ class Reason(Enum):
         "varlen",
         "Packed attention is replaced where queries and keys have the same documents; the detail says what differs.",
         (
-            "Pass one tensor as `cu_seq_q` and `cu_seq_k`, of int32 or int64 [documents + 1] and on the device of "
-            "query, with as many tokens of query as of key, and no dropout, `seqused_k` or `block_table`. Its first "
-            "number must be 0: tokens before the first document have no row, and no results. Nested tensors in "
-            "float32 call another operator, which is kept: use float16 or bfloat16. Or let the model call SDPA and "
-            "pass `position_ids` that restart with every document, without a cache: these packed documents are "
-            "replaced too."
+            "Pass one tensor as `cu_seq_q` and `cu_seq_k` (of flash-attn, a view of `cu_seqlens_q` as `cu_seqlens_k`), "
+            "of int32 or int64 [documents + 1] and on the device of query, with as many tokens of query as of key, and "
+            "no dropout, `seqused_k` or `block_table`. Its first number must be 0: tokens before the first document "
+            "have no row, and no results. Nested tensors in float32 call another operator, which is kept: use float16 "
+            "or bfloat16. Or let the model call SDPA and pass `position_ids` that restart with every document, without "
+            "a cache: these packed documents are replaced too."
         ),
     )
     FLEX_ATTENTION = (

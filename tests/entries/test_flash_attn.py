@@ -417,7 +417,10 @@ def test_options_of_version_3_that_are_kept(name: str, make: Callable[[Tensor], 
 
 
 PACKED_KEPT: list[tuple[dict[str, Any], str]] = [
-    ({"other": True}, "cu_seq_q and cu_seq_k are not the same tensor; calls with one tensor for both are replaced"),
+    (
+        {"other": True},
+        "cu_seqlens_q and cu_seqlens_k are not the same tensor; calls with one tensor for both are replaced",
+    ),
     ({"dropout_p": 0.1}, "it has dropout_p=0.1; with 0.0 it is replaced"),
     ({"seqused": True}, "it has seqused_k=starts_1; without that it is replaced"),
     ({"table": True}, "it has block_table=starts_1; without that it is replaced"),

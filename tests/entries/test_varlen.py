@@ -509,6 +509,9 @@ def test_starts_are_the_same_only_if_all_that_makes_them_is() -> None:
         return packed._same_value(a, b)
 
     assert compare(lambda t: t.cumsum(0).int(), lambda t: t.cumsum(0).int())
+    assert compare(lambda t: t.cumsum(0), lambda t: t.cumsum(0).view(-1))
+    assert not compare(lambda t: t[:4], lambda t: t[:4].view(2, 2).view(4).flip(0))
+    assert not compare(lambda t: t.cumsum(0), lambda t: t.cumsum(0).view(torch.float64))
     assert not compare(lambda t: t.cumsum(0).int(), lambda t: t.cumsum(0).short())
     assert not compare(lambda t: t[1:].int(), lambda t: t[:-1].int())
     assert not compare(lambda t: torch.bernoulli(t.double()), lambda t: torch.bernoulli(t.double()))
