@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, SiteRecord, sites
 
-from ..support import flash_attn
 from ..support.flash_attn import FA3, HUB, attention, fa2, fa2_kvpacked, fa2_qkvpacked, fa2_varlen
 from ..support.graphs import BACKWARD, FORWARD, assert_kept_after_an_error, capture, rewritten, step, tensors, trace
 from ..support.packed import documents
@@ -558,4 +556,4 @@ def test_numbers_of_the_stand_ins() -> None:
         expected = torch.autograd.grad(out, inputs, dout)
         found = attention(*inputs, 0.25, *options, dout)
         assert all((a - b).abs().max() < 1e-12 for a, b in zip(found, expected, strict=True))
-    assert math.isinf(float(flash_attn.attention(*inputs, 0.25, True)[1].max()))
+    assert bool(attention(*inputs, 0.25, True)[1].isinf().any())
