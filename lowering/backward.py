@@ -127,6 +127,7 @@ class _Kernels:
         self.sizes = sizes_of(call, extras, query, key, value)
         self.q_len, self.kv_len = self.sizes.q_len, self.sizes.kv_len
         self.extras = extras
+        self.grad_logsumexp = [] if call.grad_logsumexp is None else [realized(extras[call.grad_logsumexp.index])]
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
@@ -162,7 +163,16 @@ class _Kernels:
         """dq, and delta, by one kernel."""
         assert self.plan.dq is not None
         delta = self._empty_delta()
-        tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out]
+        tensors = [
+            self.query,
+            self.key,
+            self.value,
+            self.logsumexp,
+            delta,
+            self.grad_out,
+            self.out,
+            *self.grad_logsumexp,
+        ]
         dq = template(
             f"dash_dq_{self.traits}",
             templates.dq_template(self.traits),
@@ -189,6 +199,7 @@ class _Kernels:
             pairs = [size[0] * size[1], q_tiles, kv_tiles, tiles.block_q * tiles.block_kv]
             written.append(empty(pairs, (0, 1, 2, 3), torch.float32, self.device))
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *written]
+        tensors += self.grad_logsumexp
         dq = template(
             f"dash_dq_dbias_{'sum_' if summed else ''}{self.traits}",
             templates.dq_bias_template(self.traits, adds=bool(summed)),
@@ -214,11 +225,12 @@ class _Kernels:
         """delta, by a kernel of its own."""
         early.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
+        kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.grad_logsumexp}
         return template(
-            "dash_delta_placed" if self.traits.placed else "dash_delta",
-            templates.delta_template(self.traits.placed),
+            "_".join(["dash_delta", *(name for name, has in kinds.items() if has)]),
+            templates.delta_template(**kinds),
             q_grid,
-            [self.grad_out, self.out, *self.vectors.placed],
+            [self.grad_out, self.out, *self.grad_logsumexp, *self.vectors.placed],
             FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,

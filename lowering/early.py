@@ -42,18 +42,20 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
     if site.device == "cpu" or compat.interpreting() or not arch.is_there():
         return
     attempts = []
+    of_forward = replace(site, call=site.call.of_forward)
     if has_backward:
         if registry.has_templates(plan.kernel):
             check_settings(plan)
         compiled = registry.execution(plan.kernel).compiled
-        attempts += [(compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
+        attempts += [(site, compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
     if plan.forward_tiles is not None:
         forward = registry.execution(plan.forward)
         for kv_len in _lengths(site, plan.forward, plan.forward_tiles):
-            attempts += [(forward.compiled_forward, q_len, kv_len) for q_len in forward.q_lens(site, kv_len)]
-    for compiled, q_len, kv_len in attempts:
+            lengths = forward.q_lens(site, kv_len)
+            attempts += [(of_forward, forward.compiled_forward, q_len, kv_len) for q_len in lengths]
+    for found, compiled, q_len, kv_len in attempts:
         # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
-        nominal = replace(site, batch=1, q_heads=site.group, kv_heads=1, q_len=q_len, kv_len=kv_len)
+        nominal = replace(found, batch=1, q_heads=site.group, kv_heads=1, q_len=q_len, kv_len=kv_len)
         error = _attempt(compiled, nominal, plan, device, config.profile)
         if error is not None:
             raise error

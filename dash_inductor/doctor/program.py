@@ -26,7 +26,7 @@ from .running import Running
 OK, NOTE, WARNING, ERROR = Severity
 
 LIBRARIES = ("flash_attn", "flash_attn_interface", "sageattention", "transformer_engine", "xformers")
-"""Libraries with attention of their own, which dash_inductor does not see."""
+"""Libraries with attention of their own, which dash_inductor sees only where a graph has their operators."""
 
 
 def deterministic_algorithms() -> Iterator[Seen]:
@@ -73,10 +73,23 @@ def attention() -> Iterator[Seen]:
             yield WARNING, what, f"docs/troubleshooting.md says what to do about `{reason.value}`."
 
 
+def packed_twice() -> Iterator[Seen]:
+    """Whether Dynamo compiled no attention of packed documents because the same offsets were given for both sides."""
+    from ..upstream.breaks import twice_in_one_call
+
+    for line in twice_in_one_call():
+        what = f"{line} gives one tensor twice to a function with a backward of its own, which Dynamo does not compile"
+        advice = (
+            "If these are cu_seqlens_q and cu_seqlens_k of flash-attn, give a view for the second: "
+            "cu_seqlens_k=cu_seqlens.view(-1). It copies nothing, and the call is replaced then."
+        )
+        yield WARNING, what, advice
+
+
 COMPILING: tuple[Check, ...] = (deterministic_algorithms, switch, *settings.CHECKS)
 """Run whenever a graph is compiled, so that they see the settings of `torch.compile(model, mode=..., options=...)`."""
 
-AFTERWARDS: tuple[Check, ...] = (attention,)
+AFTERWARDS: tuple[Check, ...] = (attention, packed_twice)
 
 
 @contextmanager

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
-from . import flex_attention, math_path, sdpa, varlen
+from . import flash_attn, flex_attention, math_path, sdpa, unknown, varlen
 from .attention import Entry, Found
 
 ENTRIES: tuple[Entry, ...] = (
     sdpa.find,
     varlen.find,
+    flash_attn.find,
     flex_attention.find,
     math_path.find,
 )
 
 
 def attentions(graph: Graph) -> Iterator[Found]:
-    """Every attention of a graph, by its entry."""
+    """Every attention of a graph, by its entry; last what no entry knows."""
+    known: set[Node] = set()
     for find in ENTRIES:
-        yield from find(graph)
+        for found in find(graph):
+            known.add(found.node)
+            yield found
+    yield from unknown.find(graph, known)

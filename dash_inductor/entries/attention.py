@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from ..graph import sizes
 from ..graph.emit import Emitter
-from ..graph.nodes import Argument, is_alias, op_name
+from ..graph.nodes import Argument, is_alias, op_name, origin
 from ..graph.views import viewed
 from ..model.call import Order
 from ..model.mask import Band
@@ -25,11 +25,15 @@ from ..model.plan import Kept
 from ..model.reasons import Reason
 from ..records.records import Tensors
 
-Axes = Literal["bhsd", "thd"]
-"""The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], or [tokens, heads,
-head dim] of documents that lie one behind the other, which is one batch element of all tokens."""
+Axes = Literal["bhsd", "bshd", "thd"]
+"""The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], [batch, length,
+heads, head dim], or [tokens, heads, head dim] of documents that lie one behind the other, which is one batch element of
+all tokens."""
 
-_OURS = "dash_inductor::attention_backward"
+_HEADS_FIRST = (0, 2, 1, 3)
+"""From "bshd" to "bhsd", and back."""
+
+OURS = "dash_inductor::attention_backward"
 """The beginning of the names of our own backwards, which may read a forward that stays."""
 
 
@@ -43,7 +47,24 @@ class NotReadable(Exception):
 
 def heads_first(value: Tensor, axes: Axes) -> Tensor:
     """The tensor as [batch, heads, length, head dim]."""
-    return value.unsqueeze(0).transpose(1, 2) if axes == "thd" else value
+    if axes == "thd":
+        value = value.unsqueeze(0)
+    return value if axes == "bhsd" else value.transpose(1, 2)
+
+
+def between(emitter: Emitter, node: Node, axes: Axes, before: Node) -> Node:
+    """The node that our operators read where the graph has `node`, or the graph where they have it: without copies.
+
+    Packed tokens, [tokens, heads, head dim], are the same for both.
+    """
+    if axes != "bshd":
+        return node
+    source = origin(node)
+    if op_name(source) == "aten::permute" and tuple(source.args[1]) == _HEADS_FIRST:  # type: ignore[arg-type]
+        found = source.args[0]
+        assert isinstance(found, Node)
+        return found
+    return emitter.call(torch.ops.aten.permute.default, (node, list(_HEADS_FIRST)), before=before, like=node)
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,10 @@ class View:
         """The value of the node, [batch, heads, length, head dim]."""
         return heads_first(self.node.meta["val"], self.axes)
 
+    def dim(self, dim: int) -> int:
+        """The dimension of the node that is this one of [batch, heads, length, head dim]."""
+        return _HEADS_FIRST[dim] if self.axes == "bshd" else dim
+
 
 class Sink(Protocol):
     """A place of the graph that takes a result."""
@@ -78,8 +103,10 @@ class Sink(Protocol):
         smallest; None if they are not dense.
         """
 
-    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
-        """The node that the rest of the graph reads, and the one that takes its place, made of `result`."""
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node] | None:
+        """The node that the rest of the graph reads, and the one that takes its place, made of `result`; None if
+        another sink gives both, because the node has several results.
+        """
 
 
 @dataclass(frozen=True)
@@ -111,7 +138,7 @@ class Output:
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
         used = self.used
         assert used is not None
-        return used, result
+        return used, between(emitter, result, self.axes, before)
 
 
 @dataclass(frozen=True)
@@ -131,6 +158,8 @@ class Inputs:
         data: the nodes from which it is computed who sees whom, beside the band.
         softcap: the bound of the scaled scores, as of `model.Call`; a number, a node that has one, or None.
         bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
+        slopes: fp32 [heads] or [batch, heads]: of ALiBi, ``-slope * |i + kv_len - q_len - j|`` is added to the score of
+            query i and key j; None without them.
     """
 
     query: View
@@ -145,6 +174,7 @@ class Inputs:
     data: tuple[Node, ...] = ()
     softcap: object = None
     bias: Argument | None = None
+    slopes: Argument | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +184,7 @@ class Forward:
     Attributes:
         node: the call; it is erased once it is replaced.
         inputs: its operands.
-        out, logsumexp: its results.
+        out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too.
     """
 
     node: Node
@@ -168,12 +198,26 @@ class Forward:
         value = heads_first(self.node.meta["val"][self.out.index], self.out.axes)
         return sizes.dense_order(value.shape, value.stride())
 
-    def only_output_used(self, backwards: Set[Node] = frozenset()) -> bool:
-        """Whether nothing but these backwards uses more of it than its output."""
-        return all(
-            user.target is operator.getitem and (_is_result(user, self.out.index) or _only_used_by(user, backwards))
+    def given(self, backwards: Set[Node] = frozenset()) -> set[int | None]:
+        """The results that something else than these backwards uses, by their numbers; None for all of them."""
+        return {
+            user.args[1] if user.target is operator.getitem else None  # type: ignore[misc]
             for user in self.node.users
-        )
+            if user.target is not operator.getitem or not _only_used_by(user, backwards)
+        }
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a log-sum-exp.
+
+    Attributes:
+        argument: the place that has it, floats [batch, heads, length].
+        factor: times this it is the gradient of the natural logarithm.
+    """
+
+    argument: Argument
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -189,6 +233,7 @@ class Backward:
         gradients: of query, key and value.
         bias_gradient: of the mask; None where the call computes none.
         random_state: the arguments that tell which random numbers the forward drew for dropout.
+        grad_logsumexp: of the log-sum-exp; None where it has none.
     """
 
     node: Node
@@ -196,9 +241,10 @@ class Backward:
     grad_out: View
     out: View
     logsumexp: Argument | None
-    gradients: tuple[Output, Output, Output]
+    gradients: tuple[Sink, Sink, Sink]
     bias_gradient: Output | None = None
     random_state: tuple[Argument, ...] = ()
+    grad_logsumexp: Gradient | None = None
 
 
 def _none() -> None:
@@ -252,7 +298,8 @@ class Attention:
     @property
     def tensors(self) -> Tensors | None:
         """The sizes of query, key and value, for the record."""
-        return tensors_of([view.node for view in (self.inputs.query, self.inputs.key, self.inputs.value)])
+        views = self.inputs.query, self.inputs.key, self.inputs.value
+        return tensors_of([view.node for view in views], views[0].axes)
 
     @property
     def lines(self) -> Iterable[Node]:
@@ -306,7 +353,7 @@ def is_alone(forward: Node, backwards: Set[str]) -> bool:
 
 def _leads_to(node: Node, backwards: Set[str]) -> bool:
     """Whether a result of a forward, or a view of one, is read by a backward."""
-    if op_name(node) in backwards or op_name(node).startswith(_OURS):
+    if op_name(node) in backwards or op_name(node).startswith(OURS):
         return True
     shows = node.target is operator.getitem or viewed(node) is not None
     return shows and any(_leads_to(user, backwards) for user in node.users)
@@ -320,10 +367,12 @@ def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
     return all(u in allowed or (is_alias(u) and _only_used_by(u, allowed)) for u in node.users)
 
 
-def tensors_of(nodes: Iterable[object]) -> Tensors | None:
+def tensors_of(nodes: Iterable[object], axes: Axes = "bhsd") -> Tensors | None:
     """The record of query, key and value; None where they are something else than tensors."""
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     found = [value for value in values if isinstance(value, torch.Tensor)]
+    if axes == "bshd":
+        found = [heads_first(value, axes) for value in found if value.dim() == 4]
     if len(found) != 3:
         return None
     query, key, value = (tuple(map(sizes.static, tensor.shape)) for tensor in found)

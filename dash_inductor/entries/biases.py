@@ -33,16 +33,18 @@ class Bias:
         gradient: the graph's gradient, [batch, q heads, q_len, kv_len], or its sum over `summed`; None without one.
         summed: over which dimensions of these the operator's result is summed.
         rest: over which others that result has to be summed to be `gradient`.
+        slopes: the tensor has the slopes of ALiBi, of which the bias is made.
     """
 
     source: Argument
     gradient: Node | None = None
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
+    slopes: bool = False
 
     @property
     def tensor(self) -> Node:
-        """The node that is there now: 1 to 4 dimensions; it broadcasts to the scores."""
+        """The node that is there now: 1 to 4 dimensions, which broadcast to the scores, or slopes."""
         found: Node = self.source.value
         return found
 

@@ -13,6 +13,7 @@ from ..graph.nodes import Argument, bind, op_name, origin
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from .attention import Axes, Found, Output, Refusal, View, is_alone, tensors_of
+from .logsumexp import LogSumExp
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Pair:
         mask: the argument that holds an additive or boolean mask; None if the operators take none.
         random_state: the arguments that tell the backward which random numbers its forward drew for dropout.
         axes: the dimensions of the tensors.
+        without_keys: the log-sum-exp of a query that sees no key, None where it is not known.
+        multiple: the length of the log-sum-exp is rounded up to a multiple of this.
         renamed: names of arguments that other pairs have, and its own names for the same.
     """
 
@@ -35,6 +38,8 @@ class Pair:
     random_state: tuple[str, ...] = ("philox_seed", "philox_offset")
     axes: Axes = "bhsd"
     renamed: Mapping[str, str] = field(default_factory=dict)
+    without_keys: float | None = None
+    multiple: int = 1
 
     def is_backward(self, node: Node) -> bool:
         """Whether a call of one of the two is a backward."""
@@ -62,6 +67,10 @@ class Pair:
         forward = out.args[0]
         assert isinstance(forward, Node)
         return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
+
+    def logsumexp(self, forward: Node) -> LogSumExp:
+        """The log-sum-exp of a forward, its second result."""
+        return LogSumExp(forward, 1, without_keys=self.without_keys, multiple=self.multiple)
 
     def gradients(self, backward: Node) -> tuple[Output, Output, Output]:
         """The gradients of query, key and value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,14 +15,16 @@ from .attention import Attention, Backward, Forward, Found, Inputs, NotReadable,
 from .operators import Pair, Refused, calls
 
 _SDPA = "aten::_scaled_dot_product_"
-FLASH = Pair(_SDPA + "flash_attention", _SDPA + "flash_attention_backward")
+FLASH = Pair(_SDPA + "flash_attention", _SDPA + "flash_attention_backward", without_keys=math.inf)
 EFFICIENT = Pair(
-    _SDPA + "efficient_attention", _SDPA + "efficient_attention_backward", grad_out="grad_out_", mask="attn_bias"
-)
+    _SDPA + "efficient_attention", _SDPA + "efficient_attention_backward", grad_out="grad_out_", mask="attn_bias",
+    without_keys=0.0, multiple=32,
+)  # fmt: skip
 CUDNN = Pair(_SDPA + "cudnn_attention", _SDPA + "cudnn_attention_backward", mask="attn_bias")
 FLASH_CPU = Pair(
-    _SDPA + "flash_attention_for_cpu", _SDPA + "flash_attention_for_cpu_backward", mask="attn_mask", random_state=()
-)
+    _SDPA + "flash_attention_for_cpu", _SDPA + "flash_attention_for_cpu_backward", mask="attn_mask", random_state=(),
+    without_keys=0.0,
+)  # fmt: skip
 PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
 
 _OVERRIDEABLE = Refused(
@@ -53,7 +56,7 @@ def _attention(pair: Pair, node: Node) -> Attention:
 
 
 def _forward(pair: Pair, node: Node) -> Forward:
-    return Forward(node, _inputs(pair, node), Output(node, 0), Output(node, 1))
+    return Forward(node, _inputs(pair, node), Output(node, 0), pair.logsumexp(node))
 
 
 def _inputs(pair: Pair, node: Node) -> Inputs:

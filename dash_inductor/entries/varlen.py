@@ -7,6 +7,7 @@ tokens do, so that the window is a band.  The numbers of documents are `Segments
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -25,11 +26,11 @@ from .operators import Pair, Refused, calls
 
 VARLEN = Pair(
     "torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward", random_state=("rng_state",), axes="thd",
-    renamed={"logsumexp": "lse"},
+    renamed={"logsumexp": "lse"}, without_keys=math.inf,
 )  # fmt: skip
 FLASH = Pair(
     "aten::_flash_attention_forward", "aten::_flash_attention_backward", random_state=("rng_state",), axes="thd",
-    renamed={"cu_seq_q": "cum_seq_q", "cu_seq_k": "cum_seq_k"},
+    renamed={"cu_seq_q": "cum_seq_q", "cu_seq_k": "cum_seq_k"}, without_keys=math.inf,
 )  # fmt: skip
 PAIRS = (VARLEN, FLASH)
 
@@ -71,7 +72,7 @@ def _attention(pair: Pair, node: Node) -> Attention:
 
 
 def _forward(pair: Pair, node: Node) -> Forward:
-    return Forward(node, _inputs(pair, node), Output(node, 0, pair.axes), Output(node, 1))
+    return Forward(node, _inputs(pair, node), Output(node, 0, pair.axes), pair.logsumexp(node))
 
 
 def _inputs(pair: Pair, node: Node) -> Inputs:
@@ -123,14 +124,14 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
     own = [name for name, value in forward.items() if name not in _READ and _is_tensor(value)]
     if own:
         return f"its forward has {' and '.join(own)}; without that it is replaced"
-    if None in map(_number, _window(args)):
+    if None in map(number, _window(args)):
         return f"its window is {_window(args)}, which no guard can fix; one of known numbers is replaced"
     return ""
 
 
 def band(args: Mapping[str, Any]) -> Band:
     """The places within a document that see each other, of a call that has no `cause_to_keep`."""
-    left, right = (_reach(_number(bound)) for bound in _window(args))
+    left, right = (_reach(number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0
     return Band(None if right is None else -right, left)
@@ -150,7 +151,7 @@ def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
     return -1 if left is None else left, -1 if right is None else right
 
 
-def _number(bound: Any) -> int | None:
+def number(bound: Any) -> int | None:
     """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
     value = sizes.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
     return None if value is None else int(value)
@@ -160,9 +161,22 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Node) and isinstance(value.meta["val"], Tensor)
 
 
+def _vector(node: Node) -> Node:
+    """The node whose value this one has, also behind views of a vector as a vector."""
+    node = origin(node)
+    while op_name(node) in ("aten::view", "aten::reshape"):
+        source = node.args[0]
+        assert isinstance(source, Node)
+        shown, whole = node.meta["val"], source.meta["val"]
+        if not shown.dim() == whole.dim() == 1 or shown.dtype != whole.dtype:
+            return node
+        node = origin(source)
+    return node
+
+
 def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
     """Whether two nodes certainly have the same value: one node, or the same operators on the same nodes."""
-    a, b = origin(a), origin(b)
+    a, b = _vector(a), _vector(b)
     if a is b:
         return True
     computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))

@@ -12,13 +12,33 @@ from ..upstream.dispatch import HigherOrderOperator, OpOverload
 _ALIASES = ("aten::alias", "aten::detach")
 
 
-def op_name(node: Node) -> str:
-    """``namespace::name`` of the operator that a node calls (higher-order: ``name``), "" for other nodes."""
+_FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
+"""Higher-order operators that call an operator that writes to its arguments, and give what it has written."""
+
+
+def called(node: Node) -> OpOverload | None:
+    """The operator that a node calls, as it is or functionalized; None for other nodes."""
     if node.op != "call_function":
-        return ""
+        return None
     if isinstance(node.target, OpOverload):
-        return node.target._schema.name
-    if isinstance(node.target, HigherOrderOperator):
+        return node.target
+    operator = node.args[0] if is_functionalized(node) else None
+    return operator if isinstance(operator, OpOverload) else None
+
+
+def is_functionalized(node: Node) -> bool:
+    """Whether a node calls an operator that writes to its arguments, and gives what it has written."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() in _FUNCTIONALIZED
+
+
+def op_name(node: Node) -> str:
+    """``namespace::name`` of the operator that a node calls, functionalized or not (higher-order: ``name``), "" for
+    other nodes.
+    """
+    operator = called(node)
+    if operator is not None:
+        return operator._schema.name
+    if node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
         return str(node.target.name())
     return ""
 
@@ -43,12 +63,18 @@ def is_joint(graph: Graph) -> bool:
 
 
 def bind(node: Node) -> dict[str, Any]:
-    """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values."""
-    assert isinstance(node.target, OpOverload)
-    schema = node.target._schema.arguments
+    """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values.
+
+    Of a functionalized call, those that it is not given as they are, tensors to write to, are missing or None.
+    """
+    operator = called(node)
+    assert operator is not None
+    schema = operator._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    bound.update(zip((argument.name for argument in schema), node.args, strict=False))  # the rest is in kwargs
-    bound.update(node.kwargs)
+    given = () if is_functionalized(node) else node.args  # the rest is in kwargs
+    bound.update(zip((argument.name for argument in schema), given, strict=False))
+    own = {argument.name for argument in schema}
+    bound.update({name: value for name, value in node.kwargs.items() if name in own})
     return bound
 
 

@@ -59,16 +59,7 @@ class Documents:
             before: a node of the forward that reads them.
         """
         call, starts = _Shared(emitter, before), self.starts
-        dtype = starts.meta["val"].dtype
-        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  The
-        # tokens behind the last document begin with the last start.
-        ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
-        ends = call(aten.clamp_max.default, ends, tokens)
-        lengths = call(aten.sub.Tensor, ends, starts)
-        rounded = call(aten.bitwise_and.Scalar, call(aten.add.Tensor, lengths, ALIGNMENT - 1), -ALIGNMENT)
-        those_before = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, rounded, [1, 0], 0), 0, 0, -1)
-        begin = call(aten.cumsum.default, those_before, 0, dtype=dtype)
-        to_token = call(aten.sub.Tensor, starts, begin)
+        ends, begin, to_token = self._bounds(call, tokens)
 
         def of(rows: Node) -> tuple[Node, Node, Node]:
             """The document of each row, the token that it has there, and how many come from this one on."""
@@ -91,6 +82,33 @@ class Documents:
         count = call(aten.clamp_max.default, call(aten.clamp_min.default, left, 0), ROW_BLOCK)
         facts = (call(prims.convert_element_type.default, node, torch.int32) for node in (token, count))
         return Rows(call(aten.unsqueeze.default, queries, 0), call(aten.unsqueeze.default, keys, 0), *facts)
+
+    def rows_of_tokens(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
+        """The row that each token has: [tokens], in the type of the starts.
+
+        Args:
+            before: a node of the forward that reads them.
+        """
+        call, starts = _Shared(emitter, before), self.starts
+        _, _, to_token = self._bounds(call, tokens)
+        token = call.ramp(starts, tokens, 1)
+        document = call(aten.sub.Tensor, call.count(token, starts), 1)
+        row = call(aten.sub.Tensor, token, call(aten.index.Tensor, to_token, [document]))
+        return call(aten.clamp_min.default, row, 0)  # tokens before the first document have none
+
+    def _bounds(self, call: _Shared, tokens: int | Node) -> tuple[Node, Node, Node]:
+        """Where each document ends, the row in which it begins, and what to add to its rows for its tokens."""
+        starts = self.starts
+        dtype = starts.meta["val"].dtype
+        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  The
+        # tokens behind the last document begin with the last start.
+        ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
+        ends = call(aten.clamp_max.default, ends, tokens)
+        lengths = call(aten.sub.Tensor, ends, starts)
+        rounded = call(aten.bitwise_and.Scalar, call(aten.add.Tensor, lengths, ALIGNMENT - 1), -ALIGNMENT)
+        those_before = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, rounded, [1, 0], 0), 0, 0, -1)
+        begin = call(aten.cumsum.default, those_before, 0, dtype=dtype)
+        return ends, begin, call(aten.sub.Tensor, starts, begin)
 
 
 class Rows(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError
 from .dropout import Dropout
@@ -20,7 +20,8 @@ MODIFIERS = ("softcap",)
 """What changes scores beside scale and bias: attributes of `Call`."""
 
 _TEXT = re.compile(
-    r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?(?:/orders=([0-3,]+))?"
+    r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
+    r"(?:/grad_logsumexp=(\d+))?(?:/orders=([0-3,]+))?"
 )
 
 
@@ -55,6 +56,8 @@ class Call:
             where no operator is called yet.
         bias: the bias that is added to the scores, None for none.
         dropout: what drops probabilities at random; None where nothing does.
+        grad_logsumexp: in a backward, the gradient of the log-sum-exp, fp32 [batch, heads, q_len] or, where the mask is
+            one of rows, of tokens; finite, any strides.  None for none.
         softcap: the bound of the scaled scores s, which become ``softcap * tanh(s / softcap)`` before a bias is added;
             None for none.
     """
@@ -65,6 +68,7 @@ class Call:
     bias: Bias | None = None
     dropout: Dropout | None = None
     softcap: float | None = None
+    grad_logsumexp: Operand | None = None
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0.0 < self.softcap < math.inf:
@@ -78,16 +82,22 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.mask, self.scale, self.orders, self.bias, self.dropout, self.softcap))
+        return hash((self.mask, self.scale, self.orders, self.bias, self.dropout, self.softcap, self.grad_logsumexp))
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the call reads beside query, key and value, each once: of mask, bias and dropout, in this
-        order.
+        """The tensors that the call reads beside query, key and value, each once: of mask, bias, dropout and the
+        gradient of the log-sum-exp, in this order.
         """
         bias = () if self.bias is None else (self.bias.operand,)
         seed = () if self.dropout is None else (self.dropout.seed,)
-        return (*self.mask.operands, *bias, *seed)
+        gradient = () if self.grad_logsumexp is None else (self.grad_logsumexp,)
+        return (*self.mask.operands, *bias, *seed, *gradient)
+
+    @functools.cached_property
+    def of_forward(self) -> Call:
+        """The call without what a backward alone has."""
+        return self if self.grad_logsumexp is None else replace(self, grad_logsumexp=None)
 
     @property
     def modifiers(self) -> dict[str, float]:
@@ -103,7 +113,7 @@ class Call:
         numbers = any(term.OPTIONAL and term.has_key_numbers for term in mask.others)
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
-            mask.placed is not None, numbers, tuple(self.modifiers),
+            mask.placed is not None, numbers, tuple(self.modifiers), self.grad_logsumexp is not None,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -111,7 +121,10 @@ class Call:
         bias = "" if self.bias is None else f"/bias={self.bias}"
         dropout = "" if self.dropout is None else f"/dropout={self.dropout}"
         softcap = "" if self.softcap is None else f"/softcap={self.softcap!r}"
-        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}" + (f"/orders={orders}" if orders else "")
+        gradient = "" if self.grad_logsumexp is None else f"/grad_logsumexp={self.grad_logsumexp.index}"
+        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}{gradient}" + (
+            f"/orders={orders}" if orders else ""
+        )
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -130,5 +143,6 @@ class Call:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
         bias = Bias(Operand(int(match[4])), match[5] is not None) if match[4] else None
         dropout = Dropout.parse(match[6]) if match[6] else None
-        orders = tuple(tuple(map(int, order)) for order in match[7].split(",")) if match[7] else ()
-        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap)
+        gradient = Operand(int(match[7])) if match[7] else None
+        orders = tuple(tuple(map(int, order)) for order in match[8].split(",")) if match[8] else ()
+        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap, gradient)

@@ -37,7 +37,10 @@ class Reason(Enum):
     UNSUPPORTED_OP = (
         "unsupported_op",
         "This attention operator is not one that is replaced.",
-        "Choose another SDPA backend.",
+        (
+            "`detail` names the operator, or the argument that is not supported. Choose another SDPA backend, or leave "
+            "that argument away."
+        ),
     )
     MATH_PATH = (
         "math_path",
@@ -53,12 +56,12 @@ class Reason(Enum):
         "varlen",
         "Packed attention is replaced where queries and keys have the same documents; the detail says what differs.",
         (
-            "Pass one tensor as `cu_seq_q` and `cu_seq_k`, of int32 or int64 [documents + 1] and on the device of "
-            "query, with as many tokens of query as of key, and no dropout, `seqused_k` or `block_table`. Its first "
-            "number must be 0: tokens before the first document have no row, and no results. Nested tensors in "
-            "float32 call another operator, which is kept: use float16 or bfloat16. Or let the model call SDPA and "
-            "pass `position_ids` that restart with every document, without a cache: these packed documents are "
-            "replaced too."
+            "Pass one tensor as `cu_seq_q` and `cu_seq_k` (of flash-attn, a view of `cu_seqlens_q` as `cu_seqlens_k`), "
+            "of int32 or int64 [documents + 1] and on the device of query, with as many tokens of query as of key, and "
+            "no dropout, `seqused_k` or `block_table`. Its first number must be 0: tokens before the first document "
+            "have no row, and no results. Nested tensors in float32 call another operator, which is kept: use float16 "
+            "or bfloat16. Or let the model call SDPA and pass `position_ids` that restart with every document, without "
+            "a cache: these packed documents are replaced too."
         ),
     )
     FLEX_ATTENTION = (
@@ -74,7 +77,7 @@ class Reason(Enum):
         ),
         (
             '`detail` says what is missing. Leave `config.forward` at `"auto"`, let nothing else read the forward\'s '
-            "log-sum-exp or random state, and choose an `activation_memory_budget` above 0, which would have the "
+            "random state, and choose an `activation_memory_budget` above 0, which would have the "
             "backward draw other random numbers than the forward. A probability of 1 leaves nothing. Or set "
             "attention dropout to 0."
         ),
@@ -170,8 +173,8 @@ class Reason(Enum):
         "forward_kept",
         "A query may be left without keys, and the log-sum-exp of a kept forward does not tell which.",
         (
-            'Leave `config.forward` at `"auto"`, and use neither the log-sum-exp nor the random state of the '
-            "forward. `detail` says why the forward is kept."
+            'Leave `config.forward` at `"auto"`, and use no other result of the forward than its output and its '
+            "log-sum-exp. `detail` says why the forward is kept."
         ),
     )
     FORWARD_OFF = (
@@ -181,10 +184,10 @@ class Reason(Enum):
     )
     FORWARD_RESULTS = (
         "forward_results",
-        "A forward without a backward in its graph gives more than its output.",
+        "A forward without a backward in its graph gives more than its output and its log-sum-exp.",
         (
-            "Use neither the log-sum-exp nor the random state of the forward. A region that is compiled by itself "
-            "(`torch.compiler.nested_compile_region`) hands the log-sum-exp to its backward in this way."
+            "Use no other result of the forward, such as its random state. A region that is compiled by itself "
+            "(`torch.compiler.nested_compile_region`) hands it to its backward in this way. `detail` says what is used."
         ),
     )
     LAYOUT = (

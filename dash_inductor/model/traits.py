@@ -24,6 +24,7 @@ class Traits:
         placed: the mask is one of rows, see `model.Placed`.
         numbers: a term that may be of the positions of the keys, as an interval, is of other numbers of theirs.
         modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
+        grad_logsumexp: the log-sum-exp has a gradient, in a backward.
     """
 
     has_lo: bool = False
@@ -34,6 +35,7 @@ class Traits:
     placed: bool = False
     numbers: bool = False
     modifiers: tuple[str, ...] = ()
+    grad_logsumexp: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -78,4 +80,5 @@ class Traits:
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
+        others |= {"grad_logsumexp": self.grad_logsumexp}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

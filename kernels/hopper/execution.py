@@ -31,7 +31,8 @@ def _backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan
 
     dropout = call.dropout
     drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
-    return backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site)
+    gradient = None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index]
+    return backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site, gradient)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:

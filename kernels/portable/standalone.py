@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
-            (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of what terms read, of their dimensions, by
-            `templates.operand_names`.
+            (batch, head, row) of LSE, GRAD_LSE; (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of what terms
+            read, of their dimensions, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -90,7 +90,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template(site.mask.placed is not None)
+        text = templates.delta_template(site.mask.placed is not None, site.call.traits.grad_logsumexp)
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
@@ -168,6 +168,7 @@ def render_forward(
     if plan.forward != FAMILY.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
+    site = replace(site, call=site.call.of_forward)
     text = templates.forward_template(site.call.traits)
     extra = templates.forward_constants(site.call)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
@@ -194,7 +195,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     return {
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
-        "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+        "GRAD_LSE": (rows, fp32), "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"),
         "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
         "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),

@@ -31,7 +31,7 @@ from ..family import padded
 _GROUPS = f"""
     TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
     MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, %(by_pair)s, %(relations)s, PLACED)
-    SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS)
+    SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS, HAS_GRAD_LSE)
     BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
 """
 
@@ -65,6 +65,13 @@ _OPERANDS = """
 """
 _GRADIENT = """
     saved = Saved(Operand(DO, ({{stride("DO")}},)), lse, DELTA, heads)
+"""
+
+_GRAD_LSE = """
+    made = Made(Operand(OUT, ({{stride("OUT")}},)), Operand(GRAD_LSE, ({{stride("GRAD_LSE")}},)))
+"""
+_NO_GRAD_LSE = """
+    made = Made(Operand(OUT, ({{stride("OUT")}},)), Operand(OUT, (0, 0, 0)))
 """
 
 # What a mask reads: Note [Data operands] in groups.py.  A tensor is an input only of kernels that read it.
@@ -157,8 +164,7 @@ _Q_PROGRAM = """
     hq = head % q_heads
 """
 _DQ_TAIL = """
-    out = Operand(OUT, ({{stride("OUT")}},))
-    dq = dq_tile(inputs, out, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
+    dq = dq_tile(inputs, made, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
     idx_m, exists = place_rows(data, numbers_of(q_tile, BLOCK_Q, BUILD), q_len, MASK)
     idx_m = idx_m[:, None]
     idx_d = tl.arange(0, BLOCK_D)[None, :]
@@ -202,7 +208,6 @@ _NO_PLANE_SUMS = """
     plane_sums = DELTA
 """
 _DQ_BIAS_TAIL = """
-    out = Operand(OUT, ({{stride("OUT")}},))
     gradient = head_of(Operand(DBIAS, ({{stride("DBIAS")}},)), b_first, hq_first)
     for turn in range(b_turns * hq_turns):
         b = b_first + turn // hq_turns
@@ -210,7 +215,7 @@ _DQ_BIAS_TAIL = """
         begins = turn == 0
         ends = turn == b_turns * hq_turns - 1
         sums = Sums(plane_sums, begins, ends, gradient)
-        dq = dq_tile(inputs, out, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
+        dq = dq_tile(inputs, made, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
         idx_m = numbers_of(q_tile, BLOCK_Q, BUILD)[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
@@ -285,7 +290,7 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
     %(lengths)s
     %(groups)s
     do = Operand(DO, ({{stride("DO")}},))
-    out = Operand(OUT, ({{stride("OUT")}},))
+    %(made)s
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
     b = pid // n_q // q_heads
@@ -293,7 +298,7 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
     idx_m = numbers_of(pid %% n_q, BLOCK_Q, BUILD)
     tokens, exists = tokens_of(%(places)s, idx_m, q_len, PLACED)
     queries = Rows(idx_m, 0, q_len, tokens, exists)
-    delta, _ = delta_tile(out, do, b, hq, queries, TILE, MASK)
+    delta, _ = delta_tile(made, do, b, hq, queries, TILE, MASK, SCORE)
     inside = idx_m < q_len
     idx_b = b.to(INDEX_DTYPE)
     idx_h = hq.to(INDEX_DTYPE)
@@ -341,7 +346,9 @@ def dkdv_template(schedule: str, traits: Traits) -> str:
 def dq_template(traits: Traits) -> str:
     """Template text of the dq kernel of the two-pass backward."""
     data, operands = _data(traits)
-    body = _head(_DQ, *operands) + _operands(traits) + _GRADIENT + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
+    made, gradient = _made(traits)
+    head = _head(_DQ, *gradient, *operands)
+    body = head + _operands(traits) + _GRADIENT + made + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
     return _with_functions(body, traits, "tiles", "delta", "bias_sums", "dq")
 
 
@@ -349,9 +356,10 @@ def dq_template(traits: Traits) -> str:
 def dq_bias_template(traits: Traits, *, adds: bool) -> str:
     """Template text of the dq kernel that also makes the bias's gradient; `adds`: it is a sum."""
     data, operands = _data(traits)
-    head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *operands)
+    made, gradient = _made(traits)
+    head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *gradient, *operands)
     sums = _PLANE_SUMS if adds else _NO_PLANE_SUMS
-    body = head + _operands(traits) + _GRADIENT + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
+    body = head + _operands(traits) + _GRADIENT + made + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
     return _with_functions(body, traits, "tiles", "delta", "bias_sums", "dq")
 
 
@@ -372,12 +380,22 @@ def bias_gradient_template(traits: Traits) -> str:
 
 
 @functools.cache
-def delta_template(placed: bool = False) -> str:
+def delta_template(placed: bool = False, grad_logsumexp: bool = False) -> str:
     """Template text of the delta kernel of the ordered, single-pass backward."""
-    arguments, lengths, places = "", 'q_len = {{size("DO", 2)}}', "DO, DO"
+    made, arguments = _made(Traits(grad_logsumexp=grad_logsumexp))
+    lengths, places = 'q_len = {{size("DO", 2)}}', "DO, DO"
     if placed:
-        arguments, lengths, places = ', "PLACE", "COUNT"', 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
-    body = _DELTA % {"arguments": arguments, "lengths": lengths, "places": places, "groups": _groups(Traits())}
+        lengths, places = 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
+        arguments = [*arguments, "PLACE", "COUNT"]
+    named = "".join(f', "{name}"' for name in arguments)
+    parts = {
+        "arguments": named,
+        "lengths": lengths,
+        "places": places,
+        "groups": _groups(Traits()),
+        "made": made.strip(),
+    }
+    body = _DELTA % parts
     return "\n\n".join((body, _device("tiles", "delta")))
 
 
@@ -439,6 +457,11 @@ def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
     """The tensors of each term that is more than a vector of keys, by argument and role, in the order of arguments."""
     kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
     return [[(f"{kind.NAME}_{role}".upper(), role) for role in kind.RELATION.roles] for kind in kinds]
+
+
+def _made(traits: Traits) -> tuple[str, list[str]]:
+    """The line about what delta is made of, and the tensor that is an argument for it beside the output."""
+    return (_GRAD_LSE, ["GRAD_LSE"]) if traits.grad_logsumexp else (_NO_GRAD_LSE, [])
 
 
 def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
@@ -511,6 +534,7 @@ def compile_time_values(
         "HAS_HI": traits.has_hi,
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
         "HAS_BIAS": traits.bias,
+        "HAS_GRAD_LSE": traits.grad_logsumexp,
         "ROUNDS": ROUNDS if traits.dropout else 0,
         "PLACED": ROW_BLOCK if traits.placed else 0,
         "LO": band.lo or 0,

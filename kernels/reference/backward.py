@@ -48,6 +48,9 @@ def backward(
     placed = Rows.of(call, extras)
     if placed is not None:
         do, q, k, v, o = (placed.filled(t) for t in (grad_out, query, key, value, out))
+        if call.grad_logsumexp is not None:
+            extras = list(extras)
+            extras[call.grad_logsumexp.index] = placed.filled(extras[call.grad_logsumexp.index][..., None])[..., 0]
         gradients = backward(do, q, k, v, o, logsumexp, extras, Rows.of_rows(call), plan)
         dq, dk, dv = (placed.emptied(t, query.shape[2]) for t in gradients)
         return dq, dk, dv
@@ -55,7 +58,7 @@ def backward(
     scale = call.scale
     for b in range(query.shape[0]):
         data = Data.of(extras, call, b, (*query.shape[:3], key.shape[2]))
-        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, call, b)
         drops = Drops.of(extras, call, b)
         element = _Element.of(*tensors, call.mask.band, scale, data, drops)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
@@ -91,7 +94,7 @@ def bias_gradient(
     sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
     for b in range(batch):
         data = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len))
-        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b]
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, call, b)
         element = _Element.of(*tensors, call.mask.band, call.scale, data, Drops.of(extras, call, b))
         problem = element.problem(plan.dkdv, 1)
         for head in range(q_heads):
@@ -100,6 +103,11 @@ def bias_gradient(
                 rows, keys = tile_of(q_tile, problem.block_q, q_len), tile_of(kv, problem.block_kv, kv_len)
                 total[rows, keys] += element.exact_pair(head, rows, keys)[1]
     return sums.to(extras[call.bias.operand.index].dtype)
+
+
+def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | None:
+    """The gradient of the log-sum-exp of one batch element, fp32 [q heads, q_len]; None without one."""
+    return None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index][b]
 
 
 @dataclass(frozen=True)
@@ -250,6 +258,7 @@ class _Element:
         value: Tensor,
         out: Tensor,
         lse: Tensor,
+        grad_lse: Tensor | None,
         band: Band,
         scale: float,
         data: Data,
@@ -265,9 +274,10 @@ class _Element:
         k, v = (only(t, keys) for t in (key, value))
         sums, excess = only(lse[:, :q_len], rows, float("inf")), only(excess, rows)
         resolved = Problem(band, q_len, kv_len, q_len, kv_len).resolved.band
-        return _Element(
-            q, k, v, do, sums, excess, (o * do).sum(-1), resolved, scale, query.dtype, rows, keys, data, drops
-        )
+        delta = (o * do).sum(-1)
+        if grad_lse is not None:
+            delta = delta - only(grad_lse, rows)
+        return _Element(q, k, v, do, sums, excess, delta, resolved, scale, query.dtype, rows, keys, data, drops)
 
     def problem(self, tiles: Tiles, heads: int) -> Problem:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)

@@ -466,17 +466,23 @@ def test_a_call_without_documents_is_kept() -> None:
     assert record.detail.startswith("it has no cu_seq_q and cu_seq_k")
 
 
-def test_a_log_sum_exp_that_is_used_keeps_the_call() -> None:
+@pytest.mark.parametrize("result", [1, 2])
+def test_results_that_are_used(result: int) -> None:
+    """The program gets a log-sum-exp of ours; a random state keeps the call."""
     module = varlen()
     (forward,) = (node for node in module.graph.nodes if op_name(node) == "torch_attn::_varlen_attn")
-    (logsumexp,) = (user for user in forward.users if user.args[1] == 1)
-    with module.graph.inserting_after(logsumexp):
-        used = module.graph.call_function(aten.sin.default, (logsumexp,))
-    used.meta = dict(logsumexp.meta)
+    (found,) = (user for user in forward.users if user.args[1] == result)
+    with module.graph.inserting_after(found):
+        used = module.graph.call_function(aten.alias.default, (found,))
+    used.meta = dict(found.meta)
     output = module.graph.output_node()
     output.args = ([*output.args[0], used],)
     _, record = rewritten(module)
-    assert (record.reason, record.detail) == (Reason.FORWARD_KEPT, "log-sum-exp or random state has other users")
+    if result == 1:
+        assert (record.status, record.forward) == ("replaced", "hopper")
+        return
+    cause = "its random state or another result has other users"
+    assert (record.reason, record.detail) == (Reason.FORWARD_KEPT, cause)
 
 
 def test_a_kept_forward_keeps_the_call() -> None:
@@ -503,6 +509,9 @@ def test_starts_are_the_same_only_if_all_that_makes_them_is() -> None:
         return packed._same_value(a, b)
 
     assert compare(lambda t: t.cumsum(0).int(), lambda t: t.cumsum(0).int())
+    assert compare(lambda t: t.cumsum(0), lambda t: t.cumsum(0).view(-1))
+    assert not compare(lambda t: t[:4], lambda t: t[:4].view(2, 2).view(4).flip(0))
+    assert not compare(lambda t: t.cumsum(0), lambda t: t.cumsum(0).view(torch.float64))
     assert not compare(lambda t: t.cumsum(0).int(), lambda t: t.cumsum(0).short())
     assert not compare(lambda t: t[1:].int(), lambda t: t[:-1].int())
     assert not compare(lambda t: torch.bernoulli(t.double()), lambda t: torch.bernoulli(t.double()))

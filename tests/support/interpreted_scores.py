@@ -33,7 +33,9 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 
 def extras(names: str) -> list[Tensor]:
-    """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, a bias b."""
+    """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, a bias b, a gradient g
+    of the log-sum-exp, with strides of its own.
+    """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
     found = {
@@ -42,6 +44,7 @@ def extras(names: str) -> list[Tensor]:
         "n": torch.randint(0, 9, lower.shape, generator=generator),
         "i": (torch.arange(LENGTH) // 20).expand(BATCH, -1).contiguous(),
         "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
+        "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
     }
     return [found[name] for name in names]
 
@@ -69,9 +72,13 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
     s = q @ k.expand(-1, Q_HEADS, -1, -1).mT * call.scale
     s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
     s = s if call.bias is None else s + given[call.bias.operand.index].double()
-    p = torch.where(keep, s, float("-inf")).softmax(-1)
-    out = torch.where(keep.any(-1, keepdim=True), p, 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
-    return [out.detach(), *torch.autograd.grad(out, leaves, do)]
+    sees = keep.any(-1, keepdim=True)
+    s = torch.where(keep | ~sees, s, float("-inf"))
+    out = torch.where(sees, s.softmax(-1), 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
+    if call.grad_logsumexp is None:
+        return [out.detach(), *torch.autograd.grad(out, leaves, do)]
+    sums = torch.where(sees[..., 0], torch.logsumexp(s, -1), 0.0)
+    return [out.detach(), *torch.autograd.grad((out, sums), leaves, (do, given[call.grad_logsumexp.index].double()))]
 
 
 def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
@@ -80,7 +87,7 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     call, given = Call.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    calls = str(replace(call, orders=(order,))), str(replace(call, orders=(order,) * 3))
+    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
     compiled = torch.compile(step, dynamic=False)

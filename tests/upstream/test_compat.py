@@ -121,6 +121,7 @@ TOOLS = (
     "dash_inductor/bench/",
     "dash_inductor/doctor/",
     "dash_inductor/explanations/elsewhere/",
+    "dash_inductor/upstream/breaks.py",
     "dash_inductor/upstream/devices.py",
 )
 """No compile needs what is used here alone: without it a check of the doctor, the bench, or an explanation for a GPU

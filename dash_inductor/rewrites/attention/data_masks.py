@@ -47,14 +47,14 @@ class DataMask:
             extras: the tensors that the call reads.  The mask's come first, and the tables are made of them alone:
                 layers with the same mask share them, whatever else differs.
         """
-        site, query, key = match.site, match.operands.query.node, match.operands.key.node
+        site, query, key = match.site, match.operands.query, match.operands.key
 
         def size(tensor: Node, dim: int) -> int | Node:
             """The size, the same one for all layers, so that their tables are the same."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
         if site.mask.placed is None:
-            facts = size(query, 2), size(key, 2), size(query, 0)
+            facts = size(query.node, query.dim(2)), size(key.node, key.dim(2)), size(query.node, 0)
         else:  # in rows, which ids have
             facts = size(extras[0], 1), size(extras[0], 1), 1
         heads = site.q_heads, site.kv_heads

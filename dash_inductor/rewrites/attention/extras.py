@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,8 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
             else:
                 found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
     if match.bias is not None:
-        found.append(graph.of_four_dimensions(match.bias.tensor))
+        make = graph.alibi if match.bias.slopes else graph.of_four_dimensions
+        found.append(make(match.bias.tensor))
     if match.site.dropout is not None:
         found.append(seed(emitter, match, before))
     return found
@@ -60,7 +62,7 @@ class _Graph:
     @property
     def _mask(self) -> Node:
         inputs = self.match.attention.inputs
-        argument = inputs.mask or inputs.bias
+        argument = inputs.mask or inputs.bias or inputs.slopes
         assert argument is not None
         mask: Node = argument.value
         return mask
@@ -78,8 +80,8 @@ class _Graph:
         return self.call(aten.unsqueeze.default, ramp, 0)
 
     def size(self, symbol: sympy.Symbol) -> Any:
-        query, key = self.match.operands.query.node, self.match.operands.key.node
-        for tensor, dim in ((query, 0), (query, 2), (key, 2)):
+        query = self.match.operands.query
+        for tensor, dim in ((query.node, query.dim(0)), self._length("q"), self._length("kv")):
             if shape_of(tensor)[dim] == symbol:
                 return self._size(tensor, dim)
         raise AssertionError(f"{symbol} is no size of the scores")
@@ -89,6 +91,19 @@ class _Graph:
         while tensor.meta["val"].dim() < 4:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
+
+    def alibi(self, slopes: Node) -> Node:
+        """fp32 [batch or 1, heads, q_len, kv_len] of slopes, as `entries.attention.Inputs` says."""
+        q_len, kv_len = (self._size(*self._length(axis)) for axis in ("q", "kv"))
+        is_known = isinstance(kv_len, int) and isinstance(q_len, int)
+        behind = kv_len - q_len if is_known else self.call(operator.sub, kv_len, q_len)
+        q = self.call(aten.unsqueeze.default, self.call(aten.add.Tensor, self.positions("q"), behind), 2)
+        distance = self.call(aten.sub.Tensor, q, self.call(aten.unsqueeze.default, self.positions("kv"), 1))
+        distance = self.call(prims.convert_element_type.default, self.call(aten.abs.default, distance), torch.float32)
+        for _ in range(2):
+            slopes = self.call(aten.unsqueeze.default, slopes, -1)
+        by_head = self.call(aten.neg.default, self.of_four_dimensions(slopes))
+        return self.call(aten.mul.Tensor, by_head, self.of_four_dimensions(distance))
 
     def vector(self, vector: Node, axis: Axis) -> Node:
         """[batch, tokens] of a vector."""
@@ -110,7 +125,8 @@ class _Graph:
         return self.call(aten.clone.default, data)
 
     def _length(self, axis: Axis) -> tuple[Node, int]:
-        return (self.match.operands.query if axis == "q" else self.match.operands.key).node, 2
+        view = self.match.operands.query if axis == "q" else self.match.operands.key
+        return view.node, view.dim(2)
 
     def _size(self, tensor: Node, dim: int) -> Any:
         size = layout.static(tensor.meta["val"].shape[dim])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...config import config
 from ...entries.attention import Forward, Inputs
+from ...entries.logsumexp import cause_of_results
 from ...graph.nodes import Argument, origin
 from .sites import Match
 
@@ -31,8 +32,9 @@ def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
         return "forward and backward have different masks"
     if any(_documents(own) != _documents(inputs) for inputs in all_inputs):
         return "forward and backward have different documents or windows"
-    if not forward.only_output_used({match.node for match in matches}):
-        return "log-sum-exp or random state has other users"
+    cause = cause_of_results(forward, matches[0].site.call, {match.node for match in matches})
+    if cause:
+        return cause
     if forward.order is None:
         return "its output is not dense"
     return ""
@@ -64,4 +66,4 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 def _call(match: Match) -> tuple[object, ...]:
     bias = None if match.bias is None else match.bias.tensor
-    return (str(match.site.call), str(match.plan), match.operands.repeats, match.terms, bias)
+    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.terms, bias)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...entries.attention import Attention, Sink, View
+from ...entries.attention import Attention, Output, Sink, View
 from ...entries.repeat_kv import Repeat, Unused, find_repeat, find_sum, is_padded_repeat
 from ...graph import sizes
 
@@ -33,17 +34,17 @@ class Operands:
 def find_operands(attention: Attention) -> Operands:
     """Operands of a site; repeated keys and values are looked through where their gradients allow it.
 
-    Packed tokens are read as they are, repeated or not.
+    Packed tokens, and those with lengths in front of heads, are read as they are, repeated or not.
     """
-    found, backward = attention.inputs, attention.backward
-    key, value = found.key.node, found.value.node
+    inputs, backward = attention.inputs, attention.backward
+    key, value = inputs.key.node, inputs.value.node
     gradients: tuple[Sink, Sink, Sink] = (Unused(), Unused(), Unused()) if backward is None else backward.gradients
 
     def as_they_are(note: str = "") -> Operands:
-        heads = found.key.tensor.shape[1]
-        return Operands(found.query, found.key, found.value, None, heads, gradients, note)
+        heads = inputs.key.tensor.shape[1]
+        return Operands(inputs.query, inputs.key, inputs.value, None, heads, gradients, note)
 
-    if found.key.axes == "thd":
+    if inputs.key.axes != "bhsd":
         return as_they_are()
     key_repeat, value_repeat = find_repeat(key), find_repeat(value)
     if key_repeat is None or value_repeat is None:
@@ -56,9 +57,13 @@ def find_operands(attention: Attention) -> Operands:
     if any(repeat.loses_range for repeat in repeats):
         cast = f"are cast to {key_repeat.dtype} after that"
         return as_they_are(f"key and value repeat heads, but {cast}: the repeated tensors are read")
-    dk, dv = gradients[1:] if backward is None else map(find_sum, backward.gradients[1:], repeats)
+    found: Iterable[Sink | None] = gradients[1:]
+    if backward is not None:
+        pairs = zip(gradients[1:], repeats, strict=True)
+        found = [find_sum(of, repeat) if isinstance(of, Output) else None for of, repeat in pairs]
+    dk, dv = found
     if dk is None or dv is None or key_repeat.kv_heads != value_repeat.kv_heads:
         used = "their gradients are used otherwise"
         return as_they_are(f"key and value repeat heads, but {used}: the repeated tensors are read")
     note = f"key and value repeat each head {key_repeat.group} times: the tensors before that are read"
-    return Operands(found.query, found.key, found.value, repeats, key_repeat.kv_heads, (gradients[0], dk, dv), note)
+    return Operands(inputs.query, inputs.key, inputs.value, repeats, key_repeat.kv_heads, (gradients[0], dk, dv), note)

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ...entries.attention import Backward, Forward
+from ...entries.attention import Backward, Forward, between
+from ...entries.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
+from ...graph.nodes import origin
 from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
 from ...upstream.partitioner import stand_for
 from .data_masks import DataMask, needs_tables
@@ -37,7 +39,7 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
         inputs = logsumexp = None
         if forward is not None:
             inputs = _inputs(emitter, matches[0], before=forward.node)
-            logsumexp = _new_forward(emitter, forward, matches[0], inputs, swaps)
+            logsumexp = _new_forward(emitter, forward, matches, inputs, swaps)
         for match in matches:
             backward = match.attention.backward
             if backward is not None:
@@ -65,22 +67,29 @@ def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Mat
 
 
 def _new_forward(
-    emitter: Emitter, forward: Forward, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
+    emitter: Emitter, forward: Forward, matches: Sequence[Match], inputs: _Inputs, swaps: list[tuple[Node, Node]]
 ) -> Node | None:
     """The new forward; returns its log-sum-exp, None where nothing reads it."""
-    old, order = forward.node, forward.order
+    match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
-    call = dataclasses.replace(match.site.call, orders=(order,))
+    call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
     extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(old))
     arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", old)
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
     stand_for(node, old)
     for reader in forward.out.readers:
-        swaps.append((reader, emitter.call(operator.getitem, (node, 0), before=old, like=reader)))
-    logsumexp = None
-    for reader in forward.logsumexp.readers:
-        logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=reader)
+        result = emitter.call(operator.getitem, (node, 0), before=old, like=reader)
+        swaps.append((reader, between(emitter, result, forward.out.axes, old)))
+    readers = forward.logsumexp.readers
+    if not readers:
+        return None
+    logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=readers[0])
+    if forward.logsumexp.index in forward.given({match.node for match in matches}):
+        own, query, documents = forward.logsumexp, inputs.operands[0], match.terms.documents
+        assert isinstance(own, LogSumExp)  # `cause_of_results` looked at it
+        public = own.made_of(emitter, logsumexp, call, query, documents, before=old)
+        swaps += [(reader, public) for reader in readers]
     return logsumexp
 
 
@@ -107,12 +116,16 @@ def _new_backward(
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
     call = dataclasses.replace(match.site.call, orders=orders)
     extras = inputs.extras
+    if backward.grad_logsumexp is not None:
+        assert logsumexp is not None
+        gradient = gradient_of(emitter, backward.grad_logsumexp, logsumexp, inputs.operands[0], before=old)
+        extras = [*extras, gradient]
     if inputs.data is not None:
         extras = extras + inputs.data.of_backward(old)
     arguments: tuple[Any, ...] = (
-        backward.grad_out.node,
+        between(emitter, backward.grad_out.node, backward.grad_out.axes, old),
         *inputs.operands,
-        backward.out.node,
+        _output(emitter, backward, swaps),
         logsumexp,
         extras,
         str(call),
@@ -133,7 +146,16 @@ def _new_backward(
         used = sink.used
         if used is not None:
             result = emitter.call(operator.getitem, (node, index), before=old, like=used)
-            swaps.append(sink.put(emitter, result, before=old))
+            swap = sink.put(emitter, result, before=old)
+            swaps += [] if swap is None else [swap]
+
+
+def _output(emitter: Emitter, backward: Backward, swaps: list[tuple[Node, Node]]) -> Node:
+    """The output that a new backward reads, of the new forward if there is one."""
+    out, axes = backward.out.node, backward.out.axes
+    if axes == "bshd":
+        out = next((new for old, new in swaps if old is origin(out)), out)
+    return between(emitter, out, axes, backward.node)
 
 
 def _node_name(kind: str, old: Node) -> str:
@@ -167,7 +189,8 @@ class _Inputs:
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     """The inputs in front of `before`; key and value without their repeats where the match says so."""
     operands = match.operands
-    query, key, value = operands.query.node, operands.key.node, operands.value.node
+    views = operands.query, operands.key, operands.value
+    query, key, value = (between(emitter, view.node, view.axes, before) for view in views)
     if operands.repeats is not None:
         key, value = (repeat.read(emitter, before) for repeat in operands.repeats)
     of_mask = extras(emitter, match, before)

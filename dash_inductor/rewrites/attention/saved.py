@@ -10,8 +10,8 @@ Three rules keep that from happening.  Views of inputs and outputs of the graph 
 computed again in the backward: PyTorch then saves what they are views of, under its version.  The part of an input that
 a mask reads is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may
 use its own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
-attention is saved, too.  Where the graph returns it, the program gets the tensor that is watched; where the graph
-returns a view of it, which would be another tensor, the program gets a view of a copy.
+attention is saved, too, and its log-sum-exp.  Where the graph returns one of them, the program gets the tensor that is
+watched; where the graph returns a view of it, which would be another tensor, the program gets a view of a copy.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def watch(graph: Graph) -> None:
             if read is not grad_out and (shows_input(base) or base in returned):
                 for view in views:
                     view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    _return_copies(graph, {node.args[4] for node in backwards})
+    _return_copies(graph, {node.args[4] for node in backwards}, {node.args[5] for node in backwards})
 
 
-def _return_copies(graph: Graph, outputs: set[Any]) -> None:
-    """Return views of copies in the place of views of these nodes.
+def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
+    """Return views of copies in the place of views of these nodes, outputs and log-sum-exps.
 
     An output of packed attention may be a view where a template has made it, so that it counts as one.
     """
@@ -69,8 +69,8 @@ def _return_copies(graph: Graph, outputs: set[Any]) -> None:
 
     def returned(node: Node) -> Node:
         chain = list(_views(node))
-        places = [place for place, view in enumerate(chain) if view in outputs]
-        if not places or (places[0] == 0 and node.meta["val"].dim() == 4):
+        places = [place for place, view in enumerate(chain) if view in outputs | sums]
+        if not places or (places[0] == 0 and (node in sums or node.meta["val"].dim() == 4)):
             return node
         views, shown = chain[: places[0]], chain[places[0]]
         found = _copy(emitter, shown, results)

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from ...config import config
-from ...entries.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
+from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal
 from ...entries.biases import Bias, find_bias, may_broadcast
+from ...entries.logsumexp import cause_of_results
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...graph.nodes import origin
@@ -76,7 +77,7 @@ class Match:
     def needs_our_forward(self) -> bool:
         """Whether the backward reads what only our forward leaves, or draws, or makes of the mask."""
         backward = self.attention.backward
-        return bool(self.site.call.operands) or (backward is not None and backward.logsumexp is None)
+        return bool(self.site.call.of_forward.operands) or (backward is not None and backward.logsumexp is None)
 
     @property
     def detail(self) -> str:
@@ -130,6 +131,13 @@ def analyse(found: Found, facts: Facts) -> Match:
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
     call = _call(mask, bias, inputs, head_dim)
+    if attention.backward is not None and attention.backward.grad_logsumexp is not None:
+        _check_gradient(attention.backward.grad_logsumexp, query)
+        call = replace(call, grad_logsumexp=Operand(len(call.operands)))
+    if attention.backward is None and attention.forward is not None:
+        given = cause_of_results(attention.forward, call)
+        if given:
+            raise NotReadable(Reason.FORWARD_RESULTS, given)
     operands = find_operands(attention)
     dtype = DTYPES[query.dtype]
     lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
@@ -274,10 +282,15 @@ def _check_dtypes(attention: Attention) -> None:
 def _check_lone_forward(forward: Forward) -> None:
     if config.forward == "keep":
         raise NotReadable(Reason.FORWARD_OFF)
-    if not forward.only_output_used():
-        raise NotReadable(Reason.FORWARD_RESULTS)
     if forward.order is None:
         raise NotReadable(Reason.LAYOUT, "its output is not dense")
+
+
+def _check_gradient(gradient: Gradient, query: Tensor) -> None:
+    """Floats [B, H, Sq]."""
+    value = gradient.argument.value.meta["val"]
+    if not value.dtype.is_floating_point or not layout.same_all(value.shape, query.shape[:3]):
+        raise NotReadable(Reason.LAYOUT, f"gradient of the log-sum-exp {value.dtype} {tuple(value.shape)}")
 
 
 def _check_logsumexp(backward: Backward, query: Tensor) -> None:
@@ -297,15 +310,15 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
     if inputs.documents is not None:
         facts.recognised = "documents of packed tokens, whose offsets are arguments of the operator"
         return Terms(inputs.band(), documents=Documents(origin(inputs.documents.value))), None, None
-    query, key = inputs.query.node, inputs.key.node
-    q_len, kv_len = query.meta["val"].shape[2], key.meta["val"].shape[2]
+    query, key = inputs.query, inputs.key
+    q_len, kv_len = query.tensor.shape[2], key.tensor.shape[2]
     found = [Terms(inputs.band())]
     bias = cause = None
-    plane = [*query.meta["val"].shape[:3], kv_len]
+    plane = [*query.tensor.shape[:3], kv_len]
     if inputs.mask is not None and inputs.bias is None and _bias_gradient(attention) is not None:
         cause = Kept(Reason.BIAS_GRADIENT)
     elif inputs.mask is not None:
-        result = recognise(inputs.mask.value, query=query, key=key)
+        result = recognise(inputs.mask.value, query=query.node, key=key.node)
         if result.terms is None:
             cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
         else:
@@ -326,6 +339,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             raise NotReadable(
                 *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
             )
+    if inputs.slopes is not None:
+        bias = Bias(inputs.slopes, slopes=True)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 

@@ -12,13 +12,15 @@ import triton.language as tl
 class Score(NamedTuple):
     """How scores and probabilities are made.
 
-    SOFTCAP: the bound of scores, 0 for none; ROUNDS: of Philox, 0 without dropout.
+    SOFTCAP: the bound of scores, 0 for none; ROUNDS: of Philox, 0 without dropout; HAS_GRAD_LSE: the log-sum-exp has a
+    gradient, in a backward.
     """
 
     SCALE: float
     SOFTCAP: float
     HAS_BIAS: bool
     ROUNDS: int
+    HAS_GRAD_LSE: bool
 
 
 @triton.jit

@@ -42,6 +42,9 @@ DROPOUT = shared.dropout(ANY_ADDRESS)
 STAMPS = Group({"pointer": "*i64", "heads": "i32"})
 """Where the times of steps go, and how many query heads are stamped, see `device.stamps`."""
 
+GRAD_LSE = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": ANY_ADDRESS})
+"""The gradient of the log-sum-exp, [batch, q_heads, q_len or tokens], and its strides."""
+
 OUT_STRIDES, LSE_STRIDES = shared.strides(8), shared.strides(1)
 """Of tensors of 16 bits, of which TMA reads rows, and of log-sum-exps."""
 

@@ -214,6 +214,7 @@ class Kernels:
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
             "lse_strides": arguments.LSE_STRIDES, "places": self._places,
+            "grad_lse": arguments.GRAD_LSE if p.traits.grad_logsumexp else None,
         }  # fmt: skip
         return compile_kernel(prepare, ASTSource, constants, types, {"num_warps": 8})
 

@@ -44,6 +44,7 @@ _ALIGNMENT = 128  # bytes between the parts of the workspace
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
     call: Call, plan: Plan, data: BackwardData | None = None, dropout: Drops | None = None, site: str = "",
+    grad_logsumexp: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv of attention, bitwise reproducible.
 
@@ -57,32 +58,47 @@ def backward(
             key is -inf there.  Under a mask of rows it has rows, and all else tokens.
         dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
             random bits drop a probability, and what kept probabilities are multiplied with; None for none.
+        grad_logsumexp: fp32 [batch, q heads, q_len] on the device of query, any strides: the gradient of the
+            log-sum-exp, if the call has one; of tokens under a mask of rows.
         site: what the call is called where `config.profile` asks for its times.
 
     Raises:
-        ArgumentError: a plan of another kernel; data or dropout that are not the call's; a schedule
-            that needs more co-resident CTAs than the GPU has SMs.
+        ArgumentError: a plan of another kernel; data, dropout or a gradient of the log-sum-exp that are not the call's;
+            a schedule that needs more co-resident CTAs than the GPU has SMs.
     """
     device = query.device.index
     if current_device() != device:
         with torch.cuda.device(device):
-            return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
+            return backward(
+                grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
+            )
     if dropout is not None or call.dropout is not None:
         _check_dropout(call, dropout, query.device)
+    if grad_logsumexp is not None or call.grad_logsumexp is not None:
+        _check_gradient(call, grad_logsumexp, query)
     state = _state(
         call, plan, query.dtype, device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
-        config.profile,
+        config.profile, None if grad_logsumexp is None else grad_logsumexp.stride(),
     )  # fmt: skip
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
     q, k, v, do, o = operands
     if state is not None and not (q | k | v | do | o) % 16:
-        return state.run(operands, logsumexp, data, dropout, site)
+        return state.run(operands, logsumexp, data, dropout, site, grad_logsumexp)
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
-    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site)
+    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp)
+
+
+def _check_gradient(call: Call, gradient: Tensor | None, query: Tensor) -> None:
+    """Raise ArgumentError unless the call has a gradient of the log-sum-exp, and one that the kernel can read."""
+    if gradient is None or call.grad_logsumexp is None:
+        raise ArgumentError("grad_logsumexp", gradient, f"given if the call has one: {call}")
+    found, wanted = ((t.dtype, tuple(t.shape), t.device) for t in (gradient, query[..., 0]))
+    if found != (torch.float32, *wanted[1:]):
+        raise ArgumentError("grad_logsumexp", found, f"float32 {wanted[1]} on {wanted[2]}")
 
 
 def _check_dropout(call: Call, dropout: Drops | None, device: torch.device) -> None:
@@ -111,7 +127,7 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: Facts | None, rows: int | None, stamped: bool,
+        data: Facts | None, rows: int | None, stamped: bool, grad_lse: _Strides | None,
     ) -> None:  # fmt: skip
         if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
@@ -170,6 +186,7 @@ class _State:
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
+        self.grad_lse = grad_lse
         self.recording = None
         if stamped:
             self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
@@ -201,8 +218,9 @@ class _State:
         return min(walk.tickets, sms)
 
     def run(
-        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: Drops | None, site: str
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: Drops | None, site: str,
+        grad_logsumexp: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         empty = compat.empty_cuda
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
@@ -213,6 +231,7 @@ class _State:
             dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
             None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
             None if recorded is None else (recorded.table.data_ptr(), recorded.heads),
+            None if grad_logsumexp is None else grad_logsumexp.data_ptr(),
         )  # fmt: skip
         launches = self._packed.get(facts)
         if launches is None:
@@ -228,6 +247,7 @@ class _State:
     def _pack(
         self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
         data: tuple[int, ...] | None, drops: tuple[float, ...] | None, recorded: tuple[int, int] | None,
+        grad_lse: int | None,
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
         """The three launches of a call with these addresses: of tensors, and of the places of its stamps."""
         *_, do, out = operands
@@ -249,7 +269,8 @@ class _State:
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
         return (
             *self.prepare.pack(
-                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_places
+                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_places,
+                None if grad_lse is None or self.grad_lse is None else (grad_lse, *self.grad_lse),
             ),
             *self.main.pack(
                 stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_places,

@@ -1,4 +1,4 @@
-"""delta = rowsum(out * do), which the softmax backward subtracts from dP."""
+"""delta, which the softmax backward subtracts from dP: rowsum(out * do), less the gradient of the log-sum-exp."""
 
 import triton
 import triton.language as tl
@@ -7,12 +7,17 @@ from .tiles import head_of, load_queries
 
 
 @triton.jit
-def delta_tile(out, do, b, hq, queries, TILE: tl.constexpr, MASK: tl.constexpr):
+def delta_tile(made, do, b, hq, queries, TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr):
     """(delta, do): fp32 [BLOCK_Q] and the loaded [BLOCK_Q, BLOCK_D] rows of dO.
 
-    out, do: operands [batch, q heads, q_len, HEAD_DIM]; both are zeros to it in rows that see no key.
+    made: see `Made`; do: an operand [batch, q heads, q_len, HEAD_DIM].  All are zeros to it in rows that see no key.
     """
-    do_head, out_head = head_of(do, b, hq), head_of(out, b, hq)
+    do_head, out_head = head_of(do, b, hq), head_of(made.out, b, hq)
     do_rows = load_queries(do_head, queries, TILE, MASK)
     out_rows = load_queries(out_head, queries, TILE, MASK)
-    return tl.sum(out_rows.to(tl.float32) * do_rows.to(tl.float32), 1), do_rows
+    delta = tl.sum(out_rows.to(tl.float32) * do_rows.to(tl.float32), 1)
+    if SCORE.HAS_GRAD_LSE:
+        grad_lse = head_of(made.grad_lse, b, hq)
+        inside = (queries.numbers >= queries.first) & (queries.numbers < queries.end) & queries.exists
+        delta -= tl.load(grad_lse.start + queries.tokens * grad_lse.strides[0], mask=inside, other=0.0)
+    return delta, do_rows

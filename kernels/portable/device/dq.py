@@ -29,14 +29,13 @@ from .tiles import (
 
 @triton.jit
 def dq_tile(
-    inputs, out, saved, data, b, hq, q_tile, walk, sums, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
+    inputs, made, saved, data, b, hq, q_tile, walk, sums, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
-    Arguments as for `dkdv_tile`; out: the forward's output, an operand shaped and typed like that of dO.  Also writes
-    delta, which is rowsum(out * do), for the dk/dv kernel that runs afterwards.  dq of a row whose log-sum-exp is -inf,
-    which sees no key, is zero.
+    Arguments as for `dkdv_tile`; made: see `Made`.  Also writes delta for the dk/dv kernel that runs afterwards.  dq of
+    a row whose log-sum-exp is -inf, which sees no key, is zero.
 
     sums (GRADIENT): where dS of each tile of pairs that the walk visits is added or, if not ADDS, stored; see
     `bias_sums`.
@@ -46,7 +45,7 @@ def dq_tile(
     seen_rows = dash_seen_rows(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
     seen_keys = dash_seen_keys(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
     queries = rows_of(data, numbers_of(q_tile, TILE.BLOCK_Q, BUILD), seen_rows, q_len, MASK)
-    delta, do = delta_tile(out, saved.do, b, hq, queries, TILE, MASK)
+    delta, do = delta_tile(made, saved.do, b, hq, queries, TILE, MASK, SCORE)
     row = (b * saved.heads * TILE.GROUP + hq).to(tl.int64)
     tl.store(saved.DELTA + row * q_len + queries.numbers, delta, mask=queries.numbers < q_len)
     q_head, lse_head = head_of(inputs.q, b, hq), head_of(saved.lse, b, hq)

@@ -74,6 +74,17 @@ class Saved(NamedTuple):
     heads: object
 
 
+class Made(NamedTuple):
+    """What delta is made of beside dO.
+
+    out: the forward's output, [batch, q heads, q_len, VALUE_DIM]; grad_lse: the gradient of the log-sum-exp, fp32
+    [batch, q heads, q_len or tokens], which is read if there is one.
+    """
+
+    out: object
+    grad_lse: object
+
+
 class Placed(NamedTuple):
     """PLACE, COUNT: pointers to int32 [row blocks], see `tokens_of`; tokens: how many there are."""
 

@@ -1,4 +1,4 @@
-"""The portable kernels under intervals of keys and bounded scores, in Triton's interpreter."""
+"""The portable kernels in Triton's interpreter: intervals, bounded scores, and a gradient of the log-sum-exp."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ CASES = [
     "causal/scale=0.25/softcap=2.0;;spt;float32",
     "causal/scale=-0.25/softcap=2.0/bias=0;b;two_pass;float32",
     "interval(0,none,none)/scale=0.25/softcap=30.0;l;spt;float16",
+    "causal/scale=0.25/grad_logsumexp=0;g;two_pass;float32",
+    "band(-5,30)/scale=0.25/grad_logsumexp=0;g;spt;float32",
+    "interval(0,none,none)/scale=0.25/grad_logsumexp=1;lg;two_pass;float32",
+    "causal & segments(0,0)/scale=0.25/softcap=2.0/bias=1/grad_logsumexp=2;ibg;spt;float32",
+    "causal/scale=0.25/grad_logsumexp=0;g;two_pass;float16",
 ]
 
 

@@ -522,7 +522,7 @@ def without_forward(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, .
         (dropped_flash, {"forward": "keep"}, "by the setting forward='keep'"),
         (other_probability, {}, "forward and backward have different dropout"),
         (other_random_state, {}, "forward and backward have different dropout"),
-        (state_is_an_output, {}, "log-sum-exp or random state has other users"),
+        (state_is_an_output, {}, "its random state or another result has other users"),
         (without_forward, {}, "not in this graph"),
         (lambda *inputs: dropped_efficient(*inputs, p=1.0), {}, "dropout_p=1.0"),
     ],

@@ -10,7 +10,7 @@ from ....common.device.rows import tokens_of
 @triton.jit
 def prepare(
     out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters, out_strides, do_strides, lse_strides,
-    q_heads, first_row, end_row, n_q, places,
+    q_heads, first_row, end_row, n_q, places, grad_lse,
     BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, query head, q tile).
@@ -21,7 +21,7 @@ def prepare(
     gradients are zero: forwards write different values there.  With HAS_DATA so do rows whose lse is -inf, from which
     the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.  With
     PLACED, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token are
-    like rows that see no key.
+    like rows that see no key.  grad_lse: as `arguments.GRAD_LSE`, subtracted from delta; None without one.
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)
@@ -49,6 +49,9 @@ def prepare(
         lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(lse2_ptr + place + local, lse * 1.4426950408889634)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    if grad_lse is not None:
+        gradients = grad_lse.ptr + b * grad_lse.b + h * grad_lse.h + tokens.to(tl.int64) * grad_lse.row
+        delta -= tl.load(gradients, mask=inside, other=0.0)
     if HAS_DATA:
         delta = tl.where(lse == float("inf"), 0.0, delta)
     tl.store(delta_ptr + place + local, delta)

@@ -1,0 +1,213 @@
+"""The packages flash-attn 2 and 3: operators that write gradients into tensors of the caller.
+
+Copies of the packages, and kernels from a hub, have namespaces of their own: operators are known by their names and by
+the names of their arguments.  Tensors are [batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads,
+head dim].  Causal attention and windows are anchored bottom right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ..graph import sizes
+from ..graph.nodes import Argument, called, is_functionalized, op_name, origin
+from ..model.mask import Band
+from ..model.plan import Kept
+from ..model.reasons import Reason
+from . import varlen
+from .attention import Attention, Backward, Forward, Found, Inputs, Output, Sink
+from .operators import Pair, calls
+from .written import written
+
+_NAMES = {
+    "query": "q", "key": "k", "value": "v", "logsumexp": "softmax_lse", "scale": "softmax_scale", "is_causal": "causal",
+    "cu_seq_q": "cu_seqlens_q", "cu_seq_k": "cu_seqlens_k",
+}  # fmt: skip
+"""Names of arguments that other pairs have, and those of the packages."""
+
+_READ = {"q", "k", "v", "softmax_scale", "window_size_left", "window_size_right"}
+_SAVED = {"dout", "out", "softmax_lse", "dq", "dk", "dv"}
+"""The arguments that every call has, and those that a backward has beside them."""
+
+_UNDERSTOOD = {
+    *_NAMES, *_NAMES.values(), *_SAVED, "dropout_p", "window_size_left", "window_size_right", "softcap",
+    "alibi_slopes", "rng_state", "max_seqlen_q", "max_seqlen_k",
+}  # fmt: skip
+_OF_NO_MATTER = {
+    "deterministic", "return_softmax", "zero_tensors", "num_splits", "pack_gqa", "rotary_interleaved",
+}  # fmt: skip
+"""Arguments that are read, and those that change nothing of what is computed."""
+
+_SAME = ("scale", "is_causal", "window_size_left", "window_size_right", "softcap", "alibi_slopes")
+"""Arguments that a backward has from its forward."""
+
+
+def find(graph: Graph) -> Iterator[Found]:
+    """The calls of a graph; see `Entry`."""
+    for pair, node in calls(graph, list(_pairs(graph))):
+        assert isinstance(pair, Pair)
+        yield _attention(pair, node)
+
+
+def _pairs(graph: Graph) -> Iterator[Pair]:
+    """The operators of the namespaces that a graph has calls of."""
+    found: dict[str, Pair] = {}
+    for node in graph.nodes:
+        namespace, _, name = op_name(node).partition("::")
+        if name not in _KINDS or (operator := called(node)) is None:
+            continue
+        names = {argument.name for argument in operator._schema.arguments}
+        kind, is_backward = _KINDS[name]
+        if not names >= (_READ | _SAVED if is_backward else _READ):
+            continue
+        drops = "dropout_p" in names
+        found[f"{namespace}::{kind}"] = Pair(
+            f"{namespace}::_flash_attn_{kind}forward",
+            f"{namespace}::_flash_attn_{kind}backward",
+            grad_out="dout",
+            random_state=("rng_state",) if drops else (),
+            renamed=_NAMES,
+            # `normalize_softmax_lse` of version 2, `Softmax.finalize` of version 3.
+            without_keys=math.inf if drops else -math.inf,
+        )
+    yield from found.values()
+
+
+_KINDS = {
+    f"_flash_attn_{kind}{direction}": (kind, direction == "backward")
+    for kind in ("", "varlen_")
+    for direction in ("forward", "backward")
+}
+
+
+def _attention(pair: Pair, node: Node) -> Attention:
+    args = _arguments(pair, node)
+    packed = args["cu_seq_q"] is not None or args["cu_seq_k"] is not None
+    pair = dataclasses.replace(pair, axes="thd" if packed else "bshd")
+    if not pair.is_backward(node):
+        alone = _forward(pair, node, args)
+        return Attention(alone, None, pair.forward, partial(_refusal, args, None, alone, None))
+    found = pair.forward_of(node)
+    of_forward = None if found is None else _arguments(pair, found)
+    gradients = written(node, ("dq", "dk", "dv"), pair.axes)
+    drops = args["dropout_p"] != 0.0
+    backward = Backward(
+        node,
+        _inputs(pair, node, args),
+        grad_out=pair.view(node, pair.grad_out),
+        out=pair.view(node, "out"),
+        logsumexp=None if packed else pair.argument(node, "logsumexp"),
+        gradients=gradients or (Output(node, 1, pair.axes), Output(node, 2, pair.axes), Output(node, 3, pair.axes)),
+        random_state=tuple(pair.argument(node, name) for name in pair.random_state) if drops else (),
+    )
+    forward = None if found is None or of_forward is None else _forward(pair, found, of_forward)
+    return Attention(forward, backward, pair.forward, partial(_refusal, args, of_forward, forward, gradients, node))
+
+
+def _arguments(pair: Pair, node: Node) -> dict[str, Any]:
+    """The arguments of a call by the names that all pairs share; those that a version lacks have no effect."""
+    found = {"cu_seq_q": None, "cu_seq_k": None, "alibi_slopes": None, "softcap": 0.0} | pair.arguments(node)
+    return {"is_causal": False} | found
+
+
+def _forward(pair: Pair, node: Node, args: Mapping[str, Any]) -> Forward:
+    logsumexp: Output = pair.logsumexp(node)
+    if args["alibi_slopes"] is not None:  # causal calls of version 2 add another number to all scores of a row
+        logsumexp = Output(node, 1)
+    return Forward(node, _inputs(pair, node, args), Output(node, 0, pair.axes), logsumexp)
+
+
+def _inputs(pair: Pair, node: Node, args: Mapping[str, Any]) -> Inputs:
+    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
+    packed = pair.axes == "thd"
+    starts = [args[name] for name in ("cu_seq_q", "cu_seq_k") if isinstance(args[name], Node)]
+    return Inputs(
+        query,
+        key,
+        value,
+        args["scale"],
+        args["dropout_p"],
+        flags=None,
+        band=partial(varlen.band, args) if packed else partial(_bottom_right, args),
+        documents=pair.argument(node, "cu_seq_q") if packed else None,
+        data=tuple(starts),
+        softcap=args["softcap"],
+        slopes=None if args["alibi_slopes"] is None else Argument(node, "alibi_slopes"),
+    )
+
+
+def _bottom_right(args: Mapping[str, Any]) -> Band:
+    """The band of a call that is not packed; where lengths are equal, it is anchored top left as well."""
+    band = varlen.band(args)
+    q_len, kv_len = (args[name].meta["val"].shape[1] for name in ("query", "key"))
+    return band if band.is_full or sizes.same(q_len, kv_len) else Band(band.lo, band.hi, "bottom_right")
+
+
+def _refusal(
+    args: Mapping[str, Any],
+    of_forward: Mapping[str, Any] | None,
+    forward: Forward | None,
+    gradients: tuple[Sink, Sink, Sink] | None,
+    backward: Node | None = None,
+) -> Kept | None:
+    """Why a call is kept, by its arguments, those of its forward if that is in the graph, and by its results."""
+    for each in (args, *([] if of_forward is None else [of_forward])):
+        others = [name for name, value in each.items() if name not in _UNDERSTOOD | _OF_NO_MATTER and _asks(value)]
+        if others:
+            given = ", ".join(f"{name}={each[name]}" for name in others)
+            return Kept(Reason.UNSUPPORTED_OP, f"it has {given}; without that it is replaced")
+    if forward is not None and is_functionalized(forward.node):
+        return Kept(Reason.UNSUPPORTED_OP, "its forward writes to an argument")
+    if backward is not None:
+        if gradients is None:
+            return Kept(Reason.UNSUPPORTED_OP, "it does not write all of dq, dk and dv into tensors that are known")
+        if any(user.users for user in backward.users if user.args[1] == 0):
+            return Kept(Reason.UNSUPPORTED_OP, "a result beside the gradients is used")
+    different = [name for name in _SAME if of_forward is not None and not _equal(args[name], of_forward[name])]
+    if different:
+        return Kept(Reason.FORWARD_KEPT, f"forward and backward have different {' and '.join(different)}")
+    if args["cu_seq_q"] is not None or args["cu_seq_k"] is not None:
+        if args["alibi_slopes"] is not None:
+            return Kept(Reason.VARLEN, f"it has alibi_slopes={args['alibi_slopes']}; without that it is replaced")
+        cause = varlen.cause_to_keep(args, of_forward or {}).replace("cu_seq_", "cu_seqlens_")
+        return Kept(Reason.VARLEN, cause) if cause else None
+    bounds = args["window_size_left"], args["window_size_right"]
+    if None in map(varlen.number, bounds):
+        return Kept(Reason.DYNAMIC_DIMS, f"its window is {bounds}, which no guard can fix")
+    if args["dropout_p"] != 0.0 and backward is not None and args.get("rng_state") is None:
+        return Kept(Reason.DROPOUT, "it has no rng_state, so that the random numbers of its forward are not known")
+    return _of_slopes(args)
+
+
+def _of_slopes(args: Mapping[str, Any]) -> Kept | None:
+    slopes = args["alibi_slopes"]
+    if slopes is None:
+        return None
+    value, query = slopes.meta["val"], args["query"].meta["val"]
+    if query.dim() != 4:
+        return None  # for which there is another reason
+    batch, heads = query.shape[0], query.shape[2]
+    fits = sizes.same_all(value.shape, [heads]) or sizes.same_all(value.shape, [batch, heads])
+    if value.dtype != torch.float32 or value.device != query.device or not fits:
+        given = f"alibi_slopes are {value.dtype} {tuple(value.shape)} on {value.device}"
+        return Kept(Reason.SHAPE, f"{given}; float32 [heads] or [batch, heads] on {query.device} are read")
+    return None
+
+
+def _asks(value: object) -> bool:
+    """Whether an argument asks for something: it is no None, no False and no zero."""
+    return value is not None and (isinstance(value, (Node, Tensor)) or bool(value))
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, Node) and isinstance(b, Node):
+        return origin(a) is origin(b)
+    return type(a) is type(b) and bool(a == b)

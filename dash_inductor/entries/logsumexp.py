@@ -1,0 +1,163 @@
+"""The log-sum-exp of a forward, where the program itself reads it: ours in the words of the operator that it had."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..graph import sizes
+from ..graph.emit import Emitter
+from ..masks.documents import Documents
+from ..model.call import Call
+from ..model.mask import Band
+from .attention import Forward, Gradient, Output
+
+aten = torch.ops.aten
+
+_NEVER_ALONE = (Band(), Band(0, None))
+"""Bands under which every query sees a key, whatever the lengths are."""
+
+
+@dataclass(frozen=True)
+class LogSumExp(Output):
+    """The result of a forward that has its log-sum-exp, fp32: [batch, heads, length], with more rows behind, with a
+    dimension of size 1 behind, or, of packed tokens, [heads, tokens].
+
+    Attributes:
+        base: of its logarithm.
+        without_keys: its value for a query that sees no key; None if it is not known.
+        past_end: its value in rows behind the last query.
+        multiple: the length is rounded up to a multiple of this.
+    """
+
+    base: float = math.e
+    without_keys: float | None = -math.inf
+    past_end: float = math.inf
+    multiple: int = 1
+
+    def cause(self, query: Tensor, call: Call) -> str:
+        """Why it cannot be made of ours; "" if it can.
+
+        Args:
+            query: [batch, heads, length, head dim].
+        """
+        value: Tensor = self.node.meta["val"][self.index]
+        length = query.shape[2]
+        heads_first = [*query.shape[:2]]
+        wanted = [[*heads_first, length], [*heads_first, length, 1]]
+        if self.multiple > 1 and value.dim() == 3:
+            padded = (length + self.multiple - 1) // self.multiple * self.multiple
+            # The operator says the same in other symbols.
+            wanted.append([*heads_first, padded if sizes.differ(value.shape[2], padded) else value.shape[2]])
+        if call.mask.placed is not None:
+            wanted = [[query.shape[1], length]]
+        if value.dtype != torch.float32 or not any(sizes.same_all(value.shape, size) for size in wanted):
+            return f"its log-sum-exp is {value.dtype} {tuple(value.shape)}, which is not read"
+        if self.without_keys is None and _may_hide(call):
+            return "a query may see no key, and what its log-sum-exp is then is not known"
+        return ""
+
+    def made_of(
+        self, emitter: Emitter, ours: Node, call: Call, query: Node, documents: Documents | None, before: Node
+    ) -> Node:
+        """The node that has it, in front of `before`, made of ours, which may be the node itself.
+
+        Args:
+            ours: as `operators.attention` says.
+            query: of the call, as the graph has it.
+            documents: those of packed tokens.
+        """
+        like = ours
+
+        def make(target: object, *args: object) -> Node:
+            assert callable(target)
+            return emitter.call(target, args, before=before, like=like)
+
+        found = ours
+        if call.bias is not None:  # Note [Log-sum-exp in two parts]
+            (batch, length), heads = (emitter.size(query, d, before=before, like=like) for d in (0, 2)), _heads(ours)
+            parts = make(aten.view.default, ours, [batch, heads, 2, length])
+            largest, excess = (make(aten.select.int, parts, 2, part) for part in (0, 1))
+            found = make(aten.add.Tensor, largest, make(aten.mul.Tensor, excess, math.log(2)))
+        if documents is not None:
+            tokens = emitter.size(query, 0, before=before, like=like)
+            rows = documents.rows_of_tokens(emitter, tokens, before)
+            found = make(aten.squeeze.dim, make(aten.index.Tensor, found, [None, None, rows]), 0)
+        if self.without_keys != -math.inf and _may_hide(call):
+            sees = make(aten.ne.Scalar, found, -math.inf)
+            found = make(aten.where.ScalarOther, sees, found, self._in_natural_log(self.without_keys))
+        if self.base != math.e:
+            found = make(aten.mul.Tensor, found, 1.0 / math.log(self.base))
+        return self._laid_out(emitter, found, before, like)
+
+    def _in_natural_log(self, value: float | None) -> float:
+        assert value is not None
+        return value * math.log(self.base)
+
+    def _laid_out(self, emitter: Emitter, found: Node, before: Node, like: Node) -> Node:
+        """[batch, heads, length] or [heads, tokens], in the sizes of the operator's."""
+        value, own = self.node.meta["val"][self.index], found.meta["val"]
+        if value.dim() == own.dim() + 1:
+            return emitter.call(aten.unsqueeze.default, (found, own.dim()), before=before, like=like)
+        if sizes.same(value.shape[-1], own.shape[-1]):
+            return found
+        length = emitter.size(found, own.dim() - 1, before=before, like=like)
+        rows: int | Node
+        if isinstance(length, int):
+            rows = -length % self.multiple
+        else:
+            negative = emitter.call(operator.neg, (length,), before=before, like=like)
+            rows = emitter.call(operator.mod, (negative, self.multiple), before=before, like=like)
+        return emitter.call(aten.constant_pad_nd.default, (found, [0, rows], self.past_end), before=before, like=like)
+
+
+def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: Node, before: Node) -> Node:
+    """The gradient of the natural log-sum-exp that a backward of ours reads, in front of `before`.
+
+    It is zero where a query sees no key, whatever the program has made of minus infinity there.
+
+    Args:
+        logsumexp: that the backward reads, [batch, heads, >= length].
+        query: of the call, [batch, heads, length, head dim].
+    """
+    given: Node = gradient.argument.value
+
+    def make(target: object, *args: object) -> Node:
+        assert callable(target)
+        return emitter.call(target, args, before=before, like=given)
+
+    length = emitter.size(query, 2, before=before, like=given)
+    rows = make(aten.slice.Tensor, logsumexp, 2, 0, length)
+    found = make(torch.ops.prims.convert_element_type.default, given, torch.float32)
+    if gradient.factor != 1.0:
+        found = make(aten.mul.Tensor, found, gradient.factor)
+    return make(aten.where.ScalarSelf, make(aten.isinf.default, rows), 0.0, found)
+
+
+def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:
+    """Why a forward of ours does not give what others than these backwards read of this one; "" if it does."""
+    given = forward.given(backwards) - {forward.out.index}
+    if given - {forward.logsumexp.index}:
+        return "its random state or another result has other users"
+    if not given:
+        return ""
+    if not isinstance(forward.logsumexp, LogSumExp):
+        return "its log-sum-exp has other users"
+    return forward.logsumexp.cause(forward.inputs.query.tensor, call)
+
+
+def _may_hide(call: Call) -> bool:
+    """Whether a query may see no key."""
+    return call.bias is not None or bool(call.mask.operands) or call.mask.band not in _NEVER_ALONE
+
+
+def _heads(logsumexp: Node) -> int:
+    found = sizes.static(logsumexp.meta["val"].shape[1])
+    assert found is not None  # kernels are compiled for it
+    return found

@@ -1,0 +1,21 @@
+"""Where Dynamo's graphs broke, for the doctor.  Imports Dynamo."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+
+from torch._dynamo.utils import graph_break_reasons
+
+_TWICE = "duplicate tensor input"
+
+
+def twice_in_one_call() -> list[str]:
+    """The lines at which a graph broke because an autograd function was given one tensor twice, each once."""
+    return list(dict.fromkeys(_line(found.user_stack) for found in graph_break_reasons if _TWICE in found.reason))
+
+
+def _line(stack: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line outside of packages of attention, which call the function for the program."""
+    frames = [f"{frame.filename}:{frame.lineno}" for frame in stack if "flash_attn" not in frame.filename]
+    return frames[-1] if frames else "an unknown line"

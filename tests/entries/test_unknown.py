@@ -1,0 +1,116 @@
+"""No attention is without a record: backwards that no entry knows, by their names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph
+
+from dash_inductor.entries.all import attentions
+from dash_inductor.graph.nodes import op_name
+from dash_inductor.model.reasons import Reason
+from dash_inductor.records.records import FULL, sites
+
+from ..support.graphs import Shape, capture, flash, joint_graph, rewrite_on, rewritten, step, tensors, trace
+
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+
+@torch.library.custom_op("some_library::fused_attn_fwd", mutates_args=())
+def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q * k * v
+
+
+@forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op("some_library::fused_attn_bwd", mutates_args=())
+def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return do * k * v, do * q * v, do * q * k
+
+
+@backward.register_fake
+def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+@torch.library.custom_op("my_attention::bwd", mutates_args=("dq", "dk", "dv"))
+def into(do: Tensor, a: Tensor, b: Tensor, c: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+    for written, values in zip((dq, dk, dv), (do * b * c, do * a * c, do * a * b), strict=True):
+        written.copy_(values)
+
+
+class Plain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        found: Tensor = forward(q, k, v)
+        return found
+
+    @staticmethod
+    def backward(ctx, do: Tensor):
+        return backward(do, *ctx.saved_tensors)
+
+
+class Into(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        found: Tensor = forward(q, k, v)
+        return found
+
+    @staticmethod
+    def backward(ctx, do: Tensor):
+        gradients = [torch.empty_like(t) for t in ctx.saved_tensors]
+        into(do, *ctx.saved_tensors, *gradients)
+        return tuple(gradients)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "shape"),
+    [
+        (Plain, "some_library::fused_attn_bwd", "q, k and v 2x4x40x16, float32"),
+        (Into, "my_attention::bwd", ""),
+    ],
+)
+def test_operators(function: type[torch.autograd.Function], name: str, shape: str) -> None:
+    """Also one that writes to its arguments, which a graph has as a higher-order operator."""
+    with capture() as graphs:
+        step(graphs.compile(function.apply), tensors(*[(2, 4, 40, 16)] * 3))
+    (record,) = sites()
+    assert (record.op, record.status, record.reason) == (name, "kept", Reason.UNSUPPORTED_OP)
+    assert (record.detail, record.kind, record.shape) == (name, FULL, shape)
+
+
+def test_higher_order_operators() -> None:
+    class Unknown(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("tiled_attention_backward")
+
+        def __call__(self, *args: Tensor) -> Tensor:
+            return super().__call__(*args)
+
+    module = trace(lambda t: torch.ops.aten.sin(t), lambda: [torch.empty(4, device="cuda")])
+    (sin,) = (node for node in module.graph.nodes if op_name(node) == "aten::sin")
+    sin.target = Unknown()
+    _, record = rewritten(module)
+    assert (record.op, record.reason) == ("tiled_attention_backward", Reason.UNSUPPORTED_OP)
+
+
+def test_what_an_entry_knows_is_found_once() -> None:
+    """Neither twice, nor again when it has become an operator of ours."""
+    graph: Graph = joint_graph(flash, Shape()).graph
+    assert len(list(attentions(graph))) == 1
+    rewrite_on(graph)
+    assert [record.status for record in sites()] == ["replaced"]
+    assert list(attentions(graph)) == []
+
+
+def test_other_operators_of_such_libraries() -> None:
+    with capture(strict=True) as graphs, torch.no_grad():
+        graphs.compile(lambda q: forward(q, q, q))(torch.randn(2, 4, 40, 16))
+    assert list(sites()) == []
