@@ -18,6 +18,7 @@ from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.nodes import Argument, bind, op_name
 from ..graph.sizes import Dim
+from .pulls import Pull
 
 aten = torch.ops.aten
 
@@ -33,12 +34,15 @@ class Bias:
         gradient: the graph's gradient, [batch, q heads, q_len, kv_len], or its sum over `summed`; None without one.
         summed: over which dimensions of these the operator's result is summed.
         rest: over which others that result has to be summed to be `gradient`.
+        pulls: the gradients of tensors that the bias is computed from, where the graph has them in place of the bias's;
+            `gradient` is one of them then.
     """
 
     source: Argument
     gradient: Node | None = None
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
+    pulls: tuple[Pull, ...] = ()
 
     @property
     def tensor(self) -> Node:
@@ -46,13 +50,24 @@ class Bias:
         found: Node = self.source.value
         return found
 
-    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
-        """The gradient that the graph reads, and the node that takes its place, made of the operator's `result`."""
+    def pulled(self, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> Bias:
+        """The same with gradients of tensors that it is computed from; `plane` as for `find_bias`."""
+        if not pulls:
+            return self
+        size = self.tensor.meta["val"].shape
+        one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
+        summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
+        return Bias(self.source, pulls[0].gradient, summed, rest, pulls)
+
+    def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
+        """The gradients that the graph reads, and the nodes that take their places, made of the operator's `result`."""
         assert self.gradient is not None
         if self.rest:
             arguments = (result, list(self.rest), True)
             result = emitter.call(aten.sum.dim_IntList, arguments, before=before, like=self.gradient)
-        return self.gradient, result
+        if self.pulls:
+            return [pull.put(emitter, result, before) for pull in self.pulls]
+        return [(self.gradient, result)]
 
 
 def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:

@@ -43,11 +43,11 @@ class Emitter:
             node = self.graph.create_node("call_function", target, args, kwargs, name)
         self.created.append(node)
         node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
-        values = tree_map_only(Node, lambda n: n.meta["val"], args)
-        mode = detect_fake_mode((values, before.meta.get("val"), like.meta.get("val")))
+        values, named = tree_map_only(Node, lambda n: n.meta["val"], (args, kwargs or {}))
+        mode = detect_fake_mode((values, named, before.meta.get("val"), like.meta.get("val")))
         assert mode is not None, f"no fake tensor near {node.format_node()}"
         with mode:
-            node.meta["val"] = target(*values, **(kwargs or {}))
+            node.meta["val"] = target(*values, **named)
         return node
 
     def inline(

@@ -82,7 +82,9 @@ class Match:
     def detail(self) -> str:
         """The detail of the record: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
-        return "; ".join(filter(None, (dropout, self.operands.detail, self.note, self.plan.schedule_note)))
+        return "; ".join(
+            filter(None, (dropout, self.operands.detail, self.note, self.attention.note, self.plan.schedule_note))
+        )
 
 
 @dataclass
@@ -177,7 +179,7 @@ def _look(attention: Attention, facts: Facts) -> None:
     facts.tensors = attention.tensors
     facts.inputs = tuple(dict.fromkeys(name_of(found) for source in inputs.data for found in inputs_of(source)))
     if inputs.mask is not None:
-        facts.recognised = f"not read: {_mask_text(inputs.mask.value)}"
+        facts.recognised = f"not read: {inputs.mask_text or _mask_text(inputs.mask.value)}"
     elif inputs.flags is not None:
         facts.mask = str(inputs.flags)
 
@@ -326,6 +328,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             raise NotReadable(
                 *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
             )
+        if attention.backward is not None:
+            bias = bias.pulled(attention.backward.pulls(), plane)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 
