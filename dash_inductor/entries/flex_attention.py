@@ -197,7 +197,7 @@ class _Call:
             value,
             scale * score.factor if isinstance(scale, float) else scale,
             0.0,
-            flags=None if masked else Band(),
+            flags=None if masked or self._hides_blocks else Band(),
             band=Band,
             mask=_Written(self.node, "mask_mod", self._write_mask) if masked else None,
             mask_text=self._masks.text(),

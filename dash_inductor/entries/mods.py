@@ -20,7 +20,7 @@ from ..graph import sizes
 from ..graph.drafts import Drafts
 from ..graph.nodes import bind, is_elementwise, op_name
 from ..model.reasons import Reason
-from ..upstream.dispatch import HigherOrderOperator, OpOverload
+from ..upstream.dispatch import HigherOrderOperator, OpOverload, disable_current_modes
 from ..upstream.fake import is_fake
 from ..upstream.pytree import tree_leaves, tree_map_only
 from .attention import NotReadable
@@ -153,7 +153,7 @@ class Mod:
             left, right = (self._in_words(arg, True) for arg in args)
             return f"({left} {_SIGNS[name]} {right})" if inside else f"{left} {_SIGNS[name]} {right}"
         if value.op == "get_attr":
-            return str(value.target)
+            return str(value.target if _held(value) is None else _held(value))
         return f"{name}({', '.join(map(self._in_words, args))})"
 
 
@@ -273,12 +273,10 @@ class _Writer:
 
     def _constant(self, node: Node) -> Node:
         """A number that is kept with the mod."""
-        value: Any = node.graph.owning_module
-        for name in str(node.target).split("."):
-            value = getattr(value, name)
-        if not isinstance(value, Tensor) or is_fake(value) or value.dim():
+        value = _held(node)
+        if value is None:
             raise self._unread(node, "is no number that is known")
-        return self._call(aten.full.default, [], value.item(), dtype=value.dtype, device=self._device)
+        return self._call(aten.full.default, [], value, dtype=node.meta["val"].dtype, device=self._device)
 
     def _unread(self, node: Node, what: str) -> NotReadable:
         return unread(f"{self._mod.name}: {self._mod.text(node)} {what}, in {self._mod.text()}")
@@ -304,8 +302,17 @@ def scalar(mod: Mod, value: Any) -> float | None:
         return float(_CONSTANT[name])
     if name in ("prims::convert_element_type", "aten::lift_fresh_copy", "aten::alias"):
         return scalar(mod, value.args[0])
-    if value.op == "get_attr":
-        held = getattr(value.graph.owning_module, str(value.target), None)
-        if isinstance(held, Tensor) and not is_fake(held) and not held.dim():
-            return float(held.item())
-    return None
+    held = _held(value)
+    return None if held is None else float(held)
+
+
+def _held(node: Node) -> float | None:
+    """The number in a tensor that is kept with a graph; None if the node is none, or it is not known."""
+    value: Any = node.graph.owning_module
+    for name in str(node.target).split(".") if node.op == "get_attr" else ("",):
+        value = getattr(value, name, None)
+    if not isinstance(value, Tensor) or is_fake(value) or value.dim() or not isinstance(node.meta.get("val"), Tensor):
+        return None
+    with disable_current_modes():
+        number: float = value.item()
+    return number

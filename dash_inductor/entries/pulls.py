@@ -47,7 +47,7 @@ class Pull:
             return found.contiguous()
 
         given = (of_bias, self.tensor, *others)
-        return self.gradient, emitter.inline(pulled, given, before=before, like=self.gradient)
+        return self.gradient, emitter.inline(pulled, given, before=before, like=self.gradient, with_autograd=True)
 
     def _between(self) -> tuple[list[Node], list[Node]]:
         """The nodes that lead from the tensor to the bias, in order, and the others that they read."""
