@@ -50,15 +50,6 @@ class Bias:
         found: Node = self.source.value
         return found
 
-    def pulled(self, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> Bias:
-        """The same with gradients of tensors that it is computed from; `plane` as for `find_bias`."""
-        if not pulls:
-            return self
-        size = self.tensor.meta["val"].shape
-        one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
-        summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
-        return Bias(self.source, pulls[0].gradient, summed, rest, pulls)
-
     def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
         """The gradients that the graph reads, and the nodes that take their places, made of the operator's `result`."""
         assert self.gradient is not None
@@ -84,6 +75,14 @@ def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bi
     if gradient is None:
         return Bias(found[-1])
     return _with_sum(Bias(found[-1], gradient))
+
+
+def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> Bias:
+    """A bias of four dimensions with the gradients of tensors that it is computed from; `plane` as for `find_bias`."""
+    size = place.value.meta["val"].shape
+    one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
+    summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
+    return Bias(place, pulls[0].gradient, summed, rest, pulls)
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:

@@ -8,6 +8,7 @@ on an index: an operator that is not elementwise, and does not read a tensor at 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -269,7 +270,21 @@ class _Writer:
         same = len(set(axes)) == len(places) and all(map(sizes.same, size, map(self._plane.size, axes)))
         if same:
             return self._placed(tensor, axes)
-        return self._call(aten.index.Tensor, tensor, self._mapped(list(places)))
+        found = self._mapped(list(places))
+        if self._floats:
+            found = [self._in_range(place, tensor, dim) for dim, place in enumerate(found)]
+        return self._call(aten.index.Tensor, tensor, found)
+
+    def _in_range(self, place: Node, tensor: Node, dim: int) -> Node:
+        """A place of a tensor that is one for hidden scores too, of which a program may compute any.
+
+        FlexAttention computes a score_mod only for blocks of scores in which some are seen.
+        """
+        size: Any = self._drafts.size(tensor, dim, like=self._like)
+        last = self._call(operator.sub, size, 1) if isinstance(size, Node) else size - 1
+        from_behind = self._call(aten.add.Tensor, place, size)
+        place = self._call(aten.where.self, self._call(aten.lt.Scalar, place, 0), from_behind, place)
+        return self._call(aten.clamp_max.default, self._call(aten.clamp_min.default, place, 0), last)
 
     def _constant(self, node: Node) -> Node:
         """A number that is kept with the mod."""

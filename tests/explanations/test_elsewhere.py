@@ -376,7 +376,7 @@ def test_flex_attention() -> None:
         lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]), None, None, LENGTH, LENGTH, "cpu"
     )
     explanation = on_h100(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), *qkv())
-    assert fates(explanation) == [Reason.FLEX_ATTENTION.value]
+    assert fates(explanation) == ["causal & segments(0,0)"]
     assert mask.kv_indices.device.type == "cpu"
 
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ...config import config
 from ...entries.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
-from ...entries.biases import Bias, find_bias, may_broadcast
+from ...entries.biases import Bias, bias_of, find_bias, may_broadcast
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...graph.nodes import origin
@@ -328,8 +328,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             raise NotReadable(
                 *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
             )
-        if attention.backward is not None:
-            bias = bias.pulled(attention.backward.pulls(), plane)
+        pulls = () if attention.backward is None else attention.backward.pulls()
+        bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 
