@@ -63,7 +63,7 @@ class Reason(Enum):
     )
     FLEX_ATTENTION = (
         "flex_attention",
-        "FlexAttention is replaced where its `mask_mod` and `score_mod` can be read; the detail says what cannot be.",
+        "FlexAttention is replaced where the functions that it calls can be read; the detail says what cannot be.",
         (
             "`detail` quotes the function. A `score_mod` is read that multiplies the score by a known number, bounds "
             "it (`c * tanh(score / c)`), then adds what does not depend on it, and then hides it by minus infinity, "
