@@ -25,10 +25,17 @@ SHAPES = [
 ]
 
 MASKS = {
-    "causal": "causal", "window": "band(0,6)", "documents of rows": "causal & segments(0,0)",
-    "torchtitan": "causal & interval(0,none,none)", "transformers": "segments(0,0) & interval(none,1,1)",
-    "lengths": "causal & keys(0)", "dilated": "dense(0)", "heads": "dense(0)", "windows of heads": "dense(0)",
-}  # fmt: skip
+    "causal": "causal",
+    "window": "band(0,6)",
+    "documents of rows": "causal & segments(0,0)",
+    "torchtitan": "causal & interval(0,none,none)",
+    "torchtitan in batches": "causal & interval(0,none,1)",
+    "transformers": "segments(0,0) & interval(none,1,1)",
+    "lengths": "causal & keys(0)",
+    "dilated": "dense(0)",
+    "heads": "dense(0)",
+    "windows of heads": "dense(0)",
+}
 SCORES = ("softcap", "alibi", "of distances", "of places", "softcap, then alibi", "hidden")
 
 

@@ -69,6 +69,7 @@ class Data:
     Attributes:
         ids, ids_of_row: numbers of documents of [length], and of [batch, length].
         starts: where the documents of `ids_of_row` begin, [batch, documents].
+        ends: the last places of their documents, [batch, length].
         lengths: of the sequences, [batch].
         valid: whether a key is valid, [batch, length].
         positions: within the documents of `ids_of_row`, [batch, length].
@@ -82,6 +83,7 @@ class Data:
     ids: Tensor
     ids_of_row: Tensor
     starts: Tensor
+    ends: Tensor
     lengths: Tensor
     valid: Tensor
     positions: Tensor
@@ -110,6 +112,7 @@ class Data:
             ids=places // 9,
             ids_of_row=rows,
             starts=(numbers * steps).clamp(max=length - 1).int(),
+            ends=((rows + 1) * steps - 1).int(),
             lengths=torch.arange(length, length - sizes.batch, -1) - 3,
             valid=valid,
             positions=places % steps,
@@ -129,7 +132,7 @@ def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 def mask_mods(data: Data) -> dict[str, tuple[Mod, str]]:
     """Mask mods of programs by their names, and the masks that they are read as."""
-    ids, rows, starts, lengths = data.ids, data.ids_of_row, data.starts, data.lengths
+    ids, rows, starts, ends, lengths = data.ids, data.ids_of_row, data.starts, data.ends, data.lengths
     valid, positions, pairs, of_heads = data.valid, data.positions, data.pairs, data.of_heads
     images = torch.where(ids % 3 == 1, ids, -1)
     windows = torch.arange(3, 3 + len(data.slopes), device=ids.device)
@@ -144,6 +147,9 @@ def mask_mods(data: Data) -> dict[str, tuple[Mod, str]]:
         "chunks": (lambda b, h, q, k: (q >= k) & (q // 8 == k // 8), "causal & segments(0,0)"),
         "torchtitan": (
             lambda b, h, q, k: (q >= k) & (k >= starts[b, rows[b, q]]), "causal & interval(0,none,none)"
+        ),
+        "torchtitan in batches": (
+            lambda b, h, q, k: (q >= k) & (q <= ends[b, k]), "causal & interval(0,none,1)"
         ),
         "transformers": (
             lambda b, h, q, k: (positions[b, k] <= positions[b, q]) & (rows[b, q] == rows[b, k]),
