@@ -375,6 +375,27 @@ def test_inductor_compiles_it() -> None:
     assert_exact([output.detach(), *gradients], case)
 
 
+@pytest.mark.parametrize("name", ["documents of rows", "torchtitan", "validity", "pairs", "of places"])
+def test_a_program_that_writes_to_its_tensors(name: str) -> None:
+    """Between forward and backward: the backward has the values of before, or autograd says that they are gone."""
+    data = Data.of(SIZES)
+    case = Case(*((score_mods(data)[name][0], causal) if name in SCORES else (None, mask_mods(data)[name][0])), batch=2)
+    inputs = SIZES.tensors()
+    true = case.exact(inputs)
+    with training() as graphs:
+        output = graphs.compile(case.function())(*inputs[:3])
+    assert [record.status for record in sites()] == ["replaced"]
+    for tensor in vars(data).values():
+        tensor.zero_()
+    try:
+        gradients = torch.autograd.grad(output, inputs[:3], inputs[3])
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017  # either is right
+    else:
+        for ours, theirs in zip(gradients, true[1:], strict=True):
+            assert torch.allclose(ours.double(), theirs, atol=1e-5)
+
+
 # ---- What is kept
 
 

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from dash_inductor import clear_sites, sites
 
 from ..support.flex import Case, Data, Sizes, block_mask, mask_mods, score_mods
+from ..support.hf_models import tiny_flex_llama
 from ..support.repeats import differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
@@ -155,3 +156,22 @@ def test_bits_do_not_depend_on_the_batch() -> None:
         of_one = [*(t[b : b + 1].detach().requires_grad_() for t in inputs[:3]), inputs[3][b : b + 1]]
         for ours, theirs in zip(run(of_one), whole, strict=True):
             assert torch.equal(ours, theirs[b : b + 1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_transformers(packed: bool) -> None:
+    pytest.importorskip("transformers")
+    model, inputs = tiny_flex_llama(packed)
+    model.cuda()
+    on_gpu = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(model)
+
+    def run() -> list[Tensor]:
+        loss = compiled(**on_gpu).loss
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+    assert all(tensor.isfinite().all() for tensor in run())
+    assert not differing_runs(run, 10)
+    assert [site.status for site in sites()] == ["replaced"] * 2, sites()
