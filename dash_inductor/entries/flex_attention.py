@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..graph.drafts import Drafts
-from ..graph.nodes import Argument, origin
+from ..graph.nodes import Argument, op_name, origin
 from ..model.mask import Band
 from ..model.plan import Kept
 from ..model.reasons import Reason
@@ -56,9 +56,9 @@ def _found(node: Node, drafts: Drafts) -> Found:
         own = _Call(node, drafts)
         source = FLEX.forward_of(node) if FLEX.is_backward(node) else node
         forward = None if source is None else _Call(source, drafts)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         kept = Kept(Reason.FLEX_ATTENTION, f"its arguments are not those that are known: {error}")
-        return Refusal(node, FLEX.name(node), kept, FLEX.is_backward(node), tensors_of(node.args[:3]))
+        return Refusal(node, op_name(node), kept, FLEX.is_backward(node), tensors_of(node.args[:3]))
     backward = own if FLEX.is_backward(node) else None
     return Attention(
         None if forward is None else forward.as_forward(),
@@ -72,8 +72,9 @@ def _found(node: Node, drafts: Drafts) -> Found:
 
 def _refusal(forward: _Call | None, backward: _Call | None) -> Kept | None:
     for call in (forward, backward):
-        if call is not None and (cause := call.cause_to_keep()) is not None:
-            return cause
+        cause = "" if call is None else call.cause_to_keep()
+        if cause:
+            return Kept(Reason.FLEX_ATTENTION, cause)
     cause = _results_used(forward, backward)
     return Kept(Reason.FLEX_ATTENTION, cause) if cause else None
 
@@ -107,7 +108,7 @@ class _Call:
     """One of the two operators, with the functions of the program that it calls.
 
     Raises:
-        TypeError, KeyError: its arguments are not those that are known.
+        TypeError, KeyError, ValueError: its arguments are not those that are known.
     """
 
     def __init__(self, node: Node, drafts: Drafts) -> None:
@@ -140,19 +141,19 @@ class _Call:
             pulls=self._pulls,
         )
 
-    def cause_to_keep(self) -> Kept | None:
-        """Why it is kept, as far as that can be told before its functions are written into the graph."""
+    def cause_to_keep(self) -> str:
+        """Why it is kept, as far as is known before its functions are written into the graph; "" if it is not."""
         try:
             score, mask = self._score, self._mask
         except NotReadable as error:
-            return error.kept
+            return error.kept.detail
         if self._hides_blocks:
-            return Kept(Reason.FLEX_ATTENTION, "its mask_mod hides nothing, and its block mask may: give it a mask_mod")
+            return "its mask_mod hides nothing, and its block mask may: give it a mask_mod"
         if score.factor != 1.0 and not isinstance(self.args["scale"], float):
-            return Kept(Reason.FLEX_ATTENTION, f"{self._scores.text()} has scale={self.args['scale']}")
+            return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
         if mask is not None and mask.result.meta["val"].dtype != torch.bool:
-            return Kept(Reason.FLEX_ATTENTION, f"{mask.text()} is not bool")
-        return None
+            return f"mask_mod: {mask.text()} is not bool"
+        return ""
 
     @functools.cached_property
     def _scores(self) -> Mod:
@@ -199,46 +200,34 @@ class _Call:
             0.0,
             flags=None if masked or self._hides_blocks else Band(),
             band=Band,
-            mask=_Written(self.node, "mask_mod", self._write_mask) if masked else None,
+            mask=_Written(self.node, "mask_mod", lambda: self._written_mask) if masked else None,
             mask_text=self._masks.text(),
             data=self._masks.tensors(self._masks.result),
             softcap=score.softcap,
-            bias=_Written(self.node, "score_mod", self._write_bias) if score.added else None,
+            bias=_Written(self.node, "score_mod", lambda: self._written_bias) if score.added else None,
         )
 
     @functools.cached_property
-    def _written(self) -> dict[str, Node]:
-        return {}
-
-    def _write_mask(self) -> Node:
+    def _written_mask(self) -> Node:
         """The mask: bool, True where a query sees a key."""
-        if "mask" not in self._written:
-            found = [] if self._mask is None else [self._write(self._mask, self._mask.result)]
-            for part in self._score.hidden:
-                condition = self._write(self._scores, part.node)
-                found.append(self._call(aten.logical_not.default, condition) if part.where else condition)
-            mask = found[0]
-            for other in found[1:]:
-                mask = self._call(aten.bitwise_and.Tensor, mask, other)
-            self._written["mask"] = mask
-        return self._written["mask"]
+        found = [] if self._mask is None else [self._write(self._mask, self._mask.result)]
+        for part in self._score.hidden:
+            condition = self._write(self._scores, part.node)
+            found.append(self._call(aten.logical_not.default, condition) if part.where else condition)
+        return functools.reduce(functools.partial(self._call, aten.bitwise_and.Tensor), found)
 
-    def _write_bias(self) -> Node:
+    @functools.cached_property
+    def _written_bias(self) -> Node:
         """The sum of what is added to the scores: float32, of four dimensions."""
-        if "bias" not in self._written:
-            bias: Node | None = None
-            for part in self._score.added:
-                node = self._write(self._scores, part.node, floats=True)
-                if node.meta["val"].dtype != torch.float32:
-                    node = self._call(prims.convert_element_type.default, node, torch.float32)
-                if not node.meta["val"].dim():
-                    node = self._call(aten.view.default, node, [1] * 4)
-                if part.sign < 0:
-                    node = self._call(aten.neg.default, node)
-                bias = node if bias is None else self._call(aten.add.Tensor, bias, node)
-            assert bias is not None
-            self._written["bias"] = bias
-        return self._written["bias"]
+        found = []
+        for part in self._score.added:
+            node = self._write(self._scores, part.node, floats=True)
+            if node.meta["val"].dtype != torch.float32:
+                node = self._call(prims.convert_element_type.default, node, torch.float32)
+            if not node.meta["val"].dim():
+                node = self._call(aten.view.default, node, [1] * 4)
+            found.append(node if part.sign > 0 else self._call(aten.neg.default, node))
+        return functools.reduce(functools.partial(self._call, aten.add.Tensor), found)
 
     def _write(self, mod: Mod, node: Node, *, floats: bool = False) -> Node:
         return mod.write(node, self._plane, self._drafts, self.node, floats=floats)
@@ -257,11 +246,17 @@ class _Call:
         of_bias = {place for part in self._score.added for place in self._scores.places(part.node)}
         pulls = []
         for number, gradient in used:
-            given = self._given[number]
+            assert isinstance(number, int)
+            source = functools.partial(self._source, number)
+            given = source()
             if number not in of_bias or not isinstance(given.meta["val"], Tensor):
                 raise unread(f"{self._scores.text()}: the gradient of {given} is not that of a bias")
-            pulls.append(Pull(given, self._write_bias(), gradient))
+            pulls.append(Pull(source, self._written_bias, gradient))
         return tuple(pulls)
+
+    def _source(self, number: int) -> Any:
+        """What score_mod reads as one of its tensors now; replacing another attention may put a new node there."""
+        return _plain(FLEX.arguments(self.node)["score_mod_other_buffers"][number])
 
 
 def _plain(value: Any) -> Any:

@@ -91,7 +91,7 @@ class Mod:
         if len(results) != 1 or not isinstance(results[0].meta.get("val"), Tensor) or results[0].meta["val"].dim():
             raise unread(f"{name} gives something else than one number: {self}")
         self.result = results[0]
-        self._moved = self._reached(self.indices)
+        self.moved = self._reached(self.indices)
         self.scored = self._reached(() if self.score is None else (self.score,))
 
     def _reached(self, sources: Sequence[Node]) -> frozenset[Node]:
@@ -201,7 +201,7 @@ class _Writer:
                 raise self._unread(node, "draws random numbers")
             if node.target._schema.is_mutable:
                 raise self._unread(node, "writes to a tensor")
-        if node not in self._mod._moved:
+        if node not in self._mod.moved:
             return self._copied(node, self._mapped((node.args, node.kwargs)))
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.dim():
@@ -261,7 +261,7 @@ class _Writer:
         """A tensor read at one place for every score: it is a view where the places are its indices as they are."""
         source, places = bind(node)["self"], bind(node)["indices"]
         tensor = self._values.get(source)
-        whole = isinstance(tensor, Node) and source not in self._mod._moved and None not in places
+        whole = isinstance(tensor, Node) and source not in self._mod.moved and None not in places
         if not whole or len(places) != source.meta["val"].dim():
             raise self._unread(node, "reads a tensor at more than one place")
         assert isinstance(tensor, Node)
@@ -270,7 +270,8 @@ class _Writer:
         same = len(set(axes)) == len(places) and all(map(sizes.same, size, map(self._plane.size, axes)))
         if same:
             return self._placed(tensor, axes)
-        found = self._mapped(list(places))
+        # Of four dimensions, all of them: PyTorch tells a wrong size of the result where places differ in their number.
+        found = list(map(self._of_four_dimensions, places))
         if self._floats:
             found = [self._in_range(place, tensor, dim) for dim, place in enumerate(found)]
         return self._call(aten.index.Tensor, tensor, found)

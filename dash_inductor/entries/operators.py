@@ -40,10 +40,6 @@ class Pair:
         """Whether a call of one of the two is a backward."""
         return op_name(node) == self.backward
 
-    def name(self, node: Node) -> str:
-        """The name of the operator that a call of one of the two calls."""
-        return op_name(node)
-
     def arguments(self, node: Node) -> dict[str, Any]:
         """`bind` of its forward or its backward, by the names that all pairs share; no dropout without a word."""
         names = {own: shared for shared, own in self.renamed.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,12 @@ class Pull:
     """How a gradient follows from that of a bias.
 
     Attributes:
-        tensor: of the graph.
+        source: finds the tensor, a node of the graph.
         bias: the node of the bias, which is computed from it.
         gradient: the graph's gradient of the tensor.
     """
 
-    tensor: Node
+    source: Callable[[], Node]
     bias: Node
     gradient: Node
 
@@ -33,12 +34,13 @@ class Pull:
         Args:
             of_bias: the gradient of the bias, of its size.
         """
-        path, others = self._between()
+        source = self.source()
+        path, others = self._between(source)
 
         def pulled(of_bias: Tensor, tensor: Tensor, *given: Any) -> Tensor:
             with torch.enable_grad():
                 leaf = tensor.detach().requires_grad_()
-                values: dict[Node, Any] = {self.tensor: leaf, **dict(zip(others, given, strict=True))}
+                values: dict[Node, Any] = {source: leaf, **dict(zip(others, given, strict=True))}
                 for node in path:
                     assert callable(node.target)
                     args, kwargs = tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
@@ -46,12 +48,12 @@ class Pull:
                 (found,) = torch.autograd.grad(values[self.bias], leaf, of_bias)
             return found.contiguous()
 
-        given = (of_bias, self.tensor, *others)
+        given = (of_bias, source, *others)
         return self.gradient, emitter.inline(pulled, given, before=before, like=self.gradient, with_autograd=True)
 
-    def _between(self) -> tuple[list[Node], list[Node]]:
+    def _between(self, tensor: Node) -> tuple[list[Node], list[Node]]:
         """The nodes that lead from the tensor to the bias, in order, and the others that they read."""
-        needed: dict[Node, bool] = {self.tensor: True}  # and whether it depends on the tensor
+        needed: dict[Node, bool] = {tensor: True}  # and whether it depends on the tensor
 
         def depends(node: Node) -> bool:
             if node not in needed:
@@ -60,6 +62,6 @@ class Pull:
             return needed[node]
 
         depends(self.bias)
-        path = sorted(node for node, leads in needed.items() if leads and node is not self.tensor)
+        path = sorted(node for node, leads in needed.items() if leads and node is not tensor)
         others = [source for node in path for source in node.all_input_nodes if not needed[source]]
         return path, list(dict.fromkeys(others))

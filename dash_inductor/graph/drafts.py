@@ -54,7 +54,11 @@ class Drafts:
 
     @property
     def _first(self) -> Node:
-        return next(node for node in self.graph.nodes if node.op != "placeholder")
+        node: Node
+        for node in self.graph.nodes:
+            if node.op != "placeholder":
+                return node
+        raise ValueError("the graph has no output")
 
 
 def _token(value: Any) -> Any:

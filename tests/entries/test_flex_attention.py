@@ -126,6 +126,24 @@ def test_a_tensor_that_the_program_expands() -> None:
         assert torch.allclose(ours.double(), theirs.double(), atol=1e-5)
 
 
+def test_a_tensor_that_another_attention_gives() -> None:
+    """It is replaced first, so that what the score_mod reads is another node by then."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        numbers = flex_attention(q, k, v, enable_gqa=True)
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + numbers[b, h, i, 0] * j, enable_gqa=True)
+
+    query, key, value, grad = SIZES.tensors()
+    with training() as graphs:
+        found = torch.autograd.grad(graphs.compile(program)(query, key, value), (query, key, value), grad)
+    assert [record.status for record in sites()] == ["replaced"] * 2
+    doubles = [t.detach().double().requires_grad_() for t in (query, key, value)]
+    numbers = exact(*doubles)
+    true = exact(*doubles, lambda s, b, h, i, j: s + numbers[b, h, i, 0] * j)
+    for ours, theirs in zip(found, torch.autograd.grad(true, doubles, grad.double()), strict=True):
+        assert torch.allclose(ours.double(), theirs, atol=1e-4, rtol=1e-4)
+
+
 def test_places_outside_of_a_tensor_at_hidden_scores() -> None:
     """FlexAttention computes no score_mod for most of them, and what it computes is not seen."""
     near = torch.randn(SIZES.heads, 7, requires_grad=True)

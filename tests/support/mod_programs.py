@@ -96,6 +96,7 @@ class Writer:
             "(q >= k)", "(q >= k)", f"(q - k < {abs(self.number()) + 2})", "(ids[q] == ids[k])", "valid[b, k]",
             "(ids_of_row[b, q] == ids_of_row[b, k])", "(k < lengths[b])", "(k >= starts[b, ids_of_row[b, q]])",
             "(q <= ends[b, k])", "pairs[q, k]", "of_heads[h, q, k]",
+            "pairs[0, k]", "pairs[k.clamp(max=3), 1]", "valid[0, k]",
             f"({self.integer(1)} {self.pick('<', '<=', '>', '>=', '==', '!=')} {self.integer(1)})",
         )  # fmt: skip
         if not depth or self.rng.random() < 0.3:
@@ -106,7 +107,8 @@ class Writer:
     def addend(self) -> str:
         c = abs(self.number()) + 1
         return self.pick(
-            f"slopes[h] * ({self.integer(1)})", "plane[h, q, k]", f"({self.integer(1)}) / {c}", f"(q - k) * 0.{c}",
+            "plane[h, q, k]", "plane[h, q, 0]", "plane[0, 1, k]", f"slopes[h] * ({self.integer(1)})",
+            f"({self.integer(1)}) / {c}", f"(q - k) * 0.{c}",
             f"torch.sin({self.integer(1)} * 0.1)", "distances[h, (q - k).clamp(0, 8)]", f"plane[h, q, k] * {c}.0",
             f"torch.where({self.truth(1)}, 0.0, -inf)", "-torch.exp2(-(h + 1.0)) * (q - k).abs()",
             "slopes[h].to(torch.bfloat16) * (q - k)",
