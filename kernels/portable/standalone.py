@@ -135,7 +135,7 @@ def render_bias_gradient(
 ) -> Rendered:
     """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
     _, q_len, kv_len = _sizes(site)
-    tiles = templates.bias_gradient_tiles(plan)
+    tiles = templates.bias_gradient_tiles(plan, site.call.traits)
     text = templates.bias_gradient_template(site.call.traits)
     programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
     extra = templates.bias_gradient_constants(summed)
