@@ -15,6 +15,9 @@ CASES = [
     "causal/scale=0.25/softcap=2.0;;spt;float32",
     "causal/scale=-0.25/softcap=2.0/bias=0;b;two_pass;float32",
     "interval(0,none,none)/scale=0.25/softcap=30.0;l;spt;float16",
+    "causal & segments(0,0)/scale=0.25/bias=1;ib;two_pass;float32",
+    "causal & interval(0,none,none)/scale=0.25/softcap=2.0/bias=1;lb;spt;float32",
+    "dense(0)/scale=0.25/bias=1;db;two_pass;float32",
 ]
 
 
