@@ -250,7 +250,7 @@ class _Kernels:
 
     def _bias_gradient(self, delta: TensorBox, size: list[Any], summed: Sequence[int]) -> TensorBox:
         """The gradient of the bias, which has this size, by a kernel of its own."""
-        tiles = templates.bias_gradient_tiles(self.plan)
+        tiles = templates.bias_gradient_tiles(self.plan, self.traits)
         return template(
             f"dash_dbias_{self.traits}",
             templates.bias_gradient_template(self.traits),

@@ -24,6 +24,7 @@ from ..model.mask import Band
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from ..records.records import Tensors
+from .pulls import Pull
 
 Axes = Literal["bhsd", "bshd", "thd"]
 """The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], [batch, length,
@@ -154,6 +155,7 @@ class Inputs:
             Raises:
                 NotReadable: the operator means something else than a band.
         mask: a mask tensor, additive or boolean, that broadcasts to the scores; None without one.
+        mask_text: the mask in words, for the record of one that is not read; by default its size and type are told.
         documents: the beginnings of documents, one behind the other, which alone see each other (see `Documents`).
         data: the nodes from which it is computed who sees whom, beside the band.
         softcap: the bound of the scaled scores, as of `model.Call`; a number, a node that has one, or None.
@@ -175,6 +177,7 @@ class Inputs:
     softcap: object = None
     bias: Argument | None = None
     slopes: Argument | None = None
+    mask_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,7 @@ class Backward:
         bias_gradient: of the mask; None where the call computes none.
         random_state: the arguments that tell which random numbers the forward drew for dropout.
         grad_logsumexp: of the log-sum-exp; None where it has none.
+        pulls: says, when it is asked, which gradients of tensors from which `inputs.bias` is computed the graph uses.
     """
 
     node: Node
@@ -245,6 +249,7 @@ class Backward:
     bias_gradient: Output | None = None
     random_state: tuple[Argument, ...] = ()
     grad_logsumexp: Gradient | None = None
+    pulls: Callable[[], tuple[Pull, ...]] = tuple
 
 
 def _none() -> None:
@@ -260,12 +265,16 @@ class Attention:
         backward: None if nothing in the graph is the backward of the forward.
         forward_op: the name of the operator of the forward.
         refusal: says, before anything else is read, why an entry does not replace such a call; it may guard a number.
+        note: a note of the entry for the record.
+        tidy: erases nodes that were added to the graph so that it could be read, and that nothing has come to use.
     """
 
     forward: Forward | None
     backward: Backward | None
     forward_op: str
     refusal: Callable[[], Kept | None] = _none
+    note: str = ""
+    tidy: Callable[[], None] = _none
 
     @property
     def node(self) -> Node:
@@ -343,7 +352,10 @@ class Entry(Protocol):
     """One way in which attention comes into a graph."""
 
     def __call__(self, graph: Graph) -> Iterator[Found]:
-        """The attentions of a graph, in the order of their nodes; nothing is changed and nothing guarded."""
+        """The attentions of a graph, in the order of their nodes; nothing is changed and nothing guarded.
+
+        Only when its tensors are asked for, an attention may add nodes to the graph (`graph.drafts`); see `tidy`.
+        """
 
 
 def is_alone(forward: Node, backwards: Set[str]) -> bool:

@@ -18,6 +18,7 @@ from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.nodes import Argument, bind, op_name
 from ..graph.sizes import Dim
+from .pulls import Pull
 
 aten = torch.ops.aten
 
@@ -34,6 +35,8 @@ class Bias:
         summed: over which dimensions of these the operator's result is summed.
         rest: over which others that result has to be summed to be `gradient`.
         slopes: the tensor has the slopes of ALiBi, of which the bias is made.
+        pulls: the gradients of tensors that the bias is computed from, where the graph has them in place of the bias's;
+            `gradient` is one of them then.
     """
 
     source: Argument
@@ -41,6 +44,7 @@ class Bias:
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
     slopes: bool = False
+    pulls: tuple[Pull, ...] = ()
 
     @property
     def tensor(self) -> Node:
@@ -48,13 +52,15 @@ class Bias:
         found: Node = self.source.value
         return found
 
-    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
-        """The gradient that the graph reads, and the node that takes its place, made of the operator's `result`."""
+    def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
+        """The gradients that the graph reads, and the nodes that take their places, made of the operator's `result`."""
         assert self.gradient is not None
         if self.rest:
             arguments = (result, list(self.rest), True)
             result = emitter.call(aten.sum.dim_IntList, arguments, before=before, like=self.gradient)
-        return self.gradient, result
+        if self.pulls:
+            return [pull.put(emitter, result, before) for pull in self.pulls]
+        return [(self.gradient, result)]
 
 
 def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:
@@ -71,6 +77,14 @@ def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bi
     if gradient is None:
         return Bias(found[-1])
     return _with_sum(Bias(found[-1], gradient))
+
+
+def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> Bias:
+    """A bias of four dimensions with the gradients of tensors that it is computed from; `plane` as for `find_bias`."""
+    size = place.value.meta["val"].shape
+    one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
+    summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
+    return Bias(place, pulls[0].gradient, summed, rest, pulls=pulls)
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:

@@ -1,18 +1,270 @@
-"""FlexAttention, whose operator calls functions of the program: it is kept."""
+"""FlexAttention, whose operators call functions of the program: `mask_mod` hides keys, and `score_mod` changes scores.
+
+What `mask_mod` computes is written into the graph as a mask, which is read as any other, and the tensors of the block
+mask are not looked at.  Of `score_mod`, the forms of `scores` are read; what it adds is written into the graph as a
+bias.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from torch.fx import Graph
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 
+from ..graph.drafts import Drafts
+from ..graph.nodes import Argument, op_name, origin
+from ..model.mask import Band
+from ..model.plan import Kept
 from ..model.reasons import Reason
-from .attention import Found
-from .operators import Refused, refusals
+from .attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Output, Refusal, tensors_of
+from .logsumexp import LogSumExp
+from .mods import Mod, Plane, scalar, unread
+from .operators import Pair, calls
+from .pulls import Pull
+from .scores import Score, read_score
 
-_FLEX = Refused("flex_attention", "flex_attention_backward", Reason.FLEX_ATTENTION)
+aten, prims = torch.ops.aten, torch.ops.prims
+
+FLEX = Pair("flex_attention", "flex_attention_backward", random_state=())
+
+_WHOLE = 1 << 30
+"""The size of blocks of the block mask that PyTorch makes where the program gives none."""
+
+_DEFAULTS = {
+    "BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False,
+    "WRITE_DQ": True,
+}  # fmt: skip
+_OF_PYTORCH = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
+"""Options of kernels that PyTorch sets itself."""
 
 
 def find(graph: Graph) -> Iterator[Found]:
     """The calls of a graph; see `Entry`."""
-    return refusals(graph, [_FLEX])
+    drafts = Drafts(graph)
+    for _, node in calls(graph, [FLEX]):
+        yield _found(node, drafts)
+
+
+def _found(node: Node, drafts: Drafts) -> Found:
+    """A call; a refusal where its arguments are not those that are known."""
+    try:
+        own = _Call(node, drafts)
+        source = FLEX.forward_of(node) if FLEX.is_backward(node) else node
+        forward = None if source is None else _Call(source, drafts)
+    except (TypeError, KeyError, ValueError) as error:
+        kept = Kept(Reason.FLEX_ATTENTION, f"its arguments are not those that are known: {error}")
+        return Refusal(node, op_name(node), kept, FLEX.is_backward(node), tensors_of(node.args[:3]))
+    backward = own if FLEX.is_backward(node) else None
+    return Attention(
+        None if forward is None else forward.as_forward(),
+        None if backward is None else backward.as_backward(),
+        FLEX.forward,
+        functools.partial(_refusal, forward, backward),
+        note=own.note,
+        tidy=drafts.erase,
+    )
+
+
+def _refusal(forward: _Call | None, backward: _Call | None) -> Kept | None:
+    for call in (forward, backward):
+        cause = "" if call is None else call.cause_to_keep()
+        if cause:
+            return Kept(Reason.FLEX_ATTENTION, cause)
+    cause = _results_used(forward, backward)
+    return Kept(Reason.FLEX_ATTENTION, cause) if cause else None
+
+
+def _results_used(forward: _Call | None, backward: _Call | None) -> str:
+    """Why results keep a call; "" if the program uses no more than its output and its log-sum-exp."""
+    if backward is not None and not isinstance(backward.args["grad_out"], Node):
+        return "its output has no gradient"
+    if forward is not None:
+        given = forward.as_forward()
+        backwards = frozenset() if backward is None else {backward.node}
+        if given.given(backwards) - {given.out.index, given.logsumexp.index}:
+            return "the program uses the maximum of its scores"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Written(Argument):
+    """A tensor that is written into the graph where it is first asked for."""
+
+    write: Callable[[], Node]
+
+    @property
+    def value(self) -> Node:
+        return self.write()
+
+
+class _Call:
+    """One of the two operators, with the functions of the program that it calls.
+
+    Raises:
+        TypeError, KeyError, ValueError: its arguments are not those that are known.
+    """
+
+    def __init__(self, node: Node, drafts: Drafts) -> None:
+        self.node, self._drafts = node, drafts
+        self.args: Mapping[str, Any] = FLEX.arguments(node)
+        self._plane = Plane(self.args["query"], self.args["key"])
+        self._score_mod: Any = self.args["fw_graph" if FLEX.is_backward(node) else "score_mod"]
+        self._given: Sequence[Any] = [_plain(x) for x in self.args["score_mod_other_buffers"]]
+        self._mask_given: Sequence[Any] = [_plain(x) for x in self.args["mask_mod_other_buffers"]]
+        *_, self._q_block, self._kv_block, self._mask_mod = self.args["block_mask"]
+        self._options: Mapping[str, Any] = self.args["kernel_options"]
+
+    @property
+    def note(self) -> str:
+        """The options of kernels that the program has set."""
+        own = {k: v for k, v in self._options.items() if k not in _OF_PYTORCH and _DEFAULTS.get(k) != v}
+        return "" if not own else f"kernel_options are not used: {', '.join(f'{k}={v}' for k, v in own.items())}"
+
+    def as_forward(self) -> Forward:
+        return Forward(self.node, self._inputs(), Output(self.node, 0), LogSumExp(self.node, 1, base=2.0))
+
+    def as_backward(self) -> Backward:
+        return Backward(
+            self.node,
+            self._inputs(),
+            grad_out=FLEX.view(self.node, "grad_out"),
+            out=FLEX.view(self.node, "out"),
+            logsumexp=None,
+            gradients=FLEX.gradients(self.node),
+            grad_logsumexp=None if self.args["grad_logsumexp"] is None else self._grad_logsumexp,
+            pulls=self._pulls,
+        )
+
+    @property
+    def _grad_logsumexp(self) -> Gradient:
+        """The gradient of the logarithm in base 2."""
+        return Gradient(FLEX.argument(self.node, "grad_logsumexp"), 1 / math.log(2))
+
+    def cause_to_keep(self) -> str:
+        """Why it is kept, as far as is known before its functions are written into the graph; "" if it is not."""
+        try:
+            score, mask = self._score, self._mask
+        except NotReadable as error:
+            return error.kept.detail
+        if self._hides_blocks:
+            return "its mask_mod hides nothing, and its block mask may: give it a mask_mod"
+        if score.factor != 1.0 and not isinstance(self.args["scale"], float):
+            return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
+        if mask is not None and mask.result.meta["val"].dtype != torch.bool:
+            return f"mask_mod: {mask.text()} is not bool"
+        return ""
+
+    @functools.cached_property
+    def _scores(self) -> Mod:
+        return Mod("score_mod", self._module(self._score_mod), self._given)
+
+    @functools.cached_property
+    def _score(self) -> Score:
+        return read_score(self._scores)
+
+    @functools.cached_property
+    def _masks(self) -> Mod:
+        return Mod("mask_mod", self._module(self._mask_mod), self._mask_given)
+
+    @property
+    def _mask(self) -> Mod | None:
+        """The function that hides keys; None if it hides none."""
+        return None if scalar(self._masks, self._masks.result) == 1.0 else self._masks
+
+    @property
+    def _hides_blocks(self) -> bool:
+        """Whether blocks of keys alone may say who sees whom."""
+        sizes = (self._q_block, self._kv_block)
+        return self._mask is None and not all(isinstance(size, int) and size >= _WHOLE for size in sizes)
+
+    def _module(self, reference: Any) -> GraphModule:
+        found = getattr(self.node.graph.owning_module, str(getattr(reference, "target", "")), None)
+        if not isinstance(found, GraphModule):
+            raise unread(f"{reference} is no graph")
+        return found
+
+    def _inputs(self) -> Inputs:
+        query, key, value = (FLEX.view(self.node, name) for name in ("query", "key", "value"))
+        scale = self.args["scale"]
+        try:
+            score, masked = self._score, self._mask is not None
+        except NotReadable:  # it is refused
+            return Inputs(query, key, value, scale, 0.0, flags=None, band=Band)
+        masked = masked or bool(score.hidden)
+        return Inputs(
+            query,
+            key,
+            value,
+            scale * score.factor if isinstance(scale, float) else scale,
+            0.0,
+            flags=None if masked or self._hides_blocks else Band(),
+            band=Band,
+            mask=_Written(self.node, "mask_mod", lambda: self._written_mask) if masked else None,
+            mask_text=self._masks.text(),
+            data=self._masks.tensors(self._masks.result),
+            softcap=score.softcap,
+            bias=_Written(self.node, "score_mod", lambda: self._written_bias) if score.added else None,
+        )
+
+    @functools.cached_property
+    def _written_mask(self) -> Node:
+        """The mask: bool, True where a query sees a key."""
+        found = [] if self._mask is None else [self._write(self._mask, self._mask.result)]
+        for part in self._score.hidden:
+            condition = self._write(self._scores, part.node)
+            found.append(self._call(aten.logical_not.default, condition) if part.where else condition)
+        return functools.reduce(functools.partial(self._call, aten.bitwise_and.Tensor), found)
+
+    @functools.cached_property
+    def _written_bias(self) -> Node:
+        """The sum of what is added to the scores: float32, of four dimensions."""
+        found = []
+        for part in self._score.added:
+            node = self._write(self._scores, part.node, floats=True)
+            if node.meta["val"].dtype != torch.float32:
+                node = self._call(prims.convert_element_type.default, node, torch.float32)
+            if not node.meta["val"].dim():
+                node = self._call(aten.view.default, node, [1] * 4)
+            found.append(node if part.sign > 0 else self._call(aten.neg.default, node))
+        return functools.reduce(functools.partial(self._call, aten.add.Tensor), found)
+
+    def _write(self, mod: Mod, node: Node, *, floats: bool = False) -> Node:
+        return mod.write(node, self._plane, self._drafts, self.node, floats=floats)
+
+    def _call(self, target: Any, *args: Any) -> Node:
+        return self._drafts.call(target, *args, like=self.node)
+
+    def _pulls(self) -> tuple[Pull, ...]:
+        """The gradients of tensors that score_mod reads, as far as something uses them."""
+        used = [
+            (result.args[1], result)
+            for results in Output(self.node, 3).readers
+            for result in results.users
+            if result.target is operator.getitem and result.users
+        ]
+        of_bias = {place for part in self._score.added for place in self._scores.places(part.node)}
+        pulls = []
+        for number, gradient in used:
+            assert isinstance(number, int)
+            source = functools.partial(self._source, number)
+            given = source()
+            if number not in of_bias or not isinstance(given.meta["val"], Tensor):
+                raise unread(f"{self._scores.text()}: the gradient of {given} is not that of a bias")
+            pulls.append(Pull(source, self._written_bias, gradient))
+        return tuple(pulls)
+
+    def _source(self, number: int) -> Any:
+        """What score_mod reads as one of its tensors now; replacing another attention may put a new node there."""
+        return _plain(FLEX.arguments(self.node)["score_mod_other_buffers"][number])
+
+
+def _plain(value: Any) -> Any:
+    """A tensor of the program without aliases, so that forward and backward have the same."""
+    return origin(value) if isinstance(value, Node) else value

@@ -43,25 +43,39 @@ class Emitter:
             node = self.graph.create_node("call_function", target, args, kwargs, name)
         self.created.append(node)
         node.meta = {k: v for k, v in like.meta.items() if k not in _OWN_META}
-        values = tree_map_only(Node, lambda n: n.meta["val"], args)
-        mode = detect_fake_mode((values, before.meta.get("val"), like.meta.get("val")))
+        values, named = tree_map_only(Node, lambda n: n.meta["val"], (args, kwargs or {}))
+        mode = detect_fake_mode((values, named, before.meta.get("val"), like.meta.get("val")))
         assert mode is not None, f"no fake tensor near {node.format_node()}"
         with mode:
-            node.meta["val"] = target(*values, **(kwargs or {}))
+            node.meta["val"] = target(*values, **named)
         return node
 
     def inline(
-        self, function: Callable[..., torch.Tensor], tensors: tuple[Node, ...], *, before: Node, like: Node
+        self,
+        function: Callable[..., torch.Tensor],
+        tensors: tuple[Node, ...],
+        *,
+        before: Node,
+        like: Node,
+        with_autograd: bool = False,
     ) -> Node:
-        """``function(*tensors)`` in front of `before`, as the operators that Inductor decomposes it into."""
+        """``function(*tensors)`` in front of `before`, as the operators that Inductor decomposes it into.
+
+        Args:
+            with_autograd: whether the function takes gradients: it is given tensors on the CPU then, because autograd
+                asks for the device, which need not be there.  The operators run on the first tensor's device.
+        """
         values = [node.meta["val"] for node in tensors]
-        mode = detect_fake_mode(values)
+        mode, device = detect_fake_mode(values), values[0].device
         assert mode is not None, f"no fake tensor near {before.format_node()}"
         with mode, enable_python_dispatcher():
-            traced = make_fx(function, select_decomp_table())(*values)
+            given = map(_on_the_cpu, values) if with_autograd else values
+            traced = make_fx(function, select_decomp_table())(*given)
         copies: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), tensors, strict=True))
         for node in (node for node in traced.graph.nodes if node.op == "call_function"):
             args, kwargs = tree_map_only(Node, copies.__getitem__, (node.args, node.kwargs))
+            if with_autograd:
+                args, kwargs = tree_map_only(torch.device, lambda _: device, (args, kwargs))
             copies[node] = self.call(node.target, args, kwargs, before=before, like=like, name=node.name)
         (result,) = traced.graph.output_node().all_input_nodes
         found: Node = copies[result]
@@ -104,6 +118,13 @@ class Emitter:
         for node in reversed(self.created):
             self.graph.erase_node(node)
         self.created.clear()
+
+
+def _on_the_cpu(value: Any) -> Any:
+    """A tensor like this one, on the CPU; a number itself."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
 def erase_dead(graph: Graph, nodes: list[Node], also: frozenset[Node] = frozenset()) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from ..upstream.dispatch import HigherOrderOperator, OpOverload
 
 _ALIASES = ("aten::alias", "aten::detach")
+
+_TAGLESS = "alias detach lift_fresh lift_fresh_copy copy fill masked_fill floor_divide _to_copy __and__ __or__ __xor__"
+_ELEMENTWISE = frozenset({"prims::device_put"} | {f"aten::{name}" for name in _TAGLESS.split()})
+"""Elementwise in fact, though not all of their overloads carry the tag ``pointwise``."""
 
 
 _FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
@@ -57,6 +63,11 @@ def is_alias(node: Node) -> bool:
     return op_name(node) in _ALIASES
 
 
+def is_elementwise(node: Node) -> bool:
+    """Whether an element of the node's result depends on the elements at its place in the inputs alone."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node) in _ELEMENTWISE
+
+
 def is_joint(graph: Graph) -> bool:
     """Whether the graph is a forward with its backward, which PyTorch will take apart."""
     return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
@@ -65,10 +76,18 @@ def is_joint(graph: Graph) -> bool:
 def bind(node: Node) -> dict[str, Any]:
     """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values.
 
-    Of a functionalized call, those that it is not given as they are, tensors to write to, are missing or None.
+    Of a functionalized call, those that it is not given as they are, tensors to write to, are missing or None.  A
+    higher-order operator has the names of its Python function.
+
+    Raises:
+        TypeError: a higher-order operator is not called with the arguments of its function.
     """
     operator = called(node)
-    assert operator is not None
+    if operator is None:
+        assert isinstance(node.target, HigherOrderOperator)
+        named = inspect.signature(type(node.target).__call__).bind(node.target, *node.args, **node.kwargs)
+        named.apply_defaults()
+        return named.arguments
     schema = operator._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     given = () if is_functionalized(node) else node.args  # the rest is in kwargs

@@ -213,14 +213,14 @@ class _Reader:
     loads: Loads
 
     def has_interval(self, cond: sympy.Expr) -> bool:
-        """Whether a condition compares the position or a number of the key with data of the query."""
+        """Whether a condition compares the position of the key with data of the query, or a number of the key."""
         return any(self.half_line(side, of_data=True) is not None for side in (cond, sympy.expand(-cond - 1)))
 
     def half_line(self, cond: sympy.Expr, of_data: bool = False) -> Between | None:
         """A condition as a half-line; None if it is none.
 
         Args:
-            of_data: whether only comparisons with data of the query, or of the batch element, count.
+            of_data: whether only comparisons with data of the query, of the batch element or of the key count.
         """
         algebra, kv = self.scores.algebra, self.scores.kv
         if any(algebra.equality(symbol) is not None for symbol in cond.free_symbols):
@@ -241,7 +241,7 @@ class _Reader:
         return Bound(Numbers(rest, "q", self.scores.q, self.loads.named_in(rest)), int(more))
 
     def _of_numbers(self, cond: sympy.Expr) -> Between | None:
-        """A condition that compares a number of the key with one of the query, both of which are data."""
+        """A condition that compares a number of the key, which is data, with one of the query or with its position."""
         algebra, q, kv = self.scores.algebra, self.scores.q, self.scores.kv
         parts = sympy.Add.make_args(sympy.expand(cond))
         of_key = sympy.Add(*(part for part in parts if kv in algebra.moved_by(part)))
@@ -250,7 +250,7 @@ class _Reader:
             return None
         sign = -1 if of_key.could_extract_minus_sign() else 1
         number, bound = sign * of_key, sympy.expand(-sign * of_query)
-        if not (algebra.has_data(number) and algebra.has_data(bound)):
+        if not algebra.has_data(number):
             return None
         if not (self._computable(number, kv) and self._computable(bound, q)):
             return None

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from ..graph.nodes import bind, op_name
+from ..graph.nodes import bind, is_elementwise, op_name
 from .index_expr import NotRecognised
 from .nodes import is_size, meta_of
 
@@ -32,10 +32,6 @@ SMALL = 1 << 18
 """Tensors up to this many elements are evaluated once as a whole, and cut."""
 LARGE = 1 << 23
 """Tensors above this many elements are evaluated in windows only."""
-
-_TAGLESS = "alias detach lift_fresh lift_fresh_copy copy fill masked_fill floor_divide _to_copy __and__ __or__ __xor__"
-_ELEMENTWISE = frozenset({"prims::device_put"} | {f"aten::{name}" for name in _TAGLESS.split()})
-"""Elementwise in fact, though not all of their overloads carry the tag ``pointwise``."""
 
 _CONSTANT = {"full": None, "full_like": None, "new_full": None, "ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0}
 _CONSTANT |= {"zeros_like": 0, "new_zeros": 0}
@@ -107,7 +103,7 @@ class RealValues:
         name = op_name(node)
         if name in _WINDOWED:
             return _WINDOWED[name](self, node, bind(node), window)
-        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _ELEMENTWISE:
+        if is_elementwise(node):
             return self._call(node, lambda n: self._broadcast(n, window))
         return None
 

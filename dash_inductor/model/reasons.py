@@ -66,8 +66,15 @@ class Reason(Enum):
     )
     FLEX_ATTENTION = (
         "flex_attention",
-        "FlexAttention has a backward of its own, which is not replaced.",
-        "Express a band mask through SDPA.",
+        "FlexAttention is replaced where the functions that it calls can be read; the detail says what cannot be.",
+        (
+            "`detail` quotes the function. A `score_mod` is read that multiplies the score by a known number, bounds "
+            "it (`c * tanh(score / c)`), then adds what does not depend on it, and then hides it by minus infinity, "
+            "or does some of these in this order. What it adds, and a `mask_mod`, may be any operators on single "
+            "numbers and reads of single elements of tensors, without random numbers. Do not use the maximum of the "
+            "scores. A block mask without a `mask_mod` is kept, because its blocks alone say who sees whom: give it a "
+            "`mask_mod`, or pass no block mask where nothing is hidden."
+        ),
     )
     DROPOUT = (
         "dropout",

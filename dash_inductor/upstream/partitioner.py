@@ -27,8 +27,9 @@ def stand_for(node: Node, replaced: Node) -> None:
     """Let the partitioner take `node` for `replaced`, a call of an operator with as many FLOPs."""
     from torch._functorch import partitioners
 
-    assert isinstance(replaced.target, torch._ops.OpOverload)
-    node.meta[_STANDS_FOR] = (replaced.target._schema.name, partitioners._size_of(replaced))
+    target: Any = replaced.target
+    name = str(target.name()) if isinstance(target, torch._ops.HigherOrderOperator) else target._schema.name
+    node.meta[_STANDS_FOR] = (name, partitioners._size_of(replaced))
 
 
 def install() -> None:
@@ -54,7 +55,7 @@ def _size(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _operator(name: str) -> torch._ops.OpOverloadPacket:
-    namespace, _, short = name.partition("::")
-    found: torch._ops.OpOverloadPacket = getattr(getattr(torch.ops, namespace), short)
-    return found
+def _operator(name: str) -> Any:
+    """The operator of this name, without its overload; a higher-order one has a name without a namespace."""
+    *namespace, short = name.split("::")
+    return getattr(getattr(torch.ops, *(namespace or ["higher_order"])), short)

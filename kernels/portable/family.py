@@ -121,7 +121,13 @@ class Portable(Family):
         return tuple(replace(candidate, dkdv=replace(candidate.dkdv, num_stages=1)) for candidate in found)
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        return None if arch == "cpu" else forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim)
+        if arch == "cpu":
+            return None
+        found = forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim)
+        if found is None or site.call.bias is None or not site.call.traits.has("dense"):
+            return found
+        # Two tiles of pairs, one of them perhaps of float32, are loaded ahead.
+        return replace(found, num_stages=max(1, found.num_stages - 1))
 
 
 FAMILY = Portable()

@@ -73,8 +73,8 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
-            (batch, head, row) of LSE, GRAD_LSE; (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of what terms
-            read, of their dimensions, by `templates.operand_names`.
+            (batch, head, row) of LSE, GRAD_LSE; (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of what
+            terms read, of their dimensions, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -136,7 +136,7 @@ def render_bias_gradient(
 ) -> Rendered:
     """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
     _, q_len, kv_len = _sizes(site)
-    tiles = templates.bias_gradient_tiles(plan)
+    tiles = templates.bias_gradient_tiles(plan, site.call.traits)
     text = templates.bias_gradient_template(site.call.traits)
     programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
     extra = templates.bias_gradient_constants(summed)

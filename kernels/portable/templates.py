@@ -577,14 +577,16 @@ def dq_constants(summed: Sequence[int] | None = None) -> dict[str, Any]:
     return {"GRADIENT": summed is not None, "ADDS": bool(summed)} | of_bias
 
 
-def bias_gradient_tiles(plan: Plan) -> Tiles:
+def bias_gradient_tiles(plan: Plan, traits: Traits) -> Tiles:
     """Tiles of the kernel of the bias's gradient.
 
     Tiles of queries and pairs are loaded ahead too: more than two stages do not fit into shared memory, and where the
-    dk/dv kernel has one alone, there are no registers for two.
+    dk/dv kernel has one alone, there are no registers for two.  Beside a mask that is data, two stages of a bias of
+    float32 do not fit either.
     """
     tiles = plan.dq or plan.dkdv
-    return replace(tiles, num_stages=min(2, tiles.num_stages, plan.dkdv.num_stages))
+    stages = 1 if traits.terms else 2
+    return replace(tiles, num_stages=min(stages, tiles.num_stages, plan.dkdv.num_stages))
 
 
 def dq_bias_tiles(plan: Plan) -> Tiles:
@@ -596,7 +598,7 @@ def dq_bias_tiles(plan: Plan) -> Tiles:
     assert plan.dq is not None
     if plan.dq.num_stages > 2:
         return replace(plan.dq, block_kv=plan.dq.block_kv // 2)
-    return bias_gradient_tiles(plan)
+    return replace(plan.dq, num_stages=min(2, plan.dq.num_stages, plan.dkdv.num_stages))
 
 
 def signed_slope(scale: float) -> tuple[float, float]:

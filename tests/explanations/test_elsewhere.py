@@ -376,8 +376,16 @@ def test_flex_attention() -> None:
         lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]), None, None, LENGTH, LENGTH, "cpu"
     )
     explanation = on_h100(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), *qkv())
-    assert fates(explanation) == [Reason.FLEX_ATTENTION.value]
+    assert fates(explanation) == ["causal & segments(0,0)"]
     assert mask.kv_indices.device.type == "cpu"
+
+
+def test_gradients_of_what_a_score_mod_reads() -> None:
+    slopes = torch.ones(8, requires_grad=True)
+    explanation = on_h100(
+        lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i)), *qkv()
+    )
+    assert fates(explanation) == ["full + bias"]
 
 
 def test_attention_that_inductor_recognises() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 WINDOW = 8
 """Sliding window of the models that have one, in tokens: shorter than the sequences of the tests."""
@@ -354,3 +354,18 @@ def t5(*, layers: int = 1, head_dim: int = 16) -> torch.nn.Module:
     torch.manual_seed(0)
     model: torch.nn.Module = transformers.T5ForConditionalGeneration(config)
     return model.train()
+
+
+def tiny_flex_llama(packed: bool) -> tuple[nn.Module, dict[str, Any]]:
+    """A Llama of two layers with FlexAttention, and a batch, which may consist of packed documents."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, attn_implementation="flex_attention",
+    )  # fmt: skip
+    tokens = torch.randint(0, 64, (2, 128), generator=torch.Generator().manual_seed(0))
+    inputs: dict[str, Any] = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+    if packed:
+        inputs["position_ids"] = torch.cat([torch.arange(70), torch.arange(58)]).repeat(2, 1)
+    return LlamaForCausalLM(config).bfloat16(), inputs

@@ -33,8 +33,8 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 
 def extras(names: str) -> list[Tensor]:
-    """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, a bias b, a gradient g
-    of the log-sum-exp, with strides of its own.
+    """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
+    gradient g of the log-sum-exp, with strides of its own.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
@@ -43,6 +43,7 @@ def extras(names: str) -> list[Tensor]:
         "u": (lower + torch.randint(-3, 40, lower.shape, generator=generator)).int(),
         "n": torch.randint(0, 9, lower.shape, generator=generator),
         "i": (torch.arange(LENGTH) // 20).expand(BATCH, -1).contiguous(),
+        "d": torch.rand(BATCH, 1, LENGTH, LENGTH, generator=generator).expand(-1, Q_HEADS, -1, -1) < 0.5,
         "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
         "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
     }
@@ -55,14 +56,16 @@ def shown(call: Call, given: list[Tensor]) -> Tensor:
     keep = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     keep = keep & (band.lo is None or q - kv >= band.lo) & (band.hi is None or q - kv <= band.hi)
     for term in call.mask.terms.values():
-        values = {
-            field: given[operand.index][:, None, :, None]
-            if "q" in term.AXES[field]
-            else given[operand.index][:, None, None]
-            for field, operand in term.given.items()
-        }
+        values = {field: _placed(given[operand.index], term.AXES[field]) for field, operand in term.given.items()}
         keep = keep & term.shows(values, kv)
     return keep
+
+
+def _placed(given: Tensor, axes: tuple[str, ...]) -> Tensor:
+    """An operand of a term with the dimensions of the scores."""
+    if given.dim() == 4:
+        return given
+    return given[:, None, :, None] if "q" in axes else given[:, None, None]
 
 
 def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor]:

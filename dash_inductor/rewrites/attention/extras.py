@@ -26,7 +26,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     """The tensors that the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; bias; seed.
 
-    Layers with the same mask share what they can, but never a seed.  A site with a bias has no mask that is data.
+    Layers with the same mask share what they can, but never a seed.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found: list[Node] = []

@@ -30,6 +30,8 @@ def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
         return "forward and backward have different dropout"
     if any(_value(own.mask) is not _value(inputs.mask) for inputs in all_inputs):
         return "forward and backward have different masks"
+    if any(_value(own.bias) is not _value(inputs.bias) or own.softcap != inputs.softcap for inputs in all_inputs):
+        return "forward and backward change scores in different ways"
     if any(_documents(own) != _documents(inputs) for inputs in all_inputs):
         return "forward and backward have different documents or windows"
     cause = cause_of_results(forward, matches[0].site.call, {match.node for match in matches})

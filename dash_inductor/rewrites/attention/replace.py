@@ -141,7 +141,7 @@ def _new_backward(
     _lead_to_model(node, match)
     if bias is not None and bias.gradient is not None:
         result = emitter.call(operator.getitem, (node, 3), before=old, like=bias.gradient)
-        swaps.append(bias.put(emitter, result, before=old))
+        swaps += bias.put(emitter, result, before=old)
     for index, sink in enumerate(gradients):
         used = sink.used
         if used is not None:

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ...config import config
 from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal
-from ...entries.biases import Bias, find_bias, may_broadcast
+from ...entries.biases import Bias, bias_of, find_bias, may_broadcast
 from ...entries.logsumexp import cause_of_results
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
@@ -83,7 +83,9 @@ class Match:
     def detail(self) -> str:
         """The detail of the record: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
-        return "; ".join(filter(None, (dropout, self.operands.detail, self.note, self.plan.schedule_note)))
+        return "; ".join(
+            filter(None, (dropout, self.operands.detail, self.note, self.attention.note, self.plan.schedule_note))
+        )
 
 
 @dataclass
@@ -185,7 +187,7 @@ def _look(attention: Attention, facts: Facts) -> None:
     facts.tensors = attention.tensors
     facts.inputs = tuple(dict.fromkeys(name_of(found) for source in inputs.data for found in inputs_of(source)))
     if inputs.mask is not None:
-        facts.recognised = f"not read: {_mask_text(inputs.mask.value)}"
+        facts.recognised = f"not read: {inputs.mask_text or _mask_text(inputs.mask.value)}"
     elif inputs.flags is not None:
         facts.mask = str(inputs.flags)
 
@@ -339,6 +341,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             raise NotReadable(
                 *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
             )
+        pulls = () if attention.backward is None else attention.backward.pulls()
+        bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
     if inputs.slopes is not None:
         bias = Bias(inputs.slopes, slopes=True)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))

@@ -20,6 +20,9 @@ CASES = [
     "interval(0,none,none)/scale=0.25/grad_logsumexp=1;lg;two_pass;float32",
     "causal & segments(0,0)/scale=0.25/softcap=2.0/bias=1/grad_logsumexp=2;ibg;spt;float32",
     "causal/scale=0.25/grad_logsumexp=0;g;two_pass;float16",
+    "causal & segments(0,0)/scale=0.25/bias=1;ib;two_pass;float32",
+    "causal & interval(0,none,none)/scale=0.25/softcap=2.0/bias=1;lb;spt;float32",
+    "dense(0)/scale=0.25/bias=1;db;two_pass;float32",
 ]
 
 

@@ -129,7 +129,7 @@ def test_architecture_without_a_plan() -> None:
 
 
 def test_flex_attention_is_kept() -> None:
-    """A node of the higher-order operator, by name: its own tracing is PyTorch's business."""
+    """A call with other arguments than are known."""
     graph = joint_graph(flash).graph
     query = next(iter(graph.nodes))
     with graph.inserting_before(graph.output_node()):

@@ -1,7 +1,7 @@
 """The forms of relations (`common.relations`) in Gluon: `common.device.relations` has them in plain Triton.
 
-The I-th form of a mask, see `common.relations.Layout`, reads the vectors of queries from number Q_ROWS[I] on and those
-of keys from number KV_ROWS[I] on, of tuples of all vectors of a mask, each as it broadcasts to the scores; positions:
+A form of a mask, see `common.relations.Layout`, reads the vectors of queries from number Q_ROWS[INDEX] on and those of
+keys from number KV_ROWS[INDEX] on, of tuples of all vectors of a mask, each as it broadcasts to the scores; positions:
 of the keys, likewise.  Past the last key every vector of keys has -1, which no form shows.
 """
 
@@ -10,11 +10,11 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def shows(queries, keys, positions, MASK, I: gl.constexpr):
+def shows(queries, keys, positions, MASK, INDEX: gl.constexpr):
     """Whether queries see keys."""
-    Q_ROW: gl.constexpr = MASK.Q_ROWS[I]
-    KV_ROW: gl.constexpr = MASK.KV_ROWS[I]
-    FORM: gl.constexpr = MASK.FORMS[I]
+    Q_ROW: gl.constexpr = MASK.Q_ROWS[INDEX]
+    KV_ROW: gl.constexpr = MASK.KV_ROWS[INDEX]
+    FORM: gl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
         return queries[Q_ROW] == keys[KV_ROW]
     elif FORM == "ranks":
@@ -24,11 +24,11 @@ def shows(queries, keys, positions, MASK, I: gl.constexpr):
 
 
 @gluon.jit
-def keep_shown(s, queries, keys, positions, MASK, I: gl.constexpr):
+def keep_shown(s, queries, keys, positions, MASK, INDEX: gl.constexpr):
     """Scores, -inf where queries do not see keys."""
-    Q_ROW: gl.constexpr = MASK.Q_ROWS[I]
-    KV_ROW: gl.constexpr = MASK.KV_ROWS[I]
-    FORM: gl.constexpr = MASK.FORMS[I]
+    Q_ROW: gl.constexpr = MASK.Q_ROWS[INDEX]
+    KV_ROW: gl.constexpr = MASK.KV_ROWS[INDEX]
+    FORM: gl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
         return _keep_equal(s, queries[Q_ROW], keys[KV_ROW])
     elif FORM == "ranks":

@@ -1,0 +1,334 @@
+"""Functions of the program on single scores (`mask_mod`, `score_mod`), written into the graph around them.
+
+A mod is a graph of its own, on numbers: the score, its batch element, head, query and key, and tensors of the program.
+Here it is computed for all scores at once.  An index becomes all of its values along one of four dimensions, and an
+operator on elements computes for every combination what the mod computes for one.  Nothing else is done to what depends
+on an index: an operator that is not elementwise, and does not read a tensor at one place, is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ..graph import sizes
+from ..graph.drafts import Drafts
+from ..graph.nodes import bind, is_elementwise, op_name
+from ..model.reasons import Reason
+from ..upstream.dispatch import HigherOrderOperator, OpOverload, disable_current_modes
+from ..upstream.fake import is_fake
+from ..upstream.pytree import tree_leaves, tree_map_only
+from .attention import NotReadable
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+INDICES = ("b", "h", "q", "kv")
+"""The indices of a score, the names of its dimensions."""
+
+_LOW = (torch.float16, torch.bfloat16)
+"""Types in which no kernel computes: FlexAttention's compute in float32 what a mod computes in them."""
+
+_CONSTANT = {f"aten::{of}{name}": value for of in ("", "new_") for name, value in (("ones", 1), ("zeros", 0))}
+_CONSTANT |= {"aten::ones_like": 1, "aten::zeros_like": 0}
+_FILLED = ("aten::full", "aten::full_like", "aten::new_full")
+
+_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "remainder": "%", "ge": ">=", "gt": ">", "le": "<=", "lt": "<",
+    "eq": "==", "ne": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "logical_and": "&",
+    "logical_or": "|",
+}  # fmt: skip
+
+_LONGEST = 200
+"""The most letters of a mod that are shown."""
+
+
+def unread(text: str) -> NotReadable:
+    """What is raised where a FlexAttention cannot be read."""
+    return NotReadable(Reason.FLEX_ATTENTION, text)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The scores of one attention: its query and its key, [batch, heads, length, head dim]."""
+
+    query: Node
+    key: Node
+
+    def of(self, axis: int) -> tuple[Node, int]:
+        """A tensor and its dimension that has the size of an axis."""
+        return (self.key, 2) if axis == 3 else (self.query, axis)
+
+    def size(self, axis: int) -> sizes.Dim:
+        tensor, dim = self.of(axis)
+        return cast(sizes.Dim, tensor.meta["val"].shape[dim])
+
+
+class Mod:
+    """A mod of a call.
+
+    Args:
+        name: "mask_mod" or "score_mod".
+        module: its graph: the score if it has one, the four indices, then the tensors and numbers of the program.
+        given: those tensors and numbers, in the graph around.
+    """
+
+    def __init__(self, name: str, module: GraphModule, given: Sequence[Any]) -> None:
+        self.name = name
+        places = module.graph.find_nodes(op="placeholder")
+        own = places[: len(places) - len(given)]
+        self.score: Node | None = own[0] if len(own) == 5 else None
+        self.indices: tuple[Node, ...] = tuple(own[-4:])
+        self.given: dict[Node, Any] = dict(zip(places[len(own) :], given, strict=True))
+        if len(own) not in (4, 5):
+            raise unread(f"{name} has {len(places)} arguments, {len(given)} of them of the program")
+        results = [leaf for leaf in tree_leaves(module.graph.output_node().args) if isinstance(leaf, Node)]
+        if len(results) != 1 or not isinstance(results[0].meta.get("val"), Tensor) or results[0].meta["val"].dim():
+            raise unread(f"{name} gives something else than one number: {self}")
+        self.result = results[0]
+        self.moved = self._reached(self.indices)
+        self.scored = self._reached(() if self.score is None else (self.score,))
+
+    def _reached(self, sources: Sequence[Node]) -> frozenset[Node]:
+        """The nodes that depend on one of these, themselves included."""
+        found = set(sources)
+        for node in self.result.graph.nodes:
+            if not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        return frozenset(found)
+
+    def tensors(self, node: Node) -> tuple[Node, ...]:
+        """The tensors of the program that a node of the mod depends on, in the graph around."""
+        own = (self.given.get(found) for found in _behind([node]))
+        return tuple(dict.fromkeys(found for found in own if isinstance(found, Node)))
+
+    def places(self, node: Node) -> frozenset[int]:
+        """The numbers of the tensors of the program that a node of the mod depends on."""
+        numbers = {place: number for number, place in enumerate(self.given)}
+        return frozenset(numbers[found] for found in _behind([node]) if found in numbers)
+
+    def write(self, wanted: Node, plane: Plane, drafts: Drafts, like: Node, *, floats: bool = False) -> Node:
+        """A node of the mod that does not depend on the score, for all scores: of four dimensions, or of none.
+
+        Args:
+            floats: whether floats of 16 bits become float32 where they are read.
+
+        Raises:
+            NotReadable: the mod does something that cannot be done for all scores at once.
+        """
+        writer = _Writer(self, plane, drafts, like, floats)
+        return writer.write(wanted)
+
+    def text(self, node: Node | None = None) -> str:
+        """A node of the mod as an expression; its result by default."""
+        text = self._in_words(self.result if node is None else node)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+    def __str__(self) -> str:
+        results = tree_leaves(self.indices[0].graph.output_node().args)
+        return f"{self.name}: {', '.join(map(self._in_words, results))}"[:_LONGEST]
+
+    def _in_words(self, value: Any, inside: bool = False) -> str:
+        if not isinstance(value, Node):
+            return f"[{', '.join(map(self._in_words, value))}]" if isinstance(value, (list, tuple)) else str(value)
+        if value in self.indices:
+            return INDICES[self.indices.index(value)]
+        if value is self.score:
+            return "score"
+        if value in self.given:
+            return str(self.given[value])
+        name, args = (
+            op_name(value).partition("::")[2] or str(getattr(value.target, "__name__", value.target)),
+            value.args,
+        )
+        if name in ("convert_element_type", "_to_copy", "alias", "lift_fresh_copy"):
+            return self._in_words(args[0], inside)
+        if name == "index" and isinstance(args[1], (list, tuple)):
+            return f"{self._in_words(args[0], True)}[{', '.join(map(self._in_words, args[1]))}]"
+        if name in _SIGNS and len(args) == 2:
+            left, right = (self._in_words(arg, True) for arg in args)
+            return f"({left} {_SIGNS[name]} {right})" if inside else f"{left} {_SIGNS[name]} {right}"
+        if value.op == "get_attr":
+            return str(value.target if _held(value) is None else _held(value))
+        return f"{name}({', '.join(map(self._in_words, args))})"
+
+
+def _behind(nodes: Sequence[Node]) -> Iterator[Node]:
+    """These nodes and all that they depend on."""
+    stack, seen = list(nodes), set[Node]()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack += node.all_input_nodes
+
+
+class _Writer:
+    """Writes nodes of one mod; see `Mod.write`."""
+
+    def __init__(self, mod: Mod, plane: Plane, drafts: Drafts, like: Node, floats: bool) -> None:
+        self._mod, self._plane, self._drafts, self._like, self._floats = mod, plane, drafts, like, floats
+        self._device = plane.query.meta["val"].device
+        self._values: dict[Node, Any] = dict(mod.given)
+
+    def write(self, wanted: Node) -> Node:
+        needed = set(_behind([wanted]))
+        for node in self._mod.result.graph.nodes:
+            if node in needed and node not in self._values:
+                self._values[node] = self._written(node)
+        found = self._values[wanted]
+        assert isinstance(found, Node)
+        return found
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        return self._drafts.call(target, *args, like=self._like, **kwargs)
+
+    def _written(self, node: Node) -> Any:
+        if node in self._mod.indices:
+            return self._index(self._mod.indices.index(node))
+        if node.op == "get_attr":
+            return self._constant(node)
+        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+            raise self._unread(node, "is no operator on numbers")
+        if isinstance(node.target, OpOverload):
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise self._unread(node, "draws random numbers")
+            if node.target._schema.is_mutable:
+                raise self._unread(node, "writes to a tensor")
+        if node not in self._mod.moved:
+            return self._copied(node, self._mapped((node.args, node.kwargs)))
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or value.dim():
+            raise self._unread(node, "gives something else than one number")
+        if op_name(node) in _CONSTANT or op_name(node) in _FILLED:
+            filled = _CONSTANT.get(op_name(node))
+            filled = self._mapped(bind(node)["fill_value"]) if filled is None else filled
+            return self._call(aten.full.default, [], filled, dtype=value.dtype, device=self._device)
+        if op_name(node) == "aten::index":
+            return self._low_as_float(self._read(node), value)
+        if not is_elementwise(node):
+            raise self._unread(node, "is not elementwise")
+        given = tree_map_only(Node, self._of_four_dimensions, (node.args, node.kwargs))
+        return self._low_as_float(self._copied(node, given), value)
+
+    def _copied(self, node: Node, given: Any) -> Node:
+        args, kwargs = given
+        return self._call(node.target, *args, **kwargs)
+
+    def _mapped(self, value: Any) -> Any:
+        return tree_map_only(Node, self._values.__getitem__, value)
+
+    def _of_four_dimensions(self, node: Node) -> Any:
+        """The value of a node; numbers in tensors get dimensions, so that types meet as the mod's numbers do."""
+        value = self._values[node]
+        tensor = value.meta["val"] if isinstance(value, Node) else None
+        if not isinstance(tensor, Tensor) or tensor.dim():
+            return value
+        if tensor.device != self._device:
+            raise self._unread(node, f"is on {tensor.device}")
+        return self._low_as_float(self._call(aten.view.default, value, [1] * 4), tensor)
+
+    def _low_as_float(self, node: Node, value: Tensor) -> Node:
+        if not self._floats or value.dtype not in _LOW or node.meta["val"].dtype not in _LOW:
+            return node
+        return self._call(prims.convert_element_type.default, node, torch.float32)
+
+    def _index(self, axis: int) -> Node:
+        """All values of an index, int32 along its own dimension of four."""
+        tensor, dim = self._plane.of(axis)
+        length = self._drafts.size(tensor, dim, like=self._like)
+        facts = {"start": 0, "step": 1, "dtype": torch.int32, "device": self._device, "requires_grad": False}
+        node = self._call(prims.iota.default, length, **facts)
+        return self._placed(node, [axis])
+
+    def _placed(self, node: Node, axes: Sequence[int]) -> Node:
+        """A tensor that has these axes, in this order, with four dimensions."""
+        order = sorted(range(len(axes)), key=axes.__getitem__)
+        if order != list(range(len(axes))):
+            node = self._call(aten.permute.default, node, order)
+        for axis in range(4):
+            if axis not in axes:
+                node = self._call(aten.unsqueeze.default, node, axis)
+        return node
+
+    def _read(self, node: Node) -> Node:
+        """A tensor read at one place for every score: it is a view where the places are its indices as they are."""
+        source, places = bind(node)["self"], bind(node)["indices"]
+        tensor = self._values.get(source)
+        whole = isinstance(tensor, Node) and source not in self._mod.moved and None not in places
+        if not whole or len(places) != source.meta["val"].dim():
+            raise self._unread(node, "reads a tensor at more than one place")
+        assert isinstance(tensor, Node)
+        axes = [self._mod.indices.index(place) for place in places if place in self._mod.indices]
+        size = tensor.meta["val"].shape
+        same = len(set(axes)) == len(places) and all(map(sizes.same, size, map(self._plane.size, axes)))
+        if same:
+            return self._placed(tensor, axes)
+        # Of four dimensions, all of them: PyTorch tells a wrong size of the result where places differ in their number.
+        found = list(map(self._of_four_dimensions, places))
+        if self._floats:
+            found = [self._in_range(place, tensor, dim) for dim, place in enumerate(found)]
+        return self._call(aten.index.Tensor, tensor, found)
+
+    def _in_range(self, place: Node, tensor: Node, dim: int) -> Node:
+        """A place of a tensor that is one for hidden scores too, of which a program may compute any.
+
+        FlexAttention computes a score_mod only for blocks of scores in which some are seen.
+        """
+        size: Any = self._drafts.size(tensor, dim, like=self._like)
+        last = self._call(operator.sub, size, 1) if isinstance(size, Node) else size - 1
+        from_behind = self._call(aten.add.Tensor, place, size)
+        place = self._call(aten.where.self, self._call(aten.lt.Scalar, place, 0), from_behind, place)
+        return self._call(aten.clamp_max.default, self._call(aten.clamp_min.default, place, 0), last)
+
+    def _constant(self, node: Node) -> Node:
+        """A number that is kept with the mod."""
+        value = _held(node)
+        if value is None:
+            raise self._unread(node, "is no number that is known")
+        return self._call(aten.full.default, [], value, dtype=node.meta["val"].dtype, device=self._device)
+
+    def _unread(self, node: Node, what: str) -> NotReadable:
+        return unread(f"{self._mod.name}: {self._mod.text(node)} {what}, in {self._mod.text()}")
+
+
+def is_number(value: object) -> bool:
+    """Whether an argument of a mod's operator is a number of Python."""
+    return isinstance(value, (bool, int, float))
+
+
+def scalar(mod: Mod, value: Any) -> float | None:
+    """A number that a mod computes with, if it is known: one of Python's, or a constant tensor; else None."""
+    if is_number(value):
+        return float(value)
+    if not isinstance(value, Node):
+        return None
+    if value in mod.given:
+        return float(mod.given[value]) if is_number(mod.given[value]) else None
+    name = op_name(value)
+    if name in _FILLED:
+        return scalar(mod, bind(value)["fill_value"])
+    if name in _CONSTANT:
+        return float(_CONSTANT[name])
+    if name in ("prims::convert_element_type", "aten::lift_fresh_copy", "aten::alias"):
+        return scalar(mod, value.args[0])
+    held = _held(value)
+    return None if held is None else float(held)
+
+
+def _held(node: Node) -> float | None:
+    """The number in a tensor that is kept with a graph; None if the node is none, or it is not known."""
+    value: Any = node.graph.owning_module
+    for name in str(node.target).split(".") if node.op == "get_attr" else ("",):
+        value = getattr(value, name, None)
+    if not isinstance(value, Tensor) or is_fake(value) or value.dim() or not isinstance(node.meta.get("val"), Tensor):
+        return None
+    with disable_current_modes():
+        number: float = value.item()
+    return number

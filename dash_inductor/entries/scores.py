@@ -1,0 +1,177 @@
+"""What a `score_mod` does to a score: bound it, add to it, hide it; anything else is refused.
+
+The forms are read from the result inwards: the score may be hidden by minus infinity; then numbers that do not depend
+on it are added; inside of these, the score may be bounded, ``c * tanh(s / c)``; innermost, it may be multiplied.  That
+is the order in which kernels do the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ..graph.nodes import bind, op_name
+from .mods import Mod, scalar, unread
+
+_CLOSE = 1e-6
+"""Relative difference below which c * (1 / c) is one: floats have no exact 1 / c."""
+
+_CASTS = ("prims::convert_element_type", "aten::_to_copy", "aten::alias", "aten::clone")
+
+
+@dataclass(frozen=True)
+class Added:
+    """A part that is added to the score.
+
+    Attributes:
+        node: of the mod; it does not depend on the score.
+        sign: 1, or -1 where it is subtracted.
+    """
+
+    node: Node
+    sign: int
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A condition by which scores become minus infinity.
+
+    Attributes:
+        node: of the mod, bool; it does not depend on the score.
+        where: the value at which the score is hidden.
+    """
+
+    node: Node
+    where: bool
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score_mod: ``where(hidden, -inf, cap * tanh(factor * s / cap) + added)``.
+
+    Attributes:
+        factor: of the scaled score.
+        softcap: the bound; None without one.
+        added, hidden: parts that do not depend on the score.
+    """
+
+    factor: float = 1.0
+    softcap: float | None = None
+    added: tuple[Added, ...] = ()
+    hidden: tuple[Hidden, ...] = ()
+
+
+def read_score(mod: Mod) -> Score:
+    """The form of a score_mod.
+
+    Raises:
+        NotReadable: it has another one.
+    """
+    hidden, node = _hidden(mod, mod.result)
+    added = list[Added]()
+    while (found := _sum(mod, node)) is not None:
+        node, part = found
+        added.append(part)
+    factor, softcap = _bounded(mod, node)
+    return Score(factor, softcap, tuple(reversed(added)), tuple(hidden))
+
+
+def _refused(mod: Mod, what: str) -> Exception:
+    return unread(f"{mod.name}: {mod.text()} {what}")
+
+
+def _hidden(mod: Mod, node: Node) -> tuple[list[Hidden], Node]:
+    """The conditions around a score, and what is inside of them."""
+    found = list[Hidden]()
+    while op_name(node := _uncast(node)) == "aten::where":
+        condition, then, other = (bind(node)[name] for name in ("condition", "self", "other"))
+        sides = [(side, where) for side, where in ((then, True), (other, False)) if scalar(mod, side) == -math.inf]
+        if condition in mod.scored or len(sides) != 1:
+            raise _refused(mod, "chooses otherwise than between the score and minus infinity")
+        found.append(Hidden(condition, sides[0][1]))
+        node = other if sides[0][1] else then
+    return found, node
+
+
+def _uncast(node: Node) -> Node:
+    """The node behind conversions to floats, which kernels compute in float32."""
+    while op_name(node) in _CASTS and node.meta["val"].dtype.is_floating_point:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    return node
+
+
+def _sum(mod: Mod, node: Node) -> tuple[Node, Added] | None:
+    """A sum of a score and something else: both; None if the node is none."""
+    node = _uncast(node)
+    name = op_name(node)
+    if node not in mod.scored or name not in ("aten::add", "aten::sub"):
+        return None
+    args = bind(node)
+    left, right = args["self"], args["other"]
+    scored = [side in mod.scored for side in (left, right)]
+    if all(scored) or args.get("alpha", 1) != 1 or not isinstance(left if scored[1] else right, Node):
+        raise _refused(mod, "adds otherwise than a number that does not depend on the score")
+    if name == "aten::sub" and scored[1]:
+        raise _refused(mod, "subtracts the score")
+    part = Added(left if scored[1] else right, -1 if name == "aten::sub" else 1)
+    return (right if scored[1] else left), part
+
+
+def _bounded(mod: Mod, node: Node) -> tuple[float, float | None]:
+    """The factor of the score and its bound."""
+    outer, node = _factors(mod, node)
+    if node is mod.score:
+        return _positive(mod, outer), None
+    if op_name(node) != "aten::tanh":
+        raise _refused(mod, "is none of the forms that are read")
+    source = node.args[0]
+    assert isinstance(source, Node)
+    inner, node = _factors(mod, source)
+    if node is not mod.score:
+        raise _refused(mod, "is none of the forms that are read")
+    factor = outer * inner
+    bound = abs(outer)
+    if not 0.0 < bound < math.inf:
+        raise _refused(mod, f"multiplies by {outer}")
+    return _positive(mod, 1.0 if math.isclose(factor, 1.0, rel_tol=_CLOSE) else factor), bound
+
+
+def _positive(mod: Mod, factor: float) -> float:
+    if not 0.0 < factor < math.inf:
+        raise _refused(mod, f"multiplies by {factor}")
+    return factor
+
+
+def _factors(mod: Mod, node: Node) -> tuple[float, Node]:
+    """The product of known numbers around a node, and the node inside."""
+    product = 1.0
+    while True:
+        node = _uncast(node)
+        name = op_name(node)
+        if name not in ("aten::mul", "aten::div", "aten::neg") or node not in mod.scored:
+            return product, node
+        if name == "aten::neg":
+            product, node = -product, _only(node)
+            continue
+        args = bind(node)
+        if args.get("rounding_mode") is not None:
+            raise _refused(mod, "divides otherwise than by a known number")
+        left, right = args["self"], args["other"]
+        if right in mod.scored:
+            left, right = right, left
+            if name == "aten::div":
+                raise _refused(mod, "divides by the score")
+        number = scalar(mod, right)
+        if number is None or (name == "aten::div" and number == 0.0):
+            raise _refused(mod, "multiplies the score by something else than a known number")
+        product, node = product * number if name == "aten::mul" else product / number, left
+
+
+def _only(node: Node) -> Node:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source

@@ -1,0 +1,50 @@
+"""Biases of float32 beside operands of 16 bits, and beside masks that are data: their kernels fit into shared memory.
+
+FlexAttention has such calls: what a `score_mod` adds is computed in float32.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from dash_inductor.kernels.portable import standalone
+from dash_inductor.model.architectures import SHARED_BYTES
+from dash_inductor.model.call import Bias, Call
+from dash_inductor.model.mask import Band, Mask
+from dash_inductor.model.plan import Kept
+from dash_inductor.model.site import Site
+from dash_inductor.model.terms import Dense, Operand, Segments
+from dash_inductor.planning import decide
+
+from ...support.portable_builds import built
+
+MASKS = {
+    "band": Mask(Band(0, None)),
+    "segments": Mask(Band(0, None), segments=Segments(Operand(0), Operand(0))),
+    "dense": Mask(Band(), dense=Dense(Operand(0))),
+}
+_plain = standalone._tensors
+
+
+def _with_wide_biases(site: Site) -> dict[str, tuple[object, str]]:
+    found = dict(_plain(site))
+    return found | {name: (found[name][0], "*fp32") for name in ("BIAS", "DBIAS")}
+
+
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_89", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", MASKS)
+def test_they_fit(name: str, arch: str) -> None:
+    mask = MASKS[name]
+    call = Call(mask, 0.1, bias=Bias(Operand(len(Call(mask, 0.1).operands)), True))
+    site = Site(
+        device="cuda", dtype="bfloat16", batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128,
+        value_dim=128, call=call, allow_tf32=False,
+    )  # fmt: skip
+    plan = decide(site, arch, "auto")
+    assert not isinstance(plan, Kept)
+    with mock.patch.object(standalone, "_tensors", _with_wide_biases):
+        kernels = [standalone.render_forward(plan, site), *standalone.render(plan, site)]
+        used = [built(kernel, arch)[1].shared_memory for kernel in kernels]
+    assert max(used) <= SHARED_BYTES[arch], used
