@@ -1,0 +1,101 @@
+"""A mask of all pairs that is a tensor to a program, and has no elements until an operator of PyTorch reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..upstream.tensors import tensor_without_data, without_torch_function
+from .mask_functions import MaskProgram, program
+
+_aten = torch.ops.aten
+_SAME = frozenset({_aten.detach.default, _aten.alias.default})
+
+
+class LazyMask(Tensor):
+    """A bool mask [batch, 1, queries, keys] that is computed from positions and a few tensors where it is read.
+
+    Attention of this package never reads the elements: it evaluates `program` in the graph that it compiles.
+
+    Args:
+        program: computes the mask.
+        operands: the tensors that `program` reads.
+        shape: [batch, 1, queries, keys].
+        device: where positions are counted.
+    """
+
+    program: MaskProgram
+    operands: tuple[Tensor, ...]
+
+    @staticmethod
+    def __new__(
+        cls: type[LazyMask],
+        program: MaskProgram,
+        operands: tuple[Tensor, ...],
+        shape: Sequence[int],
+        device: torch.device,
+    ) -> LazyMask:
+        batch, _, queries, keys = shape
+        strides = (queries * keys, queries * keys, keys, 1)
+        mask: LazyMask = tensor_without_data(cls, shape, strides, torch.bool, device)
+        mask.program, mask.operands = program, operands
+        return mask
+
+    def dense(self) -> Tensor:
+        """Its elements."""
+        return self.program(self.operands, self.shape, self.device)
+
+    def __repr__(self) -> str:  # type: ignore[override]  # Tensor's has arguments for the elements
+        return f"LazyMask({list(self.shape)}, {self.device}, {self.program.rule})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles have the elements."""
+        return self.dense().contiguous().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.dense().contiguous()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        with without_torch_function():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _SAME:
+            mask: LazyMask = args[0]
+            return cls(mask.program, mask.operands, mask.shape, mask.device)
+        if func is _aten._to_copy.default and set(kwargs or ()) == {"device"}:
+            mask, device = args[0], torch.device(kwargs["device"])  # type: ignore[index]
+            return cls(mask.program, tuple(operand.to(device) for operand in mask.operands), mask.shape, device)
+        return func(*_dense(args), **_dense(kwargs or {}))
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[MaskProgram, int]]:
+        for number, operand in enumerate(self.operands):
+            setattr(self, f"operand_{number}", operand)
+        return [f"operand_{number}" for number in range(len(self.operands))], (self.program, self.device)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: Mapping[str, Tensor], context: tuple[MaskProgram, torch.device], shape: Sequence[int], strides: Any
+    ) -> LazyMask:
+        operands = tuple(inner[f"operand_{number}"] for number in range(len(inner)))
+        return LazyMask(context[0], operands, shape, context[1])
+
+
+def _dense(value: Any) -> Any:
+    """The arguments of an operator, with elements."""
+    if isinstance(value, LazyMask):
+        return value.dense()
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_dense, value))
+    if isinstance(value, dict):
+        return {name: _dense(item) for name, item in value.items()}
+    return value
