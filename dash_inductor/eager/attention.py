@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -19,9 +19,6 @@ from ..config import config
 from ..upstream.eager import set_deterministic_algorithms
 from .lazy_mask import LazyMask
 from .mask_functions import MaskProgram
-
-
-_NUMBERS = itertools.count()
 
 
 class Kind(NamedTuple):
@@ -114,7 +111,7 @@ def attention(
 
 
 def _covers(mask: LazyMask, query: Tensor, key: Tensor) -> bool:
-    return (mask.shape[0], *mask.shape[2:]) == (query.shape[0], query.shape[2], key.shape[2])
+    return mask.sizes == (query.shape[0], 1, query.shape[2], key.shape[2])
 
 
 def _is_replaced_on(device: torch.device) -> bool:
@@ -139,7 +136,8 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
     ) -> Tensor:
         return _written(kind, query, key, value, mask, sinks, bias, operands)
 
-    attention.__code__ = attention.__code__.replace(co_name=f"attention_{next(_NUMBERS)}")
+    name = hashlib.sha256(" ".join(map(str, kind)).encode()).hexdigest()[:8]
+    attention.__code__ = attention.__code__.replace(co_name=f"attention_{name}")
     return torch.compile(attention, fullgraph=True, options={"deterministic": True})
 
 
@@ -154,6 +152,9 @@ def _written(
     operands: Sequence[Tensor],
 ) -> Tensor:
     """The attention in operators of PyTorch."""
+    of_operands = [operand.shape for operand in operands if operand.dim()]
+    _compare((query.shape[2], key.shape[2], value.shape[2], *(shape[-1] for shape in of_operands)))
+    _compare((query.shape[0], key.shape[0], value.shape[0], *(shape[0] for shape in of_operands)))
     heads, key_heads, value_heads = kind.heads
     key, value = _repeated(key, heads // key_heads), _repeated(value, heads // value_heads)
     if kind.program is not None:
@@ -168,6 +169,14 @@ def _written(
             query, key, value, attn_mask=mask, dropout_p=kind.dropout, is_causal=causal, scale=kind.scale
         )
     return _by_hand(kind, query, key, value, mask, sinks)
+
+
+def _compare(sizes: Sequence[int]) -> int:
+    """Let Dynamo see which dynamic sizes are equal: to it, each tensor may have lengths of its own.
+
+    What is proved of a mask, and which kernels fit, depends on that.
+    """
+    return sum(1 for size in sizes[1:] if size == sizes[0])
 
 
 def _by_hand(

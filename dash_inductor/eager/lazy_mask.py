@@ -29,6 +29,8 @@ class LazyMask(Tensor):
 
     program: MaskProgram
     operands: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    """Its shape, which takes less time to read."""
 
     @staticmethod
     def __new__(
@@ -41,7 +43,7 @@ class LazyMask(Tensor):
         batch, _, queries, keys = shape
         strides = (queries * keys, queries * keys, keys, 1)
         mask: LazyMask = tensor_without_data(cls, shape, strides, torch.bool, device)
-        mask.program, mask.operands = program, operands
+        mask.program, mask.operands, mask.sizes = program, operands, tuple(shape)
         return mask
 
     def dense(self) -> Tensor:
@@ -49,7 +51,11 @@ class LazyMask(Tensor):
         return self.program(self.operands, self.shape, self.device)
 
     def __repr__(self) -> str:  # type: ignore[override]  # Tensor's has arguments for the elements
-        return f"LazyMask({list(self.shape)}, {self.device}, {self.program.rule})"
+        return f"LazyMask({list(self.shape)}, {self.device}, {self.program})"
+
+    def _stable_hash_for_caching(self) -> str:
+        """What PyTorch's caches of compiled code compare."""
+        return str(self.program)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles have the elements."""
@@ -77,7 +83,7 @@ class LazyMask(Tensor):
             return cls(mask.program, tuple(operand.to(device) for operand in mask.operands), mask.shape, device)
         return func(*_dense(args), **_dense(kwargs or {}))
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[MaskProgram, int]]:
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[MaskProgram, torch.device]]:
         for number, operand in enumerate(self.operands):
             setattr(self, f"operand_{number}", operand)
         return [f"operand_{number}" for number in range(len(self.operands))], (self.program, self.device)

@@ -30,6 +30,9 @@ class Operand:
 
     number: int
 
+    def __str__(self) -> str:
+        return f"operand {self.number}"
+
 
 @dataclass(frozen=True)
 class Made:
@@ -37,6 +40,9 @@ class Made:
 
     factory: Callable[..., Any]
     arguments: tuple[Hashable, ...]
+
+    def __str__(self) -> str:
+        return f"{self.factory.__qualname__}({', '.join(map(_in_words, self.arguments))})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +56,12 @@ class MaskProgram:
 
     rule: Hashable
     from_the_end: bool
+
+    def __str__(self) -> str:
+        return f"{_in_words(self.rule)}, positions from the {'end' if self.from_the_end else 'start'}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return program, (self.rule, self.from_the_end)
 
     def __call__(self, operands: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> Tensor:
         """The mask, bool [batch, 1, queries, keys], of which only the axes that matter are more than a view.
@@ -67,6 +79,10 @@ class MaskProgram:
             torch.arange(keys, device=device)[None, None, None, :],
         )
         return seen.expand(batch, 1, queries, keys)
+
+
+def _in_words(rule: Hashable) -> str:
+    return rule.__qualname__ if isinstance(rule, FunctionType) else str(rule)
 
 
 _PROGRAMS: dict[tuple[Hashable, bool], MaskProgram] = {}
