@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from .. import _switch
 from ..config import config
-from ..upstream.eager import set_deterministic_algorithms
+from .determinism import DETERMINISTIC
 from .lazy_mask import LazyMask
 from .mask_functions import MaskProgram
 
@@ -105,7 +103,7 @@ def attention(
     )
     if torch.compiler.is_compiling() or not _switch.is_enabled() or not _is_replaced_on(query.device):
         return _written(kind, query, key, value, mask, sinks, bias, operands)
-    with _DETERMINISTIC:
+    with DETERMINISTIC:
         found: Tensor = _compiled(kind)(query, key, value, mask, sinks, bias, operands)
     return found
 
@@ -224,31 +222,3 @@ def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.where(mask, torch.zeros((), device=mask.device, dtype=dtype), torch.finfo(dtype).min)
-
-
-class _Deterministic:
-    """Deterministic algorithms are on inside, for one thread at a time; another thread cannot end that early.
-
-    Operators of PyTorch without a deterministic kernel only warn, unless the program itself asked for an error.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._switched: list[bool] = []
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        on = torch.are_deterministic_algorithms_enabled()
-        self._switched.append(not on)
-        if not on:
-            set_deterministic_algorithms(True, warn_only=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._switched.pop():
-            set_deterministic_algorithms(False)
-        self._lock.release()
-
-
-_DETERMINISTIC = _Deterministic()

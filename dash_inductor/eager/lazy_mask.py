@@ -78,10 +78,11 @@ class LazyMask(Tensor):
         if func in _SAME:
             mask: LazyMask = args[0]
             return cls(mask.program, mask.operands, mask.shape, mask.device)
-        if func is _aten._to_copy.default and set(kwargs or ()) == {"device"}:
-            mask, device = args[0], torch.device(kwargs["device"])  # type: ignore[index]
+        given = kwargs or {}
+        if func is _aten._to_copy.default and given.get("device") and given.get("dtype", torch.bool) == torch.bool:
+            mask, device = args[0], torch.device(given["device"])
             return cls(mask.program, tuple(operand.to(device) for operand in mask.operands), mask.shape, device)
-        return func(*_dense(args), **_dense(kwargs or {}))
+        return func(*_dense(args), **_dense(given))
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[MaskProgram, torch.device]]:
         for number, operand in enumerate(self.operands):
