@@ -1,8 +1,8 @@
-"""PyTorch's FlashAttention operators on a GPU, each compiled on its own: what SDPA of a program calls runs our kernels.
+"""PyTorch's FlashAttention operators on a GPU, each compiled on its own, for programs that are not compiled.
 
-`torch.nn.attention.activate_flash_attention_impl` calls `activate`, which puts a function in front of the kernel of each
-operator.  The function compiles a graph that has the operator alone, in which the graph pass replaces it.  Where it is
-kept, or must not be replaced, PyTorch's own kernel runs.
+`torch.nn.attention.activate_flash_attention_impl` calls `activate`, which puts a function in front of the kernel of
+each operator.  The function compiles a graph that has the operator alone, in which the graph pass replaces it.  Where
+it is kept, or must not be replaced, PyTorch's own kernel runs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def in_front(device: str, operators: Sequence[Replaced]) -> Handle:
     """Put our functions in front of the kernels of operators for a device, "CUDA" or "CPU"."""
     library = Library("aten", "IMPL", device)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # that is what is asked for
+        warnings.filterwarnings(
+            "ignore", "Warning only once for all operators", UserWarning
+        )  # that is what is asked for
         for replaced in operators:
             name = replaced.op._schema.name.removeprefix("aten::")
             library.impl(name, _Kernel(replaced, get_kernel(replaced.op, device)), device, with_keyset=True)

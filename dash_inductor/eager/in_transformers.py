@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +91,9 @@ def mask(
     None stands for what the attention knows without a mask: all pairs, or a causal mask of as many queries as keys.
     Nothing is read from the GPU.  A mask that is no function of positions and a few tensors has elements.
     """
-    if attention_mask is None and (local_size is None or kv_length < local_size):
-        if allow_is_bidirectional_skip or (allow_is_causal_skip and (q_length == 1 or q_length == kv_length)):
-            return None
+    is_known = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length in (1, kv_length))
+    if is_known and attention_mask is None and (local_size is None or kv_length < local_size):
+        return None
     found = None
     if not (torch.compiler.is_compiling() or use_vmap or isinstance(q_offset, Tensor)):
         found = _lazy(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device)
@@ -140,41 +140,52 @@ def _lazy(
     if valid is not None:
         valid = masking_utils.prepare_padding_mask(valid, keys, key_offset)
         valid = valid[:, key_offset : key_offset + keys]
-        rule = Made(masking_utils.and_masks, (rule, Made(masking_utils.padding_mask_function, (Operand(len(operands)),))))
+        rule = Made(
+            masking_utils.and_masks, (rule, Made(masking_utils.padding_mask_function, (Operand(len(operands)),)))
+        )
         operands.append(valid)
     from_the_end = query_offset != key_offset
     return LazyMask(program(rule, from_the_end), tuple(operands), (batch, 1, queries, keys), torch.device(device))
 
 
+_MOVES = ("sliding_window_overlay", "sliding_window_bidirectional_overlay")
+"""Factories of masks that only compare how far apart two tokens are."""
+
+
+def _made_by(rule: Hashable, *names: str) -> Made | None:
+    """A rule whose factory is one of these of transformers, not all of which exist in every version."""
+    made = isinstance(rule, Made) and any(rule.factory is getattr(masking_utils, name, None) for name in names)
+    return cast(Made, rule) if made else None
+
+
 def _knows_distances_alone(rule: Hashable) -> bool:
     """Whether a mask stays the same if query and key move by the same number of positions."""
-    if isinstance(rule, Made) and rule.factory in (masking_utils.and_masks, masking_utils.or_masks):
-        return all(map(_knows_distances_alone, rule.arguments))
-    factories = (masking_utils.sliding_window_overlay, masking_utils.sliding_window_bidirectional_overlay)
-    if isinstance(rule, Made):
-        return rule.factory in factories
-    return rule in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    combined = _made_by(rule, "and_masks", "or_masks")
+    if combined is not None:
+        return all(map(_knows_distances_alone, combined.arguments))
+    plain = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    return _made_by(rule, *_MOVES) is not None or rule in plain
 
 
 def _with_documents_counted(rule: Hashable) -> Hashable:
     """A rule in which the numbers of packed documents are counted from the positions, so that it is seen that they are.
 
-    Transformers counts them before it makes a mask, and hands numbers and positions to two functions.
+    Transformers counts them before it makes a mask.  Later versions hand numbers and positions to two functions.
     """
-    if not isinstance(rule, Made) or rule.factory is not masking_utils.and_masks:
+    combined = _made_by(rule, "and_masks")
+    if combined is None or _made_by(combined.arguments[-1], "packed_sequence_mask_function") is None:
         return rule
-    *others, last = rule.arguments
-    positions = {position for other in others for position in _positions(other)}
-    if not isinstance(last, Made) or last.factory is not masking_utils.packed_sequence_mask_function or len(positions) != 1:
+    positions = {position for other in combined.arguments for position in _positions(other)}
+    if len(positions) != 1:
         return rule
-    return Made(rule.factory, (*others, Made(_same_document, tuple(positions))))
+    return Made(combined.factory, (*combined.arguments[:-1], Made(_same_document, tuple(positions))))
 
 
 def _positions(rule: Hashable) -> set[Hashable]:
     """The positions to which a rule and the rules in it translate places."""
     if not isinstance(rule, Made):
         return set()
-    here = {rule.arguments[1]} if rule.factory is masking_utils.remap_positions_for_packed_sequence else set()
+    here = {rule.arguments[1]} if _made_by(rule, "remap_positions_for_packed_sequence") else set()
     return here.union(*map(_positions, rule.arguments))
 
 

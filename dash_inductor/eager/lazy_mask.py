@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..upstream.tensors import tensor_without_data, without_torch_function
-from .mask_functions import MaskProgram, program
+from .mask_functions import MaskProgram
 
 _aten = torch.ops.aten
 _SAME = frozenset({_aten.detach.default, _aten.alias.default})
@@ -40,7 +40,7 @@ class LazyMask(Tensor):
         shape: Sequence[int],
         device: torch.device,
     ) -> LazyMask:
-        batch, _, queries, keys = shape
+        queries, keys = shape[2:]
         strides = (queries * keys, queries * keys, keys, 1)
         mask: LazyMask = tensor_without_data(cls, shape, strides, torch.bool, device)
         mask.program, mask.operands, mask.sizes = program, operands, tuple(shape)

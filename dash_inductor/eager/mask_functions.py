@@ -105,7 +105,7 @@ def made_of(rule: Any, operands: Sequence[Tensor]) -> Any:
 def taken_apart(function: object, operands: list[Tensor]) -> Hashable | None:
     """The rule of a mask function, whose tensors are appended to `operands`; None if its factory cannot be told.
 
-    A factory is a function of a module that returns a function of its own, which reads nothing of it but its parameters.
+    A factory is a function of a module.  It returns a function of its own, which reads no more of it than parameters.
     """
     if not isinstance(function, FunctionType):
         return None
@@ -158,7 +158,7 @@ def _factory(function: FunctionType) -> FunctionType | None:
 
 
 def _arguments(code: CodeType, cells: Mapping[str, Any]) -> list[Any] | None:
-    """What a factory was called with, from the variables of the function that it returned; None if some is not there."""
+    """What a factory was called with, from the variables of the function that it returned; None if one is not there."""
     positional, rest = code.co_varnames[: code.co_argcount], code.co_varnames[code.co_argcount :]
     starred = rest[code.co_kwonlyargcount : code.co_kwonlyargcount + 1] if code.co_flags & _VARARGS else ()
     if code.co_kwonlyargcount or code.co_flags & _VARKEYWORDS or set(cells) != {*positional, *starred}:

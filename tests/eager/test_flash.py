@@ -1,4 +1,4 @@
-"""Functions in front of PyTorch's fused operators.  Those of the CPU stand for those of a GPU, which are put in front alike."""
+"""Functions in front of PyTorch's fused operators: those of the CPU, which stand for those of a GPU."""
 
 from __future__ import annotations
 

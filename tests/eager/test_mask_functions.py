@@ -44,7 +44,8 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("valid", [None, VALID], ids=["all", "padded"])
 @pytest.mark.parametrize(
-    ("queries", "query_offset", "key_offset"), [(LENGTH, 0, 0), (5, 0, 0), (5, LENGTH - 5, 0), (5, LENGTH - 2, 3), (1, LENGTH - 1, 0), (3, 2, 0)]
+    ("queries", "query_offset", "key_offset"),
+    [(LENGTH, 0, 0), (5, 0, 0), (5, LENGTH - 5, 0), (5, LENGTH - 2, 3), (1, LENGTH - 1, 0), (3, 2, 0)],
 )
 def test_masks_are_those_of_transformers(
     name: str, valid: Tensor | None, queries: int, query_offset: int, key_offset: int
@@ -62,7 +63,7 @@ def test_masks_are_those_of_transformers(
 
 
 def test_what_needs_no_mask() -> None:
-    """As many queries as keys, one query, or all pairs; nothing is asked of a mask of valid keys, which may be on a GPU."""
+    """As many queries as keys, one query, or all pairs; the elements of a mask of valid keys are never looked at."""
     assert in_transformers.mask(2, 8, 8) is None
     assert in_transformers.mask(2, 1, 8, q_offset=7) is None
     assert in_transformers.mask(2, 4, 8, allow_is_causal_skip=False, allow_is_bidirectional_skip=True) is None
@@ -75,7 +76,9 @@ def test_what_needs_no_mask() -> None:
 def test_a_program_has_one_object() -> None:
     """Functions that are made anew with other tensors are the same program; another constant is another one."""
     first, second, other = (
-        in_transformers.mask(2, 8, 8, mask_function=masking.sliding_window_causal_mask_function(size), attention_mask=valid)
+        in_transformers.mask(
+            2, 8, 8, mask_function=masking.sliding_window_causal_mask_function(size), attention_mask=valid
+        )
         for size, valid in ((4, torch.ones(2, 8)), (4, torch.zeros(2, 8)), (5, torch.ones(2, 8)))
     )
     assert isinstance(first, LazyMask)
@@ -129,7 +132,9 @@ def with_default(size: int) -> Callable[..., Tensor]:
     return inner
 
 
-@pytest.mark.parametrize("function", [more_by_one(3), of_a_local(3), of_a_list([3]), with_default(3), lambda b, h, q, k: q, None, print])
+@pytest.mark.parametrize(
+    "function", [more_by_one(3), of_a_local(3), of_a_list([3]), with_default(3), lambda b, h, q, k: q, None, print]
+)
 def test_what_cannot_be_taken_apart(function: object) -> None:
     """A factory that does more than hand on its arguments, or a function without one: the mask then has elements."""
     assert taken_apart(function, []) is None
