@@ -80,7 +80,8 @@ def attention(
     Returns:
         [batch, heads, queries, head dimension of the value].
     """
-    program, operands = None, ()
+    program: MaskProgram | None = None
+    operands: tuple[Tensor, ...] = ()
     if isinstance(mask, LazyMask):
         if torch.compiler.is_compiling() or not _covers(mask, query, key):
             mask = mask.clone()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
@@ -103,7 +104,7 @@ def mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,
+        q_offset=cast(int, q_offset),
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,
@@ -138,8 +139,7 @@ def _lazy(
         return None
     rule = _with_documents_counted(rule)
     if valid is not None:
-        valid = masking_utils.prepare_padding_mask(valid, keys, key_offset)
-        valid = valid[:, key_offset : key_offset + keys]
+        valid = F.pad(valid, (0, max(0, key_offset + keys - valid.shape[-1])))[:, key_offset : key_offset + keys]
         rule = Made(
             masking_utils.and_masks, (rule, Made(masking_utils.padding_mask_function, (Operand(len(operands)),)))
         )

@@ -72,7 +72,7 @@ class LazyMask(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch's own is a function of a class without one
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _SAME:

@@ -27,4 +27,4 @@ def tensor_without_data(
     of: type[Tensor], shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Any:
     """A tensor of a subclass that computes its elements when an operator needs them, in its `__torch_dispatch__`."""
-    return Tensor._make_wrapper_subclass(of, shape, strides=strides, dtype=dtype, device=device)  # type: ignore[attr-defined]
+    return Tensor._make_wrapper_subclass(of, shape, strides=strides, dtype=dtype, device=device)
