@@ -13,12 +13,16 @@ from .mask_functions import MaskProgram
 
 _aten = torch.ops.aten
 _SAME = frozenset({_aten.detach.default, _aten.alias.default})
+"""Operators whose result is the mask as it is."""
+_LISTS = frozenset({Tensor.numpy, Tensor.tolist})
+"""Methods that read elements without an operator."""
 
 
 class LazyMask(Tensor):
     """A bool mask [batch, 1, queries, keys] that is computed from positions and a few tensors where it is read.
 
-    Attention of this package never reads the elements: it evaluates `program` in the graph that it compiles.
+    Attention of this package never reads the elements: it evaluates `program` in the graph that it compiles.  Other
+    operators are given a tensor with elements; of what would be a view, the result has its own.
 
     Args:
         program: computes the mask.
@@ -68,8 +72,10 @@ class LazyMask(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is Tensor.__setitem__ and isinstance(args[0], LazyMask):
+            raise _not_written_to()
         with without_torch_function():
-            return func(*args, **(kwargs or {}))
+            return func(*(_dense(args) if func in _LISTS else args), **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch's own is a function of a class without one
@@ -79,6 +85,8 @@ class LazyMask(Tensor):
             mask: LazyMask = args[0]
             return cls(mask.program, mask.operands, mask.shape, mask.device)
         given = kwargs or {}
+        if func._schema.is_mutable and isinstance(args[0], LazyMask):  # type: ignore[attr-defined]
+            raise _not_written_to()
         if func is _aten._to_copy.default and given.get("device") and given.get("dtype", torch.bool) == torch.bool:
             mask, device = args[0], torch.device(given["device"])
             return cls(mask.program, tuple(operand.to(device) for operand in mask.operands), mask.shape, device)
@@ -95,6 +103,10 @@ class LazyMask(Tensor):
     ) -> LazyMask:
         operands = tuple(inner[f"operand_{number}"] for number in range(len(inner)))
         return LazyMask(context[0], operands, shape, context[1])
+
+
+def _not_written_to() -> TypeError:
+    return TypeError("a mask of dash_inductor has no elements to write to: write to a copy, `mask.clone()`")
 
 
 def _dense(value: Any) -> Any:

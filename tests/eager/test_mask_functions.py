@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -181,6 +182,7 @@ def lazy() -> LazyMask:
         lambda mask: torch.cat([mask, mask], dim=1),
         lambda mask: mask.contiguous().tolist(),
         lambda mask: mask.sum(),
+        lambda mask: operator.iand(mask, mask[:, :, :1]),
         lambda mask: mask.expand(-1, 2, -1, -1),
         lambda mask: copy.deepcopy(mask),
         lambda mask: pickle.loads(pickle.dumps(mask)),
@@ -204,3 +206,19 @@ def test_what_leaves_a_mask_without_elements(operation: Callable[[Any], Any]) ->
     assert isinstance(found, LazyMask)
     assert all(operand.device == found.device for operand in found.operands)
     assert "padding_mask_function" in repr(found)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda mask: mask.fill_(True),
+        lambda mask: mask.__setitem__(0, True),
+        lambda mask: mask.masked_fill_(mask, False),
+    ],
+)
+def test_a_mask_without_elements_is_not_written_to(operation: Callable[[Any], Any]) -> None:
+    """It would be lost; a copy has elements."""
+    with pytest.raises(TypeError, match=r"mask\.clone\(\)"):
+        operation(lazy())
+    copied = lazy().clone()
+    assert type(copied) is Tensor
