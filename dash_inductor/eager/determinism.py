@@ -20,6 +20,11 @@ class _Deterministic:
         self._lock = threading.RLock()
         self._switched: list[bool] = []
 
+    @property
+    def switched_on(self) -> bool:
+        """Whether the flag is on because of a call that is running now."""
+        return True in self._switched
+
     def __enter__(self) -> None:
         self._lock.acquire()
         on = torch.are_deterministic_algorithms_enabled()
