@@ -51,8 +51,8 @@ def nothing(args: Sequence[Any]) -> tuple[Any, ...]:
 def _without_dropout(args: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Seed, offset and weights of a call without dropout."""
     query: Tensor = args[0]
-    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    return state, torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+    state = torch.empty(2, dtype=torch.uint64, device=query.device)  # nothing reads it, as in PyTorch's kernel
+    return state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)
 
 
 def _of_dense(args: Sequence[Any]) -> tuple[Any, ...]:

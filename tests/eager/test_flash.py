@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,12 +26,14 @@ CPU = (
 )
 
 
-def step(length: int, *, causal: bool = True, scale: float | None = None) -> list[Tensor]:
+def step(
+    length: int, *, causal: bool = True, scale: float | None = None, run: Any = F.scaled_dot_product_attention
+) -> list[Tensor]:
     """The output of an attention and its gradients, of tensors that are the same for each length."""
     generator = torch.Generator().manual_seed(length)
     query, key, value, grad = (torch.randn(2, 2, length, 16, generator=generator) for _ in range(4))
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
+    out = run(query, key, value, is_causal=causal, scale=scale)
     out.backward(grad)
     return [out.detach(), *(leaf.grad for leaf in leaves)]  # type: ignore[list-item]
 
@@ -58,6 +61,18 @@ def test_the_operators_of_a_program(in_front_of_cpu: None) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     step(33, causal=False, scale=0.3)
     assert [record.mask for record in sites()[-1:]] == ["full"]
+
+
+def test_inside_of_a_compiled_program(in_front_of_cpu: None) -> None:
+    """A graph without deterministic algorithms calls the operators, in front of which ours stand."""
+    with dash_inductor.disabled():
+        plain = step(20)
+    counters.clear()
+    torch._dynamo.reset()
+    ours = step(20, run=torch.compile(F.scaled_dot_product_attention))
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 3
+    assert [record.op for record in sites() if record.status == "replaced"] == [CPU_BACKWARD]
 
 
 def test_a_forward_is_kept_while_more_than_its_output_is_read(in_front_of_cpu: None) -> None:
