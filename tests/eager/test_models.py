@@ -207,6 +207,37 @@ def test_cross_attention_and_copies() -> None:
     assert CPU_FORWARD not in {record.op for record in sites()}
 
 
+DDP = """
+    import json, tempfile
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    import dash_inductor
+    from tests.support.hf_models import build, inputs_of
+
+    dash_inductor.config.cpu = "reference"
+    dash_inductor.register()
+    found = []
+    with tempfile.NamedTemporaryFile() as file:
+        dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+        model = build("Mistral", attn_implementation="dash_inductor")
+        for run in (model, DistributedDataParallel(model)):
+            for length in (24, 17):
+                model.zero_grad()
+                run(**inputs_of("Mistral", "right", length=length)).loss.backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        dist.destroy_process_group()
+    print(json.dumps([all(map(torch.equal, *found)), [record.mask for record in dash_inductor.sites()]]))
+"""
+
+
+def test_data_parallel_training() -> None:
+    """DDP splits what is compiled at its buckets; the attention has no parameters, and the bits of the model alone."""
+    equal, found = json.loads(run_python(DDP, path=ROOT).stdout.splitlines()[-1])
+    assert equal
+    assert set(found) == {"band(0,7) & keys(0)"}
+
+
 TRAINER = """
     import json, sys, tempfile
     import torch

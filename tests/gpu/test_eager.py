@@ -214,6 +214,25 @@ def test_flash_attention_in_a_compiled_program(active: None) -> None:
     assert {record.op for record in sites() if record.status == "replaced"} == {f"{FLASH}_backward"}
 
 
+def test_packed_attention_of_pytorch(active: None) -> None:
+    """`varlen_attn` calls the same operators on tokens; what of them is kept runs as PyTorch has it."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts = torch.tensor([0, 70, 200, 300], dtype=torch.int32, device="cuda")
+    given = [tensor.detach()[0].transpose(0, 1).contiguous() for tensor in tensors(300, batch=1)]
+    given = [tensor.requires_grad_(number < 3) for number, tensor in enumerate(given)]
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found: Tensor = varlen.varlen_attn(query, key, value, starts, starts, 130, 130)
+        return found
+
+    ours = results(run, given)
+    assert all(map(torch.equal, results(run, given), ours))
+    restore_flash_attention_impl()
+    plain = results(run, given)
+    assert all(error(a, b) < 0.01 for a, b in zip(ours, plain, strict=True))
+    activate_flash_attention_impl(NAME)
+
+
 def test_restored(active: None) -> None:
     restore_flash_attention_impl()
     clear_sites()
