@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, restore_flash_attention_impl
 
 import dash_inductor
 from dash_inductor.config import config
@@ -96,6 +96,16 @@ def test_activation_without_kernels() -> None:
     dash_inductor.register()
     with pytest.raises(RuntimeError, match="no kernel for CUDA"):
         activate_flash_attention_impl("dash_inductor")
+    assert current_flash_attention_impl() is None
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="a PyTorch without kernels for CUDA")
+def test_activation() -> None:
+    """With kernels for CUDA, also where there is no GPU."""
+    dash_inductor.register()
+    activate_flash_attention_impl("dash_inductor")
+    assert current_flash_attention_impl() == "dash_inductor"
+    restore_flash_attention_impl()
     assert current_flash_attention_impl() is None
 
 
