@@ -40,6 +40,7 @@ test: $(READY)
 # kernels with their budgets.  Left out is what is no matter of versions (the package's files, settings, broken packages,
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
 TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/rewrites/test_embeddings.py \
+	tests/eager/test_attention.py tests/eager/test_flash.py \
 	$(foreach name,repeat_kv math_path varlen,tests/entries/test_$(name).py) tests/masks/test_recognition.py \
 	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/rewrites/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
@@ -62,7 +63,7 @@ test-newest: PYTHON := $(CURDIR)/.venv-newest/bin/python
 test-newest:
 	tools/setup.sh .venv-newest newest $(WITH)
 	$(PYTHON) -m pip freeze --exclude-editable
-	$(PYTEST) -k "not broken" $(TEST_TORCH) $(foreach name,model_table models parallel,tests/models/test_$(name).py) \
+	$(PYTEST) -k "not broken" $(TEST_TORCH) $(foreach name,model_table models parallel,tests/models/test_$(name).py) tests/eager \
 		tests/rewrites/attention/test_ways.py tests/test_package.py tests/docs/test_snippets.py tests/docs/test_site.py \
 		tests/examples/test_demo.py tests/examples/test_training.py tests/kernels/portable/test_interpreter.py
 

@@ -1,6 +1,6 @@
 """Host time of one attention: what a call costs before the GPU has anything to do.
 
-    python -m benchmarks.host [--calls 1000] [--name host]
+    python -m benchmarks.host [--calls 1000] [--name host] [--eager]
 
 Calls on a shape so small that the GPU is never behind, in rounds of 100, each followed by a wait that is not timed.
 Rows, all of a backward where nothing else is said:
@@ -15,6 +15,13 @@ Rows, all of a backward where nothing else is said:
     FlashAttention-2         PyTorch's operator
     forward, direct          the Hopper forward
     forward, FlashAttention-2
+
+With `--eager`, instead, one attention with its backward in a program that is not compiled:
+
+    attention                our attention for such programs, causal
+    its compiled function    what it calls
+    SDPA                     `scaled_dot_product_attention`, by PyTorch's FlashAttention-2
+    SDPA, ours               the same with our functions in front of PyTorch's operators
 """
 
 from __future__ import annotations
@@ -29,10 +36,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import lowering
+from dash_inductor.eager import attention
+from dash_inductor.eager import flash as flash_operators
+from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.forward import launch as forward_launch
@@ -103,12 +115,45 @@ def generated(compiled: Run, *tensors: Tensor) -> Run:
     return lambda: code.call([*tensors])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--name", default="host", help="name of the results file")
-    options = parser.parse_args()
-    common.watchdog(300)
+def eager(measure: Callable[[dict[str, Run]], None]) -> None:
+    """Measure a program that is not compiled."""
+    leaves = [tensor.requires_grad_() for tensor in SHAPE.tensors()[:3]]
+    grad = torch.ones_like(leaves[0])
+    called: list[Run] = []
+    of_kind = attention._compiled
+
+    def noted(kind: attention.Kind) -> Callable[..., Any]:
+        function = of_kind(kind)
+
+        def run(*args: Any) -> object:
+            called.append(lambda: function(*args))
+            return function(*args)
+
+        return run
+
+    def ours() -> Tensor:
+        return attention.attention(*leaves, causal=True)
+
+    def sdpa() -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(*leaves, is_causal=True)
+
+    def with_backward(forward: Callable[[], Any]) -> Run:
+        return lambda: torch.autograd.grad(forward(), leaves, grad)
+
+    with mock.patch.object(attention, "_compiled", noted):
+        ours()
+    measure({"attention": with_backward(ours)})
+    with DETERMINISTIC:
+        measure({"its compiled function": with_backward(called[0])})
+    measure({"SDPA": with_backward(sdpa)})
+    handle = flash_operators.activate()
+    measure({"SDPA, ours": with_backward(sdpa)})
+    handle.remove()
+
+
+def compiled(measure: Callable[[dict[str, Run]], None]) -> None:
+    """Measure the kernels, their operator, and the functions that `torch.compile` makes around it."""
     lowering.register()
     tensors = SHAPE.tensors()
     q, k, v, do = tensors
@@ -123,13 +168,8 @@ def main() -> None:
     def direct(query: Tensor = q) -> object:
         return launch.backward(do, query, k, v, out, lse, call, plan)
 
-    compiled = dash(SHAPE, tensors)
-    of_code = generated(compiled, *operands)
-    rows = []
-
-    def measure(runs: dict[str, Run]) -> None:
-        rows.extend({"call": name, **host_us(run, options.calls)} for name, run in runs.items())
-
+    whole = dash(SHAPE, tensors)
+    of_code = generated(whole, *operands)
     measure({"direct": direct, **parts(direct)})
     with mock.patch.object(launch, "PACKED", 1):
         measure({"direct, new addresses": lambda: direct(next(queries))})
@@ -137,7 +177,7 @@ def main() -> None:
         {
             "operator": lambda: ops.attention_backward(*operands, [], *texts),
             "generated code": of_code,
-            "whole compiled function": compiled,
+            "whole compiled function": whole,
             "graph replay": graph(direct),
             "FlashAttention-2": flash(SHAPE, tensors),
             "forward, direct": lambda: forward_launch.forward(q, k, v, forward_call),
@@ -146,6 +186,21 @@ def main() -> None:
             ),
         }
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--name", default="host", help="name of the results file")
+    parser.add_argument("--eager", action="store_true", help="measure a program that is not compiled")
+    options = parser.parse_args()
+    common.watchdog(300)
+    rows: list[dict[str, Any]] = []
+
+    def measure(runs: dict[str, Run]) -> None:
+        rows.extend({"call": name, **host_us(run, options.calls)} for name, run in runs.items())
+
+    (eager if options.eager else compiled)(measure)
     common.table(rows)
     print(common.write(options.name, {"conditions": common.conditions(), "options": vars(options), "rows": rows}))
 

@@ -11,6 +11,7 @@ needs no import of this package; importing it does the same where torch does not
     sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
     all_records()                                   these, and what became of all else that is rewritten
     explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
+    register()                                      attention for programs that are not compiled
     record(folder)                                  fingerprints of a training run, for `dash-inductor compare`
     profile_runs(), write_profiles(),               when kernels computed and added what, see `config.profile`
     clear_profile_runs()
@@ -30,6 +31,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .config import config
+    from .eager.registration import register
     from .explanations.explain import explain
     from .observers.recorder import record
     from .records.profiles import clear_profile_runs, profile_runs, write_profiles
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "all_records", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable",
-    "explain", "graphs", "is_enabled", "profile_runs", "record", "sites", "write_profiles",
+    "explain", "graphs", "is_enabled", "profile_runs", "record", "register", "sites", "write_profiles",
 ]  # fmt: skip
 
 _HOMES = {
@@ -48,6 +50,7 @@ _HOMES = {
     "graphs": ".records.records",
     "profile_runs": ".records.profiles",
     "record": ".observers.recorder",
+    "register": ".eager.registration",
     "sites": ".records.records",
     "write_profiles": ".records.profiles",
 }

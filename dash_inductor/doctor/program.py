@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.nn.attention import current_flash_attention_impl, list_flash_attention_impls
 
 from .. import _switch
+from ..eager.determinism import DETERMINISTIC
+from ..eager.registration import NAME
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..model.reasons import Reason
@@ -35,7 +38,7 @@ def deterministic_algorithms() -> Iterator[Seen]:
         what = "a graph was compiled without deterministic algorithms: dash_inductor left it alone"
         yield WARNING, what, "Call torch.use_deterministic_algorithms(True) before the first call of the model."
         return
-    if torch.is_deterministic_algorithms_warn_only_enabled():
+    if torch.is_deterministic_algorithms_warn_only_enabled() and not DETERMINISTIC.switched_on:
         what = "warn_only=True: operators of PyTorch without a deterministic kernel run, and only warn"
         yield WARNING, what, "torch.use_deterministic_algorithms(True), without warn_only."
     if torch.utils.deterministic.fill_uninitialized_memory:  # type: ignore[attr-defined]  # a property of the module
@@ -52,7 +55,10 @@ def switch() -> Iterator[Seen]:
 
 
 def attention() -> Iterator[Seen]:
-    """The outcome of every attention."""
+    """The outcome of every attention, and whether PyTorch's own attention has ours in front of it."""
+    if NAME in list_flash_attention_impls():
+        active = "and active" if current_flash_attention_impl() == NAME else "and not active"
+        yield OK, f"attention of programs that are not compiled: registered {active} for PyTorch's FlashAttention", ""
     fates = Counter(record.reason for record in sites())
     if not fates:
         loaded = [name for name in LIBRARIES if name in sys.modules]

@@ -1,4 +1,4 @@
-"""What is known of Dynamo without importing it: code that stays out of graphs, and the wrapper of compiled modules."""
+"""What needs no import of Dynamo: code that stays out of graphs, the wrapper of compiled modules, PyTorch's flag."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from torch import nn
+from torch._C import _set_deterministic_algorithms as set_deterministic_algorithms
 from torch._compile import _disable_dynamo as not_compiled
 
-__all__ = ["compiled_from", "not_compiled"]
+__all__ = ["compiled_from", "not_compiled", "set_deterministic_algorithms"]
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:

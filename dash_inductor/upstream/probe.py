@@ -77,6 +77,9 @@ TORCH = (
     ("torch._compile", "_disable_dynamo", "recordings"),
     ("torch._C", "_functorch.is_functorch_wrapped_tensor", "recordings"),
     ("torch", "Tensor._use_count", "recordings"),
+    ("torch", "Tensor._make_wrapper_subclass", "masks of programs that are not compiled"),
+    ("torch._C", "DisableTorchFunctionSubclass", "masks of programs that are not compiled"),
+    ("torch._C", "_set_deterministic_algorithms", "attention of programs that are not compiled"),
 )
 
 TRITON = (

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass as without_torch_function
+
+__all__ = ["is_functorch_wrapped", "tensor_without_data", "use_count", "without_torch_function"]
 
 
 def use_count(tensor: Tensor) -> int:
@@ -15,3 +21,10 @@ def use_count(tensor: Tensor) -> int:
 def is_functorch_wrapped(tensor: Tensor) -> bool:
     """Whether a tensor stands for others, as `torch.func.vmap` and `torch.func.grad` make them."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def tensor_without_data(
+    of: type[Tensor], shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Any:
+    """A tensor of a subclass that computes its elements when an operator needs them, in its `__torch_dispatch__`."""
+    return Tensor._make_wrapper_subclass(of, shape, strides=strides, dtype=dtype, device=device)

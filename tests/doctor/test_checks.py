@@ -28,6 +28,7 @@ from dash_inductor import cli, doctor
 from dash_inductor.config import config
 from dash_inductor.doctor import Finding, Severity, findings, machine, program, report, settings
 from dash_inductor.doctor.machine import Gpu
+from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.upstream import compat, probe
 
 OK, NOTE, WARNING, ERROR = Severity
@@ -340,6 +341,20 @@ def disabled(patch: pytest.MonkeyPatch) -> None:
 @breaks(program.attention, WARNING, "no attention was compiled")
 def no_attention(patch: pytest.MonkeyPatch) -> None:
     dash_inductor.clear_sites()
+
+
+def test_programs_that_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether their attention is registered, and that the flag of a call of it is none of the program."""
+    for active, words in ((None, "and not active"), ("dash_inductor", "and active")):
+        monkeypatch.setattr(program, "list_flash_attention_impls", lambda: ["FA4", "dash_inductor"])
+        monkeypatch.setattr(program, "current_flash_attention_impl", lambda active=active: active)
+        (found, _) = seen(program.attention)
+        assert (found.severity, words in found.what) == (OK, True)
+    with DETERMINISTIC:
+        assert [finding.severity for finding in seen(program.deterministic_algorithms)] == [NOTE]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with DETERMINISTIC:
+        assert worst(program.deterministic_algorithms).severity == WARNING
 
 
 @breaks(program.attention, WARNING, "loaded flash_attn, whose attention is not PyTorch's")

@@ -1,0 +1,225 @@
+"""Attention as a program writes it, compiled on its own: the graph passes find, replace and record it as any other."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _switch
+from ..config import config
+from .determinism import DETERMINISTIC
+from .lazy_mask import LazyMask
+from .mask_functions import MaskProgram
+
+
+class Kind(NamedTuple):
+    """All that is compiled into the code of a call.  Sizes of the batch and lengths are not: these may be dynamic.
+
+    Attributes:
+        program: computes the mask from positions; None if the mask is a tensor, or there is none.
+        causal: whether query i sees keys 0 to i, beside the mask.
+        scale: of the scores; None for 1 / sqrt(head dimension).
+        softcap: the bound of the scaled scores; None for none.
+        dropout: the probability with which a weight is dropped.
+        heads, dims: numbers of heads, and head dimensions, of query, key and value.
+        dtypes, device: of query, key and value; of the query.
+        one_entry, one_query: whether the batch and the queries are one, which are compiled apart from more.
+        trains: whether gradients are wanted.
+    """
+
+    program: MaskProgram | None
+    causal: bool
+    scale: float | None
+    softcap: float | None
+    dropout: float
+    heads: tuple[int, ...]
+    dims: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    device: torch.device
+    one_entry: bool
+    one_query: bool
+    trains: bool
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention under deterministic algorithms, whatever the program's own flag is.
+
+    While dash_inductor is off, it is computed operator by operator under the program's flag.
+
+    Args:
+        query: [batch, heads, queries, head dimension].
+        key, value: [batch, key heads, keys, head dimension]; each head serves heads / key heads heads of the query.
+        mask: bool, True where a pair is seen, or floats that are added to the scores; broadcasts to
+            [batch, heads, queries, keys].
+        causal: whether query i sees keys 0 to i alone.
+        scale: of the scores, by default 1 / sqrt(head dimension).
+        dropout: the probability with which a weight is dropped.
+        softcap: scaled scores s become ``softcap * tanh(s / softcap)``.
+        sinks: [heads]; a score of every query's softmax, without a value.
+        bias: floats that are added to the scaled scores, as a mask of floats.
+
+    Returns:
+        [batch, heads, queries, head dimension of the value].
+    """
+    program: MaskProgram | None = None
+    operands: tuple[Tensor, ...] = ()
+    if isinstance(mask, LazyMask):
+        if torch.compiler.is_compiling() or not _covers(mask, query, key):
+            mask = mask.clone()
+        else:
+            program, operands, mask = mask.program, mask.operands, None
+    of_query, of_key, of_value = query.shape, key.shape, value.shape
+    kind = Kind(
+        program,
+        causal,
+        scale,
+        softcap,
+        dropout,
+        (of_query[1], of_key[1], of_value[1]),
+        (of_query[3], of_key[3], of_value[3]),
+        (query.dtype, key.dtype, value.dtype),
+        query.device,
+        of_query[0] == 1,
+        of_query[2] == 1,
+        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+    )
+    if torch.compiler.is_compiling() or not _switch.is_enabled() or not _is_replaced_on(query.device):
+        return _written(kind, query, key, value, mask, sinks, bias, operands)
+    with DETERMINISTIC:
+        found: Tensor = _compiled(kind)(query, key, value, mask, sinks, bias, operands)
+    return found
+
+
+def _covers(mask: LazyMask, query: Tensor, key: Tensor) -> bool:
+    return mask.sizes == (query.shape[0], 1, query.shape[2], key.shape[2])
+
+
+def _is_replaced_on(device: torch.device) -> bool:
+    return device.type != "cpu" or config.cpu != "off"
+
+
+@functools.cache
+def _compiled(kind: Kind) -> Callable[..., Any]:
+    """The compiled function of a kind.
+
+    It has a name of its own, under which Dynamo counts its recompilations and remembers which of its sizes vary.
+    """
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        bias: Tensor | None,
+        operands: Sequence[Tensor],
+    ) -> Tensor:
+        return _written(kind, query, key, value, mask, sinks, bias, operands)
+
+    name = hashlib.sha256(" ".join(map(str, kind)).encode()).hexdigest()[:8]
+    attention.__code__ = attention.__code__.replace(co_name=f"attention_{name}")
+    return torch.compile(attention, fullgraph=True, options={"deterministic": True})
+
+
+def _written(
+    kind: Kind,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+) -> Tensor:
+    """The attention in operators of PyTorch."""
+    of_operands = [operand.shape for operand in operands if operand.dim()]
+    _compare((query.shape[2], key.shape[2], value.shape[2], *(shape[-1] for shape in of_operands)))
+    _compare((query.shape[0], key.shape[0], value.shape[0], *(shape[0] for shape in of_operands)))
+    heads, key_heads, value_heads = kind.heads
+    key, value = _repeated(key, heads // key_heads), _repeated(value, heads // value_heads)
+    if kind.program is not None:
+        mask = kind.program(operands, (query.shape[0], 1, query.shape[2], key.shape[2]), query.device)
+    causal = kind.causal
+    if causal and (bias is not None or kind.softcap is not None or sinks is not None):
+        mask, causal = _causal(query, key, mask), False
+    if bias is not None:
+        mask = _added(bias, mask)
+    if kind.softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=kind.dropout, is_causal=causal, scale=kind.scale
+        )
+    return _by_hand(kind, query, key, value, mask, sinks)
+
+
+def _compare(sizes: Sequence[int]) -> int:
+    """Let Dynamo see which dynamic sizes are equal: to it, each tensor may have lengths of its own.
+
+    What is proved of a mask, and which kernels fit, depends on that.
+    """
+    return sum(1 for size in sizes[1:] if size == sizes[0])
+
+
+def _by_hand(
+    kind: Kind, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Attention with a softcap or sinks, as models write it: `scaled_dot_product_attention` has neither."""
+    scale = 1 / math.sqrt(kind.dims[0]) if kind.scale is None else kind.scale
+    scores = torch.matmul(query, key.transpose(2, 3)) * scale
+    if kind.softcap is not None:
+        scores = torch.tanh(scores / kind.softcap) * kind.softcap
+    if mask is not None:
+        scores = scores + _as_floats(mask, scores.dtype)
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], -1)
+        scores = torch.cat([scores, column.to(scores.dtype)], dim=-1)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    weights = F.dropout(weights.to(value.dtype), p=kind.dropout)
+    return torch.matmul(weights, value)
+
+
+def _repeated(tensor: Tensor, count: int) -> Tensor:
+    """A head of key or value for every head of the query: [batch, heads, length, head dimension]."""
+    batch, heads, length, dim = tensor.shape
+    if count == 1:
+        return tensor
+    return tensor[:, :, None].expand(batch, heads, count, length, dim).reshape(batch, heads * count, length, dim)
+
+
+def _causal(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """A mask that is causal too."""
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    return seen if mask is None else seen & mask if mask.dtype == torch.bool else mask + _as_floats(seen, mask.dtype)
+
+
+def _added(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """A bias where pairs are seen, as a mask of floats."""
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
+
+
+def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, torch.zeros((), device=mask.device, dtype=dtype), torch.finfo(dtype).min)

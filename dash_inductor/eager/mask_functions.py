@@ -1,0 +1,169 @@
+"""Functions of positions that say which pairs are seen, taken apart and made again inside of a compiled function.
+
+Libraries write a mask as a function ``mask(batch, head, query, key)`` of index tensors that broadcast, and make it with
+factories around each other, anew for every step.  A `MaskProgram` is what stays the same from step to step: which
+factories, with which constants.  The tensors that the functions read are apart from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class MaskFunction(Protocol):
+    """Whether a pair is seen: a bool tensor of the shape to which the four index tensors broadcast, or one that
+    broadcasts to it.
+    """
+
+    def __call__(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The place of a tensor among those that a program reads."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"operand {self.number}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory returned: the factory and its arguments, each an `Operand`, another `Made`, or a constant."""
+
+    factory: Callable[..., Any]
+    arguments: tuple[Hashable, ...]
+
+    def __str__(self) -> str:
+        return f"{self.factory.__qualname__}({', '.join(map(_in_words, self.arguments))})"
+
+
+@dataclass(frozen=True, eq=False)
+class MaskProgram:
+    """A mask as a function of the tensors that it reads; there is one object for each program.
+
+    Attributes:
+        rule: how the mask function is made.
+        from_the_end: whether the last query is at the last key; else the first query is at the first key.
+    """
+
+    rule: Hashable
+    from_the_end: bool
+
+    def __str__(self) -> str:
+        return f"{_in_words(self.rule)}, positions from the {'end' if self.from_the_end else 'start'}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return program, (self.rule, self.from_the_end)
+
+    def __call__(self, operands: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> Tensor:
+        """The mask, bool [batch, 1, queries, keys], of which only the axes that matter are more than a view.
+
+        Args:
+            operands: the tensors that it reads.
+            shape: [batch, 1, queries, keys].
+        """
+        batch, _, queries, keys = shape
+        first = keys - queries if self.from_the_end else 0
+        seen: Tensor = made_of(self.rule, operands)(
+            torch.arange(batch, device=device)[:, None, None, None],
+            torch.arange(1, device=device)[None, :, None, None],
+            (torch.arange(queries, device=device) + first)[None, None, :, None],
+            torch.arange(keys, device=device)[None, None, None, :],
+        )
+        return seen.expand(batch, 1, queries, keys)
+
+
+def _in_words(rule: Hashable) -> str:
+    return rule.__qualname__ if isinstance(rule, FunctionType) else str(rule)
+
+
+_PROGRAMS: dict[tuple[Hashable, bool], MaskProgram] = {}
+
+
+def program(rule: Hashable, from_the_end: bool) -> MaskProgram:
+    """The one object for a program, so that it is compared by its identity."""
+    return _PROGRAMS.setdefault((rule, from_the_end), MaskProgram(rule, from_the_end))
+
+
+def made_of(rule: Any, operands: Sequence[Tensor]) -> Any:
+    """What a rule stands for: a mask function, or an argument of one."""
+    if isinstance(rule, Operand):
+        return operands[rule.number]
+    if isinstance(rule, Made):
+        return rule.factory(*[made_of(argument, operands) for argument in rule.arguments])
+    return rule
+
+
+def taken_apart(function: object, operands: list[Tensor]) -> Hashable | None:
+    """The rule of a mask function, whose tensors are appended to `operands`; None if its factory cannot be told.
+
+    A factory is a function of a module.  It returns a function of its own, which reads no more of it than parameters.
+    """
+    if not isinstance(function, FunctionType):
+        return None
+    if not function.__closure__:
+        return function if _found_by_name(function) else None
+    factory = _factory(function)
+    if factory is None:
+        return None
+    cells = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__), strict=True))
+    arguments = _arguments(factory.__code__, cells)
+    if arguments is None:
+        return None
+    rules = [_argument(value, operands) for value in arguments]
+    return Made(factory, tuple(rules)) if None not in rules and _is_made_again(function, factory, arguments) else None
+
+
+def _argument(value: object, operands: list[Tensor]) -> Hashable | None:
+    if isinstance(value, Tensor):
+        operands.append(value)
+        return Operand(len(operands) - 1)
+    return value if type(value) is int else taken_apart(value, operands)
+
+
+def _is_made_again(function: FunctionType, factory: FunctionType, arguments: Sequence[Any]) -> bool:
+    """Whether the factory only hands its arguments on: with what its function holds, it makes the same function."""
+    again = factory(*arguments)
+    if not isinstance(again, FunctionType) or again.__code__ is not function.__code__:
+        return False
+    cells = [[cell.cell_contents for cell in made.__closure__ or ()] for made in (function, again)]
+    return all(_is_same(before, after) for before, after in zip(*cells, strict=True))
+
+
+def _is_same(before: object, after: object) -> bool:
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    return before is after or (type(before) is type(after) is int and before == after)
+
+
+def _found_by_name(function: FunctionType) -> bool:
+    return function.__globals__.get(function.__name__) is function
+
+
+def _factory(function: FunctionType) -> FunctionType | None:
+    """The function of the same module in whose body a function was defined."""
+    name, *inner = function.__qualname__.split(".")
+    found = function.__globals__.get(name)
+    if len(inner) != 2 or not isinstance(found, FunctionType) or found.__closure__ or function.__defaults__:
+        return None
+    return found if function.__code__ in found.__code__.co_consts else None
+
+
+def _arguments(code: CodeType, cells: Mapping[str, Any]) -> list[Any] | None:
+    """What a factory was called with, from the variables of the function that it returned; None if one is not there."""
+    positional, rest = code.co_varnames[: code.co_argcount], code.co_varnames[code.co_argcount :]
+    starred = rest[code.co_kwonlyargcount : code.co_kwonlyargcount + 1] if code.co_flags & _VARARGS else ()
+    if code.co_kwonlyargcount or code.co_flags & _VARKEYWORDS or set(cells) != {*positional, *starred}:
+        return None
+    return [*(cells[name] for name in positional), *(value for name in starred for value in cells[name])]
+
+
+_VARARGS, _VARKEYWORDS = 4, 8

@@ -1,0 +1,40 @@
+"""What a program calls: the attention under one name, where PyTorch and transformers look for implementations."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+
+from torch.nn.attention import register_flash_attention_impl
+
+from . import flash
+
+NAME = "dash_inductor"
+"""The name of the implementation in both registers."""
+
+
+def register() -> None:
+    """Offer attention of dash_inductor to programs that are not compiled, under the name "dash_inductor".
+
+    Each program then chooses it:
+
+    - ``torch.nn.attention.activate_flash_attention_impl("dash_inductor")`` lets every attention on a GPU that PyTorch
+      sends to its FlashAttention kernels run here, until `restore_flash_attention_impl`.
+    - ``attn_implementation="dash_inductor"`` is an attention of transformers, if that is installed.
+
+    Both compile the attention alone, at its first call, and replace it as in a program that is compiled.  They need no
+    `torch.use_deterministic_algorithms`.  Calling it again changes nothing.
+
+    Warns:
+        RuntimeWarning: transformers is installed and has no such register, or cannot be imported.
+    """
+    register_flash_attention_impl(NAME, register_fn=flash.activate)
+    if find_spec("transformers") is None:
+        return
+    try:
+        from . import in_transformers
+    except ImportError as error:
+        what = f'attn_implementation="{NAME}" is not offered to transformers: {error}'
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
+        return
+    in_transformers.register(NAME)

@@ -1,0 +1,241 @@
+"""Programs that are not compiled, on a GPU: their attention is replaced, and has the bits of compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
+
+import dash_inductor
+from dash_inductor.eager.attention import attention
+from dash_inductor.records.records import clear_sites, sites
+
+from ..support.hf_models import build, inputs_of
+
+pytestmark = pytest.mark.gpu
+
+NAME = "dash_inductor"
+REPEATS = 30
+FLASH = "aten::_scaled_dot_product_flash_attention"
+
+
+def tensors(length: int, *, dim: int = 64, batch: int = 2, heads: int = 4, kv_heads: int = 4) -> list[Tensor]:
+    """Query, key, value and the gradient of the output, bf16 [batch, heads, length, dim]."""
+    generator = torch.Generator("cuda").manual_seed(length)
+    counts = (heads, kv_heads, kv_heads, heads)
+    found = [
+        torch.randn(batch, length, count, dim, generator=generator, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for count in counts
+    ]
+    return [tensor.requires_grad_(number < 3) for number, tensor in enumerate(found)]
+
+
+def results(run: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    """The output of an attention, and the gradients of query, key and value."""
+    *inputs, grad = given
+    out = run(*inputs)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+def exact(given: list[Tensor], seen: Tensor | None) -> list[Tensor]:
+    """The definition in double precision."""
+    doubled = [tensor.detach().double().requires_grad_() for tensor in given]
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
+        scores = scores if seen is None else scores.masked_fill(~seen, float("-inf"))
+        return torch.softmax(scores, -1) @ value
+
+    return results(run, doubled)
+
+
+def causal(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device="cuda").tril()
+
+
+def step(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "masks"),
+    [
+        ("Llama", "plain", {"causal"}),
+        ("Llama", "right", {"causal & keys(0)"}),
+        ("Qwen3", "packed", {"causal & segments(0,0)"}),
+        ("Mistral", "right", {"band(0,7) & keys(0)"}),
+        ("Gemma2", "right", None),
+        ("GptOss", "right", None),
+    ],
+)
+def test_language_models(family: str, kind: str, masks: set[str] | None) -> None:
+    """Two lengths; all attention is replaced, where it is not written by hand."""
+    pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
+    dash_inductor.register()
+    ours, theirs = (
+        build(family, head_dim=64, attn_implementation=name).to("cuda", torch.bfloat16)
+        for name in (NAME, "eager" if masks is None else "sdpa")
+    )
+    for length in (200, 150):
+        inputs = {name: tensor.cuda() for name, tensor in inputs_of(family, kind, length=length).items()}
+        found, expected = step(ours, inputs), step(theirs, inputs)
+        assert all(error(a, b) < 0.05 for a, b in zip(found, expected, strict=True))
+        assert all(map(torch.equal, found, step(ours, inputs)))
+    if masks is not None:
+        assert {record.mask for record in sites()} == masks
+        assert {record.status for record in sites()} == {"replaced"}
+        assert len(sites()) == 2
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def in_words(name: str, length: int) -> tuple[dict[str, Any], Callable[..., Tensor]]:
+    """A mask as an argument of our attention, and the same attention as a program writes it."""
+    masking = pytest.importorskip("transformers.masking_utils", reason="masks come from the extra 'hf'")
+    from dash_inductor.eager import in_transformers
+
+    valid = torch.arange(length, device="cuda") < torch.tensor([length, length - 37], device="cuda")[:, None]
+    place = {"device": "cuda"}
+    if name == "causal":
+        return {"causal": True}, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if name == "padding":
+        given = in_transformers.mask(2, length, length, attention_mask=valid, device="cuda")
+
+        def padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            at = torch.arange(q.shape[2], **place)
+            mask = (at[None] <= at[:, None]) & valid[:, None, None]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+        return {"mask": given}, padded
+    function = masking.sliding_window_causal_mask_function(70)
+    given = in_transformers.mask(2, length, length, mask_function=function, local_size=70, device="cuda")
+
+    def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = torch.arange(q.shape[2], **place)
+        mask = (at[None] <= at[:, None]) & (at[None] > at[:, None] - 70)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None])
+
+    return {"mask": given}, windowed
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["causal", "padding", "window"])
+def test_the_bits_of_a_compiled_program(name: str, dim: int) -> None:
+    """Of output and gradients, in each of many calls, static and dynamic lengths alike."""
+    for length in (300, 200):
+        given = tensors(length, dim=dim)
+        arguments, written = in_words(name, length)
+        ours = results(lambda q, k, v, a=arguments: attention(q, k, v, **a), given)
+        for _ in range(REPEATS):
+            assert all(map(torch.equal, results(lambda q, k, v, a=arguments: attention(q, k, v, **a), given), ours))
+        torch.use_deterministic_algorithms(True)
+        compiled = results(torch.compile(written, dynamic=False), given)
+        torch.use_deterministic_algorithms(False)
+        assert all(map(torch.equal, ours, compiled))
+    assert {record.status for record in sites()} == {"replaced"}
+
+
+def test_grouped_heads_and_a_cache() -> None:
+    """Few queries at the end of more keys, without a gradient."""
+    pytest.importorskip("transformers", reason="masks come from the extra 'hf'")
+    from dash_inductor.eager import in_transformers
+
+    query, key, value, _ = tensors(300, kv_heads=2)
+    with torch.no_grad():
+        for count in (1, 40):
+            few = query[:, :, -count:]
+            mask = in_transformers.mask(2, count, 300, q_offset=300 - count, allow_is_causal_skip=False, device="cuda")
+            found = attention(few, key, value, mask)
+            expected = exact([query, key, value, query], causal(300))[0][:, :, -count:]
+            assert error(found, expected) < 0.01
+
+
+@pytest.fixture
+def active() -> Iterator[None]:
+    dash_inductor.register()
+    activate_flash_attention_impl(NAME)
+    counters.clear()
+    yield
+    restore_flash_attention_impl()
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, **more)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_flash_attention_of_pytorch(dim: int, active: None) -> None:
+    """Other lengths and batches compile at most once more; the flag of the program stays off."""
+    for length, batch in ((300, 2), (200, 2), (333, 3), (77, 2)):
+        given = tensors(length, dim=dim, batch=batch)
+        ours = results(sdpa, given)
+        expected = exact(given, causal(length))
+        assert all(error(a, b) < 0.01 for a, b in zip(ours, expected, strict=True))
+        for _ in range(REPEATS):
+            assert all(map(torch.equal, results(sdpa, given), ours))
+    backwards = [record for record in sites() if record.op == f"{FLASH}_backward"]
+    assert backwards
+    assert {(record.status, record.mask) for record in backwards} == {("replaced", "causal")}
+    assert counters["stats"]["unique_graphs"] <= 6
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_flash_attention_with_dropout_is_pytorchs(active: None) -> None:
+    given = tensors(200)
+    torch.manual_seed(0)
+    ours = results(lambda *x: sdpa(*x, dropout_p=0.3), given)
+    assert not sites()
+    restore_flash_attention_impl()
+    torch.manual_seed(0)
+    assert torch.equal(results(lambda *x: sdpa(*x, dropout_p=0.3), given)[0], ours[0])
+    activate_flash_attention_impl(NAME)
+
+
+def test_flash_attention_in_a_compiled_program(active: None) -> None:
+    """A graph without deterministic algorithms calls PyTorch's operators, in front of which our functions stand."""
+    given = tensors(200)
+    found = results(torch.compile(sdpa), given)
+    assert all(error(a, b) < 0.01 for a, b in zip(found, exact(given, causal(200)), strict=True))
+    assert {record.op for record in sites() if record.status == "replaced"} == {f"{FLASH}_backward"}
+
+
+def test_packed_attention_of_pytorch(active: None) -> None:
+    """`varlen_attn` calls the same operators on tokens; what of them is kept runs as PyTorch has it."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts = torch.tensor([0, 70, 200, 300], dtype=torch.int32, device="cuda")
+    given = [tensor.detach()[0].transpose(0, 1).contiguous() for tensor in tensors(300, batch=1)]
+    given = [tensor.requires_grad_(number < 3) for number, tensor in enumerate(given)]
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found: Tensor = varlen.varlen_attn(query, key, value, starts, starts, 130, 130)
+        return found
+
+    ours = results(run, given)
+    assert all(map(torch.equal, results(run, given), ours))
+    restore_flash_attention_impl()
+    plain = results(run, given)
+    assert all(error(a, b) < 0.01 for a, b in zip(ours, plain, strict=True))
+    activate_flash_attention_impl(NAME)
+
+
+def test_restored(active: None) -> None:
+    restore_flash_attention_impl()
+    clear_sites()
+    results(sdpa, tensors(200))
+    assert not sites()
+    activate_flash_attention_impl(NAME)
