@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from torch.fx import Graph
 
-from . import flex_attention, math_path, sdpa, varlen
+from . import by_hand, flex_attention, sdpa, varlen
 from .attention import Entry, Found
 
 ENTRIES: tuple[Entry, ...] = (
     sdpa.find,
     varlen.find,
     flex_attention.find,
-    math_path.find,
+    by_hand.find,
 )
 
 

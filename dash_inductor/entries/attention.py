@@ -78,6 +78,10 @@ class Sink(Protocol):
         smallest; None if they are not dense.
         """
 
+    @property
+    def users(self) -> list[Node]:
+        """The nodes of the program that read it."""
+
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
         """The node that the rest of the graph reads, and the one that takes its place, made of `result`."""
 
@@ -98,6 +102,11 @@ class Output:
     @property
     def used(self) -> Node | None:
         return next((reader for reader in self.readers if reader.users), None)
+
+    @property
+    def users(self) -> list[Node]:
+        used = self.used
+        return [] if used is None else list(used.users)
 
     @property
     def order(self) -> Order | None:
@@ -131,6 +140,9 @@ class Inputs:
         data: the nodes from which it is computed who sees whom, beside the band.
         softcap: the bound of the scaled scores, as of `model.Call`; a number, a node that has one, or None.
         bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
+        sinks: further scores, which take part in the softmax and have no value: floats that broadcast to [batch, heads,
+            q_len, 1]; None without them.
+        mask_only: why the mask cannot be added to the scores where it is not read as a mask; "" if it can.
     """
 
     query: View
@@ -145,6 +157,8 @@ class Inputs:
     data: tuple[Node, ...] = ()
     softcap: object = None
     bias: Argument | None = None
+    sinks: Argument | None = None
+    mask_only: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,24 +166,27 @@ class Forward:
     """A forward.
 
     Attributes:
-        node: the call; it is erased once it is replaced.
+        node: the call; it is erased once it is replaced.  Of attention by several nodes, the one that makes the output.
         inputs: its operands.
-        out, logsumexp: its results.
+        out, logsumexp: its results.  A program's own softmax has no log-sum-exp.
+        draws: the nodes that draw random numbers for it, which are erased with it if nothing else reads them.
     """
 
     node: Node
     inputs: Inputs
-    out: Output
-    logsumexp: Output
+    out: Sink
+    logsumexp: Output | None
+    draws: tuple[Node, ...] = ()
 
     @property
     def order(self) -> Order | None:
         """The dimensions of the output, as `Sink.order`."""
-        value = heads_first(self.node.meta["val"][self.out.index], self.out.axes)
-        return sizes.dense_order(value.shape, value.stride())
+        return self.out.order
 
     def only_output_used(self, backwards: Set[Node] = frozenset()) -> bool:
         """Whether nothing but these backwards uses more of it than its output."""
+        if not isinstance(self.out, Output):  # its entry looked at it
+            return True
         return all(
             user.target is operator.getitem and (_is_result(user, self.out.index) or _only_used_by(user, backwards))
             for user in self.node.users
@@ -183,21 +200,24 @@ class Backward:
     Attributes:
         node: the call; it is erased once it is replaced.
         inputs: its operands.
-        grad_out, out: the gradient of the output, and the output.
+        grad_out, out: the gradient of the output, and the output; None where the backward reads no output, so that only
+            our forward makes what ours reads.
         logsumexp: the argument that has the log-sum-exp, fp32 [batch, heads, >= length] or with a dimension of size 1
             behind; None if only a forward of the same origin makes what it reads.
         gradients: of query, key and value.
         bias_gradient: of the mask; None where the call computes none.
+        sink_gradient: of the sinks, [batch, heads, q_len, 1]; None where the call computes none.
         random_state: the arguments that tell which random numbers the forward drew for dropout.
     """
 
     node: Node
     inputs: Inputs
     grad_out: View
-    out: View
+    out: View | None
     logsumexp: Argument | None
-    gradients: tuple[Output, Output, Output]
-    bias_gradient: Output | None = None
+    gradients: tuple[Sink, Sink, Sink]
+    bias_gradient: Sink | None = None
+    sink_gradient: Sink | None = None
     random_state: tuple[Argument, ...] = ()
 
 
@@ -214,12 +234,16 @@ class Attention:
         backward: None if nothing in the graph is the backward of the forward.
         forward_op: the name of the operator of the forward.
         refusal: says, before anything else is read, why an entry does not replace such a call; it may guard a number.
+        note: what the record says of it.
+        one_operator: whether it is a call of one operator, forward or backward; else `forward_op` names it.
     """
 
     forward: Forward | None
     backward: Backward | None
     forward_op: str
     refusal: Callable[[], Kept | None] = _none
+    note: str = ""
+    one_operator: bool = True
 
     @property
     def node(self) -> Node:
@@ -242,7 +266,7 @@ class Attention:
     @property
     def op(self) -> str:
         """The name of the operator of `node`."""
-        return op_name(self.node)
+        return op_name(self.node) if self.one_operator else self.forward_op
 
     @property
     def place(self) -> Node | None:

@@ -79,6 +79,14 @@ class Reason(Enum):
             "attention dropout to 0."
         ),
     )
+    PROBABILITIES_USED = (
+        "probabilities_used",
+        "The probabilities are used by the program.",
+        (
+            "The program reads the softmax, or the scores, otherwise than by the product with value; `detail` names the "
+            "node. Do not ask for attention weights in training (`output_attentions=False`)."
+        ),
+    )
     DTYPE = (
         "dtype",
         "Only float16, bfloat16 and float32 are supported, the same for all tensors of a site.",

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ...entries.attention import Backward, Forward
+from ...entries.attention import Backward, Forward, Output
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
 from ...upstream.partitioner import stand_for
 from .data_masks import DataMask, needs_tables
 from .extras import extras
+from .sinks import gradient_of_sinks, put_sink_gradient, with_sinks
 from .sites import Match
 
 log = logging.getLogger("dash_inductor")
@@ -34,16 +35,17 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
-        inputs = logsumexp = None
+        inputs, out, logsumexp = None, None, None
         if forward is not None:
             inputs = _inputs(emitter, matches[0], before=forward.node)
-            logsumexp = _new_forward(emitter, forward, matches[0], inputs, swaps)
+            out, logsumexp = _new_forward(emitter, forward, matches[0], inputs, swaps)
         for match in matches:
             backward = match.attention.backward
             if backward is not None:
                 own = inputs or _inputs(emitter, match, before=match.node)
                 kept = None if forward is not None else _kept_logsumexp(emitter, backward)
-                _new_backward(emitter, match, backward, own, kept or logsumexp, swaps)
+                results = out if backward.out is None else backward.out.node, kept or logsumexp
+                _new_backward(emitter, match, backward, own, results, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
     except BaseException:
@@ -56,7 +58,8 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
 
 def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Match], swapped: list[Node]) -> None:
     """Erase what the new nodes stand for.  Nothing reads it any more, so an error here leaves a sound graph."""
-    replaced = [*([] if forward is None else [forward.node]), *(match.node for match in matches)]
+    own = [] if forward is None else [forward.node, *forward.draws]
+    replaced = [*own, *(match.node for match in matches)]
     dead = [*swapped, *(node for old in replaced for node in (old, *old.users))]
     try:
         erase_dead(graph, dead, also=frozenset(replaced))
@@ -66,8 +69,10 @@ def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Mat
 
 def _new_forward(
     emitter: Emitter, forward: Forward, match: Match, inputs: _Inputs, swaps: list[tuple[Node, Node]]
-) -> Node | None:
-    """The new forward; returns its log-sum-exp, None where nothing reads it."""
+) -> tuple[Node | None, Node | None]:
+    """The new forward; returns its output where the old one is a plain node, and its log-sum-exp, None where nothing
+    reads it.
+    """
     old, order = forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call, orders=(order,))
@@ -76,12 +81,30 @@ def _new_forward(
     name = _node_name("dash_forward", old)
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
     stand_for(node, old)
+    if not isinstance(forward.out, Output) or forward.logsumexp is None:
+        return _plain_results(emitter, forward, match, node, swaps)
     for reader in forward.out.readers:
         swaps.append((reader, emitter.call(operator.getitem, (node, 0), before=old, like=reader)))
     logsumexp = None
     for reader in forward.logsumexp.readers:
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=reader)
-    return logsumexp
+    return None, logsumexp
+
+
+def _plain_results(
+    emitter: Emitter, forward: Forward, match: Match, node: Node, swaps: list[tuple[Node, Node]]
+) -> tuple[Node, Node | None]:
+    """Output and log-sum-exp of a new forward in the place of a softmax between two products, with its sinks."""
+    old = forward.node
+    out = emitter.call(operator.getitem, (node, 0), before=old, like=old)
+    logsumexp, sinks = None, match.attention.inputs.sinks
+    if sinks is not None or match.attention.has_backward:
+        logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
+    if sinks is not None and logsumexp is not None:
+        out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, before=old)
+    if forward.out.used is not None:
+        swaps.append(forward.out.put(emitter, out, before=old))
+    return out, logsumexp
 
 
 def _kept_logsumexp(emitter: Emitter, backward: Backward) -> Node:
@@ -98,11 +121,11 @@ def _new_backward(
     match: Match,
     backward: Backward,
     inputs: _Inputs,
-    logsumexp: Node | None,
+    results: tuple[Node | None, Node | None],
     swaps: list[tuple[Node, Node]],
 ) -> None:
-    """The new backward, which reads this log-sum-exp."""
-    old = backward.node
+    """The new backward, which reads these results of the forward: output and log-sum-exp."""
+    old, (out, logsumexp) = backward.node, results
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
     call = dataclasses.replace(match.site.call, orders=orders)
@@ -112,7 +135,7 @@ def _new_backward(
     arguments: tuple[Any, ...] = (
         backward.grad_out.node,
         *inputs.operands,
-        backward.out.node,
+        out,
         logsumexp,
         extras,
         str(call),
@@ -129,6 +152,12 @@ def _new_backward(
     if bias is not None and bias.gradient is not None:
         result = emitter.call(operator.getitem, (node, 3), before=old, like=bias.gradient)
         swaps.append(bias.put(emitter, result, before=old))
+    sinks = match.attention.inputs.sinks
+    if sinks is not None and backward.sink_gradient is not None and backward.sink_gradient.used is not None:
+        assert out is not None
+        assert logsumexp is not None
+        column = gradient_of_sinks(emitter, backward.grad_out.node, out, logsumexp, sinks.value, before=old)
+        swaps += put_sink_gradient(emitter, backward.sink_gradient, column, before=old)
     for index, sink in enumerate(gradients):
         used = sink.used
         if used is not None:

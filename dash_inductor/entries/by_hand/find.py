@@ -1,0 +1,327 @@
+"""Finds softmaxes between two products, and their derivatives, in a graph: see `values` for what they are.
+
+Inductor decomposes a softmax into maximum, difference, exponential, sum and quotient, and its backward too; a call of
+PyTorch's own math implementation consists of the same nodes.  An attention is replaced if every reader of every node
+between the products is known to be of it.  All else that is a softmax between two products is kept, with the node that
+stands in the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from ...graph import sizes
+from ...graph.nodes import Argument, bind, op_name
+from ...model.mask import Band
+from ...model.plan import Kept
+from ...model.reasons import Reason
+from .. import math_path, scratch
+from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, View
+from ..repeat_kv import Unused
+from .labels import is_float, shape_of
+from .masks import ONLY_READ, mask_of, must_be_read
+from .places import Reader, Result, Roles
+from .scores import PRODUCTS, NotAttention, Stuck, find_scores
+from .values import Values
+
+OP = "softmax by hand"
+NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """The nodes of a softmax: the exponential, its sum, and their quotient; the dimension of the sum."""
+
+    exponential: Node
+    total: Node
+    quotient: Node
+    dim: int
+
+
+def find(graph: Graph) -> Iterator[Found]:
+    """The softmaxes of a graph; see `Entry`.  Nodes are added that only replaced attention reads (`scratch`)."""
+    found = list(_softmaxes(graph))
+    refused = {refusal.node: refusal for refusal in math_path.find(graph) if isinstance(refusal, Refusal)}
+    if not found:
+        yield from refused.values()
+        return
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    of_backward = _of_backward(graph)
+    matches: list[_Match | Refusal] = []
+    for softmax in found:
+        of_math = [node for node in refused if _is_of(node, softmax)]
+        try:
+            match = _match(softmax, place, of_backward)
+        except NotAttention:
+            continue
+        except Stuck as error:
+            if not of_math and _is_between_products(softmax, of_backward):
+                matches.append(_refusal(softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), of_backward))
+            continue
+        if isinstance(match, Kept):
+            if not of_math:
+                matches.append(_refusal(softmax, match, of_backward))
+            continue
+        if of_math and match.reader.dtype() not in _DTYPES:
+            continue
+        match.is_math = bool(of_math)
+        matches.append(match)
+        for node in of_math:
+            del refused[node]
+    yield from refused.values()
+    for match in matches:
+        if isinstance(match, Refusal):
+            yield match
+            continue
+        try:
+            yield match.attention(graph)
+        except Stuck as error:
+            yield _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), of_backward)
+
+
+def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
+    for node in graph.nodes:
+        if op_name(node) != "aten::div" or len(node.args) != 2:
+            continue
+        exponential, total = node.args
+        if not isinstance(total, Node) or op_name(exponential) != "aten::exp" or op_name(total) != "aten::sum":
+            continue
+        args = bind(total)
+        if args["self"] is exponential and args.get("dim") and len(args["dim"]) == 1 and args["keepdim"]:
+            yield _Softmax(exponential, total, node, args["dim"][0] % len(shape_of(node)))
+
+
+def _of_backward(graph: Graph) -> Set[Node]:
+    """The nodes that depend on gradients."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
+        if is_tangent or (node.op == "call_function" and any(source in found for source in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _is_of(node: Node, softmax: _Softmax) -> bool:
+    """Whether a node of PyTorch's math implementation belongs to this softmax."""
+    return node in (softmax.exponential, softmax.total, softmax.quotient) or any(
+        node is source for source in _row_nodes(softmax)
+    )
+
+
+def _row_nodes(softmax: _Softmax) -> list[Node]:
+    difference = softmax.exponential.all_input_nodes
+    return [*difference, *(source for node in difference for source in node.all_input_nodes)]
+
+
+@dataclass
+class _Match:
+    """A softmax whose nodes all are known."""
+
+    softmax: _Softmax
+    values: Values
+    reader: Reader
+    is_math: bool = False
+
+    def attention(self, graph: Graph) -> Attention:
+        """The attention, with the nodes that it reads in the dimensions of attention.
+
+        Raises:
+            Stuck: some tensor has no such form.
+        """
+        values, reader, scores = self.values, self.reader, self.values.scores
+        dtype = reader.dtype()
+        query, key, value = (reader.operand(kind, dtype) for kind in ("Q", "K", "V"))
+        of_query, of_key = reader.factor("Q", query), reader.factor("K", key)
+        scale = scores.outer * scores.inner
+        scale *= reader.factor("Q", values.chains["Q"][-1]) * reader.factor("K", values.chains["K"][-1])
+        scale /= of_query * of_key
+        kept = 1 / (1 - values.dropout)
+        own = query.meta["val"].dtype
+        out = reader.result("O", kept, own)
+        backward = None
+        if "G" in values.named:
+            grad_out = reader.operand("G", own)
+            gradients = tuple(
+                reader.result(kind, factor, node.meta["val"].dtype, node) if kind in values.results else Unused()
+                for kind, factor, node in (
+                    ("dQ", scale * of_key, query), ("dK", scale * of_query, key), ("dV", kept, value),
+                )
+            )  # fmt: skip
+            first = min(
+                (user for node in values.named["G"] for user in node.users if user in values.known),
+                key=lambda node: values.place[node],
+            )
+            if not values.results["O"] < first:
+                raise Stuck(first, "the backward stands in front of the forward")
+        bias_gradient = self._bias_gradient()
+        mask = mask_of(reader)
+        place = None if mask is None else reader.place(mask)
+        nothing = Band()
+        inputs = Inputs(
+            View(reader.view("Q", query)),
+            View(reader.view("K", key)),
+            View(reader.view("V", value)),
+            scale,
+            values.dropout,
+            flags=nothing,
+            band=lambda: nothing,
+            mask=place,
+            data=() if mask is None else (mask,),
+            softcap=None if scores.tanh is None else scores.outer,
+            sinks=self._sinks(),
+            mask_only=ONLY_READ if must_be_read(scores.terms) else "",
+        )
+        if "G" in values.named:
+            backward = Backward(
+                first,
+                inputs,
+                grad_out=View(reader.view("G", grad_out, own)),
+                out=None,
+                logsumexp=None,
+                gradients=(gradients[0], gradients[1], gradients[2]),
+                bias_gradient=bias_gradient,
+                sink_gradient=self._sink_gradient(),
+            )
+        draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
+        forward = Forward(values.results["O"], inputs, out, None, draws)
+        note = NOTE + ("; with sinks" if scores.sink is not None else "")
+        return Attention(
+            forward, backward, math_path.OP if self.is_math else OP, note=note, one_operator=False,
+        )  # fmt: skip
+
+    def _bias_gradient(self) -> Result | None:
+        """The sink of what the program reads of the gradient of the scores, behind which only masks stand."""
+        strangers = list(self.values.strangers())
+        if not strangers:
+            return None
+        node = strangers[0][0]
+        own = frozenset(user for user in node.users if user in self.values.known)
+        reader = self.reader
+        return Result(node, self.values.known[node].labels, reader.roles.of_kind("score"), self.values.atoms, own)
+
+    def _sinks(self) -> Argument | None:
+        scores = self.values.scores
+        if scores.sink is None:
+            return None
+        atoms = self.values.atoms
+        own = tuple(() if atoms.atoms(d) == atoms.atoms(scores.wide_dim) else d for d in scores.labels[self._cat()])
+        shape = shape_of(scores.sink)
+        own = tuple(() if sizes.static(n) == 1 else d for n, d in zip(shape, own, strict=True))
+        present = {atom for d in atoms.resolved(own) for atom in d}
+        wanted = tuple(d if set(d) <= present else () for d in atoms.resolved(self.reader.roles.of_kind("score")))
+        return self.reader.place(self.reader.in_four(scores.sink, own, wanted))
+
+    def _cat(self) -> Node:
+        (found,) = [node for node in self.values.scores.labels if op_name(node) == "aten::cat"]
+        return found
+
+    def _sink_gradient(self) -> Result | None:
+        values = self.values
+        found = [node for node, value in values.known.items() if value.kind == "dsink"]
+        if not found:
+            return None
+        if len(found) > 1 or abs(values.known[found[0]].factor - 1) > 1e-5:
+            raise Stuck(found[0], "the gradient of the sinks")
+        batch, heads, queries, _ = self.reader.roles.of_kind("score")
+        return Result(found[0], values.known[found[0]].labels, (batch, heads, queries, ()), values.atoms)
+
+
+def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node]) -> _Match | Kept:
+    """All nodes of an attention by their values, or why it is kept.
+
+    Raises:
+        Stuck: at a node that is not of attention.
+        NotAttention: the softmax is certainly none of attention.
+    """
+    exponent = softmax.exponential.args[0]
+    assert isinstance(exponent, Node)
+    scores = find_scores(exponent, softmax.dim)
+    values = Values(scores, place, of_backward)
+    values.run(softmax.exponential, softmax.total, softmax.quotient)
+    if "O" not in values.results:
+        raise Stuck(softmax.quotient, _readers(softmax.quotient))
+    reader = Reader(softmax.quotient.graph, values, Roles.of(values))
+    strangers = list(values.strangers())
+    if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
+        of_bias = {node for node, _ in strangers if _is_gradient_of_bias(values, node)}
+        if len(of_bias) == 1:
+            strangers = [(node, user) for node, user in strangers if node not in of_bias]
+    strangers.sort(key=lambda pair: (pair[1] in of_backward, place[pair[1]]))
+    for node, user in strangers:
+        if user.op == "output" or user not in of_backward:
+            return Kept(Reason.PROBABILITIES_USED, f"{values.known[node].kind} ({node.name}) is read by {_name(user)}")
+        return Kept(Reason.UNSUPPORTED_OP, f"in the backward, {values.known[node].kind} is read by {_name(user)}")
+    return _Match(softmax, values, reader)
+
+
+def _is_gradient_of_bias(values: Values, node: Node) -> bool:
+    value = values.known[node]
+    own = values.atoms.atoms(values.scores.key_dim) in values.atoms.resolved(value.labels)
+    return value.kind == "dS" and abs(value.factor - 1) <= 1e-5 and own
+
+
+def _name(node: Node) -> str:
+    return f"{op_name(node) or node.op} ({node.name})"
+
+
+def _readers(node: Node) -> str:
+    return "its probabilities are read by " + ", ".join(map(_name, list(node.users)[:4]))
+
+
+def _refusal(softmax: _Softmax, kept: Kept, of_backward: Set[Node]) -> Refusal:
+    with_backward = any(user in of_backward for user in softmax.quotient.users) or any(
+        user in of_backward for reader in softmax.quotient.users for user in reader.users
+    )
+    return Refusal(softmax.quotient, OP, kept, with_backward, None, place=softmax.quotient)
+
+
+def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
+    """Whether planes of this softmax's size lead from a product to it, and from it to a product over the same keys."""
+    whole = math.prod(shape_of(softmax.exponential))
+    keys = shape_of(softmax.exponential)[softmax.dim]
+
+    def is_plane(node: Node) -> bool:
+        close = op_name(node) in ("aten::cat", "aten::slice")
+        return is_float(node) and (close or sizes.same(math.prod(shape_of(node)), whole))
+
+    behind, seen = [softmax.exponential], set()
+    found = False
+    while behind and not found and len(seen) < 400:
+        node = behind.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        found = op_name(node) in (*PRODUCTS, "aten::baddbmm", "aten::addmm")
+        beside_sink = op_name(node) == "aten::cat"
+        behind += [
+            source for source in node.all_input_nodes if beside_sink or is_plane(source) or _is_wide(source, node)
+        ]
+    if not found:
+        return False
+    ahead, reached = [softmax.quotient], set()
+    while ahead and len(reached) < 400:
+        node = ahead.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        for user in scratch.users(node):
+            if user in of_backward:
+                continue
+            if op_name(user) in (*PRODUCTS, "aten::baddbmm"):
+                left, right = user.args[-2:]
+                sized = shape_of(left)[-1] if left is node else shape_of(right)[-2]  # type: ignore[arg-type]
+                if sizes.same(sized, keys) or sizes.same(sized, keys - 1):
+                    return True
+            elif is_plane(user):
+                ahead.append(user)
+    return False
+
+
+def _is_wide(source: Node, node: Node) -> bool:
+    return op_name(node) == "aten::cat" and is_float(source)
