@@ -14,6 +14,7 @@ from ...graph.sizes import same_all, static
 from .labels import CAST, COPIES, VIEWS, Atoms, Dimension, Labels, is_float, shape_of
 
 PRODUCTS = ("aten::bmm", "aten::mm")
+_ADDED = "aten::baddbmm"
 _LARGE = -1e9
 """A number that hides a key where it takes the place of a score: no score comes near it."""
 
@@ -157,10 +158,27 @@ def is_row_bound(node: object, of: Node) -> bool:
 def _walk(found: Scores, node: Node, labels: Labels) -> None:
     while True:
         found.labels[node] = labels
-        if op_name(node) in PRODUCTS:
-            found.product = node
+        if op_name(node) in (*PRODUCTS, _ADDED):
+            _end(found, node, labels)
             return
         node, labels = _step(found, node, labels)
+
+
+def _end(found: Scores, node: Node, labels: Labels) -> None:
+    """The product, which may add a mask and have a factor of its own."""
+    found.product = node
+    if op_name(node) != _ADDED:
+        return
+    args = bind(node)
+    if args["beta"] != 0 and number_of(args["self"]) != 0:
+        _check_term(found, node)
+        if args["beta"] != 1:
+            raise Stuck(node, "a factor of the mask")
+        found.terms.append(Term("add", args["self"], labels))
+    if found.tanh is None:
+        found.outer *= args["alpha"]
+    else:
+        found.inner *= args["alpha"]
 
 
 def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:

@@ -168,16 +168,17 @@ class Values:
         labels = self.atoms.resolved(self.scores.labels[product])
         key_dim = self._keys
         lead, rows, columns = labels[:-2], labels[-2], labels[-1]
-        self.inner_dim = _new_dimension(product.args[0], -1)
+        one, other = product.args[-2:]
+        self.inner_dim = _new_dimension(one, -1)
         left, right = (*lead, rows, self.inner_dim), (*lead, self.inner_dim, columns)
         if columns == key_dim:
             self.query_dim = rows
-            self._operand("Q", product.args[0], left)
-            self._operand("K", product.args[1], right)
+            self._operand("Q", one, left)
+            self._operand("K", other, right)
         elif rows == key_dim:
             self.query_dim = columns
-            self._operand("K", product.args[0], left)
-            self._operand("Q", product.args[1], right)
+            self._operand("K", one, left)
+            self._operand("Q", other, right)
         else:
             raise NotAttention
 
@@ -249,6 +250,8 @@ class Values:
         first = self.known.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         if first is not None:
             if first.kind == "zero" and name in (*VIEWS, *COPIES, CAST, "aten::expand", "aten::permute"):
+                return first
+            if first.kind == "keep" and name == CAST:
                 return first
             labels = self.atoms.through(node, first.labels)
             if labels is not None:
