@@ -314,7 +314,7 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
     if inputs.mask is not None and inputs.bias is None and _bias_gradient(attention) is not None:
         cause = Kept(Reason.BIAS_GRADIENT)
     elif inputs.mask is not None:
-        result = recognise(inputs.mask.value, query=query, key=key)
+        result = recognise(inputs.mask.value, query=query, key=key, beside=inputs.sinks is not None)
         if result.terms is None:
             cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
         else:
