@@ -179,9 +179,7 @@ def _read_through(chain: list[Node]) -> str:
     return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _terms(
-    node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool, beside: bool
-) -> tuple[Terms, str]:
+def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool, beside: bool) -> tuple[Terms, str]:
     """The terms of a mask, read in this way, and how they were verified; `of_data`: data decide in it."""
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)

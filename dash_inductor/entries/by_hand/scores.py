@@ -210,7 +210,7 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
             raise Stuck(node, "a factor of the mask")
         return _added(found, node, labels)
     if name == "aten::where":
-        return _hidden(found, node, labels)
+        return _either(found, node, labels) or _hidden(found, node, labels)
     if name == "aten::cat":
         return _beside_sink(found, node, labels)
     raise Stuck(node)
@@ -243,6 +243,33 @@ def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         found.terms.append(term)
         return source, labels
     raise first or Stuck(node)
+
+
+def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | None:
+    """The scores of a row less one bound or another: Inductor chooses a bound that no factor makes infinite."""
+    condition, one, other = node.args
+    ways = [source for source in (one, other) if isinstance(source, Node) and is_float(source)]
+    ways = [source for source in ways if _keeps_shape(source, node)]
+    assert isinstance(condition, Node)
+    of_row = len(shape_of(condition)) == len(labels) and all(
+        static(size) == 1 for size, dim in zip(shape_of(condition), labels, strict=True) if dim == found.wide_dim
+    )
+    if len(ways) != 2 or not of_row:
+        return None
+    trials = [found.copy(), found.copy()]
+    for trial, source in zip(trials, ways, strict=True):
+        _walk(trial, source, labels)
+    a, b = trials
+    if not _alike(a, b):
+        raise Stuck(node, "different scores")
+    found.labels |= b.labels
+    return ways[0], labels
+
+
+def _alike(a: Scores, b: Scores) -> bool:
+    factors = math.isclose(a.outer, b.outer, rel_tol=1e-6) and math.isclose(a.inner, b.inner, rel_tol=1e-6)
+    own, others = ([(t.kind, t.tensor, t.hidden_if, t.fill) for t in found.terms] for found in (a, b))
+    return factors and own == others and (a.product, a.tanh, a.sink) == (b.product, b.tanh, b.sink)
 
 
 def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:

@@ -27,7 +27,7 @@ from .labels import CAST, COPIES, VIEWS, Atom, Atoms, Dimension, Labels, is_floa
 from .scores import PRODUCTS, NotAttention, Scores, Stuck, constant_factor, number_of
 
 Kind = Literal[
-    "score", "row", "maximum", "index", "flag", "tanh", "tanh squared", "slope", "exponential", "sum", "random", "keep",
+    "score", "row", "maximum", "index", "flag", "hidden", "visible", "row visible", "empty", "tanh", "tanh squared", "slope", "exponential", "sum", "random", "keep",
     "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "dsink", "zero",
     "O", "dQ", "dK", "dV",
 ]  # fmt: skip
@@ -40,6 +40,14 @@ PUBLIC = (*RESULTS, "dsink")
 _WITH_FACTOR = (
     "keep", "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "zero",
 )  # fmt: skip
+_EMPTY: dict[tuple[str, str], Kind] = {
+    ("hidden", "aten::logical_not"): "visible",
+    ("visible", "aten::any"): "row visible",
+    ("row visible", "aten::logical_not"): "empty",
+    ("hidden", "aten::all"): "empty",
+}
+"""How a program finds the rows whose scores all are minus infinity; their probabilities are no numbers, or zeros."""
+
 _RANDOM = ("aten::rand", "prims::inductor_random")
 
 
@@ -277,11 +285,14 @@ class Values:
         return Value("maximum") if self._is(node.args[0], "score") else None
 
     def _flag(self, node: Node) -> Value | None:
-        compared = self._is(node.args[0], "score") and (
-            number_of(node.args[1]) is not None or self._is(node.args[1], "row")
-        )
-        compared = compared or (self._is(node.args[0], "row") and self._is(node.args[1], "score"))
-        return Value("flag") if compared or self._is(node.args[0], "flag") else None
+        known = [self._is(arg, "score", "row", "flag") or number_of(arg) is not None for arg in node.args[:2]]
+        name, first = op_name(node), self._of(node)[0]
+        if name == "aten::eq" and self._is(node.args[0], "score") and number_of(node.args[1]) == -math.inf:
+            return Value("hidden")
+        if first is not None and (first.kind, name) in _EMPTY:
+            return Value(_EMPTY[first.kind, name])
+        tests = name in ("aten::eq", "aten::ne")
+        return Value("flag") if all(known if tests else known[:1]) else None
 
     def _mul(self, node: Node) -> Value | None:
         for one, other in (node.args, node.args[::-1]):
@@ -306,6 +317,8 @@ class Values:
     def _times(self, a: Value, b: Value) -> Value | None:
         factor, alike = a.factor * b.factor, self.atoms.same(a.labels, b.labels)
         pair = a.kind, b.kind
+        if pair == ("flag", "flag"):
+            return a
         if pair == ("tanh", "tanh"):
             return Value("tanh squared", a.labels)
         if pair == ("dD", "keep") and alike:
@@ -409,7 +422,7 @@ class Values:
                 continue
             if value.kind == "zero":
                 return value
-            if value.kind == "P" and self._is(condition, "flag") and place == 2:
+            if value.kind == "P" and self._is(condition, "hidden", "empty") and place == 2:
                 return value
             if value.kind in ("dS", "capped dS") and any(
                 term.kind == "hide" and term.tensor is condition and term.hidden_if == (place == 2)
@@ -555,6 +568,8 @@ _RULES = {
     "aten::amax": Values._maximum,
     "aten::max": Values._maximum_and_place,
     "aten::eq": Values._flag,
+    "aten::ne": Values._flag,
+    "aten::abs": Values._flag,
     "aten::logical_not": Values._flag,
     "aten::any": Values._flag,
     "aten::all": Values._flag,

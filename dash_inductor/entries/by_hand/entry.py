@@ -70,19 +70,18 @@ def find(graph: Graph) -> Iterator[Found]:
             continue
         if of_math and match.reader.dtype() not in _DTYPES:
             continue
-        match.is_math = bool(of_math)
+        match.of_math = next((refused.pop(node) for node in of_math), None)
         matches.append(match)
-        for node in of_math:
-            del refused[node]
     yield from refused.values()
-    for match in matches:
+    for match in matches:  # only now, because what is added has users
         if isinstance(match, Refusal):
             yield match
             continue
         try:
-            yield match.attention(graph)
+            found: Found = match.attention(graph)
         except Stuck as error:
-            yield _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), of_backward)
+            found = match.of_math or _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), of_backward)
+        yield found
 
 
 def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
@@ -121,12 +120,12 @@ def _row_nodes(softmax: _Softmax) -> list[Node]:
 
 @dataclass
 class _Match:
-    """A softmax whose nodes all are known."""
+    """A softmax whose nodes all are known; `of_math` is what is recorded where it is PyTorch's own and kept."""
 
     softmax: _Softmax
     values: Values
     reader: Reader
-    is_math: bool = False
+    of_math: Refusal | None = None
 
     def attention(self, graph: Graph) -> Attention:
         """The attention, with the nodes that it reads in the dimensions of attention.
@@ -192,7 +191,7 @@ class _Match:
         forward = Forward(values.results["O"], inputs, out, None, draws)
         note = NOTE + ("; with sinks" if scores.sink is not None else "")
         return Attention(
-            forward, backward, math_path.OP if self.is_math else OP, note=note, one_operator=False,
+            forward, backward, OP if self.of_math is None else math_path.OP, note=note, one_operator=False,
         )  # fmt: skip
 
     def _bias_gradient(self) -> Result | None:
