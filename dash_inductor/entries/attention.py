@@ -170,6 +170,7 @@ class Forward:
         inputs: its operands.
         out, logsumexp: its results.  A program's own softmax has no log-sum-exp.
         draws: the nodes that draw random numbers for it, which are erased with it if nothing else reads them.
+        sizes: nodes that ask for a size of a tensor that is gone with it, and sizes of operands with the same product.
     """
 
     node: Node
@@ -177,6 +178,7 @@ class Forward:
     out: Sink
     logsumexp: Output | None
     draws: tuple[Node, ...] = ()
+    sizes: tuple[tuple[Node, tuple[tuple[View, int], ...]], ...] = ()
 
     @property
     def order(self) -> Order | None:

@@ -83,8 +83,8 @@ class Reason(Enum):
         "probabilities_used",
         "The probabilities are used by the program.",
         (
-            "The program reads the softmax, or the scores, otherwise than by the product with value; `detail` names the "
-            "node. Do not ask for attention weights in training (`output_attentions=False`)."
+            "The program reads the softmax, or its scores, otherwise than by the product with value; `detail` names "
+            "the node. Do not ask for attention weights in training (`output_attentions=False`)."
         ),
     )
     DTYPE = (

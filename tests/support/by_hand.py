@@ -44,7 +44,9 @@ def repeated(x: Tensor) -> Tensor:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = F.softmax(q @ k.transpose(-1, -2) * 0.2 + causal(q), -1, dtype=torch.promote_types(q.dtype, torch.float32))
+    weights = F.softmax(
+        q @ k.transpose(-1, -2) * 0.2 + causal(q), -1, dtype=torch.promote_types(q.dtype, torch.float32)
+    )
     return (weights.to(q.dtype) @ v).transpose(1, 2).contiguous()
 
 

@@ -8,6 +8,8 @@ stands in the way.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -21,13 +23,13 @@ from ...model.mask import Band
 from ...model.plan import Kept
 from ...model.reasons import Reason
 from .. import math_path, scratch
-from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, View
+from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
 from .labels import is_float, shape_of
 from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
-from .values import Values
+from .values import Kind, Values
 
 OP = "softmax by hand"
 NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
@@ -54,10 +56,11 @@ def find(graph: Graph) -> Iterator[Found]:
     place = {node: number for number, node in enumerate(graph.nodes)}
     of_backward = _of_backward(graph)
     matches: list[_Match | Refusal] = []
+    avoid: set[Node] = set()
     for softmax in found:
         of_math = [node for node in refused if _is_of(node, softmax)]
         try:
-            match = _match(softmax, place, of_backward)
+            match = _match(softmax, place, of_backward, avoid)
         except NotAttention:
             continue
         except Stuck as error:
@@ -73,6 +76,10 @@ def find(graph: Graph) -> Iterator[Found]:
         match.of_math = next((refused.pop(node) for node in of_math), None)
         matches.append(match)
     yield from refused.values()
+    for match in matches:
+        if isinstance(match, _Match):
+            with contextlib.suppress(Stuck):
+                avoid |= match.inside()
     for match in matches:  # only now, because what is added has users
         if isinstance(match, Refusal):
             yield match
@@ -127,6 +134,38 @@ class _Match:
     reader: Reader
     of_math: Refusal | None = None
 
+    def places(self) -> tuple[Node, Node, Node, float, Result, tuple[Sink, Sink, Sink]]:
+        """Query, key and value, the scale of their scores, and the sinks of the output and the gradients.
+
+        Raises:
+            Stuck: a result is not what it should be.
+        """
+        values, reader, scores = self.values, self.reader, self.values.scores
+        dtype = reader.dtype()
+        query, key, value = (reader.operand(kind, dtype) for kind in ("Q", "K", "V"))
+        of_query, of_key = reader.factor("Q", query), reader.factor("K", key)
+        scale = scores.outer * scores.inner / (of_query * of_key)
+        scale *= reader.factor("Q", values.chains["Q"][-1]) * reader.factor("K", values.chains["K"][-1])
+        kept = 1 / (1 - values.dropout)
+
+        def gradient(kind: Kind, factor: float, node: Node) -> Sink:
+            if kind not in values.results:
+                return Unused()
+            return reader.result(kind, factor, node.meta["val"].dtype, node)
+
+        gradients = (
+            gradient("dQ", scale * of_key, query),
+            gradient("dK", scale * of_query, key),
+            gradient("dV", kept, value),
+        )
+        return query, key, value, scale, reader.result("O", kept, query.meta["val"].dtype), gradients
+
+    def inside(self) -> set[Node]:
+        """The nodes that are gone when this is replaced: nothing else may read them."""
+        *_, out, gradients = self.places()
+        results = [sink for sink in (out, *gradients) if isinstance(sink, Result)]
+        return set().union(*(result.before for result in results))
+
     def attention(self, graph: Graph) -> Attention:
         """The attention, with the nodes that it reads in the dimensions of attention.
 
@@ -134,24 +173,9 @@ class _Match:
             Stuck: some tensor has no such form.
         """
         values, reader, scores = self.values, self.reader, self.values.scores
-        dtype = reader.dtype()
-        query, key, value = (reader.operand(kind, dtype) for kind in ("Q", "K", "V"))
-        of_query, of_key = reader.factor("Q", query), reader.factor("K", key)
-        scale = scores.outer * scores.inner
-        scale *= reader.factor("Q", values.chains["Q"][-1]) * reader.factor("K", values.chains["K"][-1])
-        scale /= of_query * of_key
-        kept = 1 / (1 - values.dropout)
+        query, key, value, scale, out, gradients = self.places()
         own = query.meta["val"].dtype
-        out = reader.result("O", kept, own)
-        backward = None
         if "G" in values.named:
-            grad_out = reader.operand("G", own)
-            gradients = tuple(
-                reader.result(kind, factor, node.meta["val"].dtype, node) if kind in values.results else Unused()
-                for kind, factor, node in (
-                    ("dQ", scale * of_key, query), ("dK", scale * of_query, key), ("dV", kept, value),
-                )
-            )  # fmt: skip
             first = min(
                 (user for node in values.named["G"] for user in node.users if user in values.known),
                 key=lambda node: values.place[node],
@@ -176,27 +200,40 @@ class _Match:
             sinks=self._sinks(),
             mask_only=ONLY_READ if must_be_read(scores.terms) else "",
         )
+        backward = None
         if "G" in values.named:
             backward = Backward(
                 first,
                 inputs,
-                grad_out=View(reader.view("G", grad_out, own)),
+                grad_out=View(reader.view("G", reader.operand("G", own), own)),
                 out=None,
                 logsumexp=None,
-                gradients=(gradients[0], gradients[1], gradients[2]),
+                gradients=gradients,
                 bias_gradient=bias_gradient,
                 sink_gradient=self._sink_gradient(),
             )
         draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
-        forward = Forward(values.results["O"], inputs, out, None, draws)
+        forward = Forward(values.results["O"], inputs, out, None, draws, tuple(self._sizes(inputs)))
         note = NOTE + ("; with sinks" if scores.sink is not None else "")
         return Attention(
             forward, backward, OP if self.of_math is None else math_path.OP, note=note, one_operator=False,
         )  # fmt: skip
 
+    def _sizes(self, inputs: Inputs) -> Iterator[tuple[Node, tuple[tuple[View, int], ...]]]:
+        """The sizes that the program asks of tensors between the products, by sizes of query and key."""
+        places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
+        for node in _asked(self.values):
+            for parts in itertools.chain(zip(places, strict=True), itertools.combinations(places, 2)):
+                size = math.prod(shape_of(view.node)[dim] for view, dim in parts)
+                if sizes.same(size, node.meta["val"]):
+                    yield node, parts
+                    break
+            else:
+                raise Stuck(node, "a size that no operand has")
+
     def _bias_gradient(self) -> Result | None:
         """The sink of what the program reads of the gradient of the scores, behind which only masks stand."""
-        strangers = list(self.values.strangers())
+        strangers = [pair for pair in self.values.strangers() if pair[1] not in set(_asked(self.values))]
         if not strangers:
             return None
         node = strangers[0][0]
@@ -231,7 +268,7 @@ class _Match:
         return Result(found[0], values.known[found[0]].labels, (batch, heads, queries, ()), values.atoms)
 
 
-def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node]) -> _Match | Kept:
+def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node], avoid: set[Node]) -> _Match | Kept:
     """All nodes of an attention by their values, or why it is kept.
 
     Raises:
@@ -245,8 +282,8 @@ def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node]) ->
     values.run(softmax.exponential, softmax.total, softmax.quotient)
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
-    reader = Reader(softmax.quotient.graph, values, Roles.of(values))
-    strangers = list(values.strangers())
+    reader = Reader(softmax.quotient.graph, values, Roles.of(values), avoid)
+    strangers = [(node, user) for node, user in values.strangers() if user not in set(_asked(values))]
     if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
         of_bias = {node for node, _ in strangers if _is_gradient_of_bias(values, node)}
         if len(of_bias) == 1:
@@ -257,6 +294,13 @@ def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node]) ->
             return Kept(Reason.PROBABILITIES_USED, f"{values.known[node].kind} ({node.name}) is read by {_name(user)}")
         return Kept(Reason.UNSUPPORTED_OP, f"in the backward, {values.known[node].kind} is read by {_name(user)}")
     return _Match(softmax, values, reader)
+
+
+def _asked(values: Values) -> Iterator[Node]:
+    """The nodes that ask for a size of a node of attention's own."""
+    for user in dict.fromkeys(user for _, user in values.strangers()):
+        if op_name(user) == "aten::sym_size":
+            yield user
 
 
 def _is_gradient_of_bias(values: Values, node: Node) -> bool:

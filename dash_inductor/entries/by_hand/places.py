@@ -155,7 +155,8 @@ class Result:
         labels: of the node.
         wanted: the four dimensions of the result.
         atoms: of both.
-        own: what of its users belongs to the attention; nothing else of it does.
+        own: what of its users belongs to the attention.
+        before: the nodes that have the same result in front of this one, for which nothing is put.
     """
 
     node: Node
@@ -163,6 +164,7 @@ class Result:
     wanted: Labels
     atoms: Atoms
     own: frozenset[Node] = field(default=frozenset(), repr=False)
+    before: frozenset[Node] = field(default=frozenset(), repr=False)
 
     @property
     def used(self) -> Node | None:
@@ -203,11 +205,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Reader:
-    """Finds the places of one attention's operands and results."""
+    """Finds the places of one attention's operands and results; nothing is read of nodes to `avoid`."""
 
     graph: Graph
     values: Values
     roles: Roles
+    avoid: set[Node]
 
     def dtype(self) -> torch.dtype | None:
         """The narrowest dtype in which query, key and value all are somewhere; None if there is none."""
@@ -217,8 +220,10 @@ class Reader:
 
     def operand(self, kind: Operand, dtype: torch.dtype | None) -> Node:
         """The node to read: the first of the chain in the four dimensions; else a permutation of them; else any."""
-        chain = [node for node in self.values.chains[kind] if dtype is None or node.meta["val"].dtype == dtype]
-        return _best(chain or self.values.chains[kind], lambda node: self._fit(kind, self.values.named[kind][node]))
+        whole = [node for node in self.values.chains[kind] if node not in self.avoid] or self.values.chains[kind]
+        chain = [node for node in whole if dtype is None or node.meta["val"].dtype == dtype]
+        found: Node = _best(chain or whole, lambda node: self._fit(kind, self.values.named[kind][node]))
+        return found
 
     def factor(self, kind: Operand, node: Node) -> float:
         """A node's value, in terms of the first of its chain."""
@@ -278,8 +283,10 @@ class Reader:
         typed = [pair for pair in found if pair[0].meta["val"].dtype == dtype] or found
         typed.reverse()
         exactly = key is not None and find_repeat(key) is not None
-        node, value = _best(typed, lambda pair: _rank(self._fit(kind, pair[1]), exactly))
-        return Result(node, value.labels, self.roles.of_kind(kind), self.values.atoms)
+        chosen, value = _best(typed, lambda pair: _rank(self._fit(kind, pair[1]), exactly))
+        chain = [other for other, _ in self._after(node)]
+        before = frozenset(chain[: chain.index(chosen)])
+        return Result(chosen, value.labels, self.roles.of_kind(kind), self.values.atoms, before=before)
 
     def _after(self, node: Node) -> Iterator[tuple[Node, Value]]:
         """A result and what is made of it alone, by views, casts and factors."""

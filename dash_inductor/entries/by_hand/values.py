@@ -24,10 +24,11 @@ from ...graph.nodes import bind, op_name
 from ...graph.sizes import Dim, same, static
 from ..scratch import users
 from .labels import CAST, COPIES, VIEWS, Atom, Atoms, Dimension, Labels, is_float, shape_of
-from .scores import PRODUCTS, NotAttention, Scores, Stuck, constant_factor, number_of
+from .scores import PRODUCTS, NotAttention, Scores, constant_factor, number_of
 
 Kind = Literal[
-    "score", "row", "maximum", "index", "flag", "hidden", "visible", "row visible", "empty", "tanh", "tanh squared", "slope", "exponential", "sum", "random", "keep",
+    "score", "row", "maximum", "index", "flag", "hidden", "visible", "row visible", "empty", "tanh", "tanh squared",
+    "slope", "exponential", "sum", "random", "keep",
     "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "dsink", "zero",
     "O", "dQ", "dK", "dV",
 ]  # fmt: skip

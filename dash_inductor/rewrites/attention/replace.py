@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import operator
 import re
@@ -102,6 +103,11 @@ def _plain_results(
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
     if sinks is not None and logsumexp is not None:
         out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, before=old)
+    for size, parts in forward.sizes:
+        arguments = [(view.node, dim) for view, dim in parts]
+        found = [emitter.call(aten.sym_size.int, each, before=size, like=size) for each in arguments]
+        same = functools.reduce(lambda a, b: emitter.call(operator.mul, (a, b), before=size, like=size), found)
+        swaps.append((size, same))
     if forward.out.used is not None:
         swaps.append(forward.out.put(emitter, out, before=old))
     return out, logsumexp

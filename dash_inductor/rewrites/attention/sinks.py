@@ -2,8 +2,7 @@
 
 With the log-sum-exp L of the keys alone and a sink s, the log-sum-exp of all is L' = logaddexp(L, s), and the output is
 the one of the keys times exp(L - L').  A backward that reads this output and L' gives the gradients of query, key and
-value as it is, and the gradient of a sink is the sum of -exp(s - L') * rowsum(grad_out * output) over the rows that have
-it.  Both exponentials are logistic functions of L - s, which have no difference of large numbers.
+value as it is, and the gradient of a sink is the sum of -exp(s - L') * rowsum(grad_out * output) over its rows.
 """
 
 from __future__ import annotations
@@ -49,9 +48,10 @@ def gradient_of_sinks(emitter: Emitter, grad_out: Node, out: Node, logsumexp: No
 
 
 def put_sink_gradient(emitter: Emitter, sink: Sink, column: Node, before: Node) -> list[tuple[Node, Node]]:
-    """Swaps of the nodes that the program reads; its sum of the gradient is one of fp32 numbers where that is a node."""
-    users = sink.users
-    if len(users) == 1 and op_name(users[0]) == "aten::sum" and column.meta["val"].shape == sink.used.meta["val"].shape:  # type: ignore[union-attr]
+    """Swaps of the nodes that the program reads; its sum of the gradient becomes one of fp32 numbers."""
+    users, used = sink.users, sink.used
+    assert used is not None
+    if len(users) == 1 and op_name(users[0]) == "aten::sum" and used.meta["val"].dim() == column.meta["val"].dim():
         (total,) = users
         args = bind(total)
         if args.get("dim") and args.get("dtype") is None:
