@@ -29,7 +29,7 @@ from .labels import is_float, shape_of
 from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
-from .values import Kind, Values
+from .values import Kind, Value, Values
 
 OP = "softmax by hand"
 NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
@@ -48,47 +48,45 @@ class _Softmax:
 
 def find(graph: Graph) -> Iterator[Found]:
     """The softmaxes of a graph; see `Entry`.  Nodes are added that only replaced attention reads (`scratch`)."""
-    found = list(_softmaxes(graph))
-    refused = {refusal.node: refusal for refusal in math_path.find(graph) if isinstance(refusal, Refusal)}
-    if not found:
-        yield from refused.values()
+    of_math = {refusal.node: refusal for refusal in math_path.find(graph) if isinstance(refusal, Refusal)}
+    softmaxes = list(_softmaxes(graph))
+    if not softmaxes:
+        yield from of_math.values()
         return
-    place = {node: number for number, node in enumerate(graph.nodes)}
-    of_backward = _of_backward(graph)
-    matches: list[_Match | Refusal] = []
-    avoid: set[Node] = set()
-    for softmax in found:
-        of_math = [node for node in refused if _is_of(node, softmax)]
-        try:
-            match = _match(softmax, place, of_backward, avoid)
-        except NotAttention:
-            continue
-        except Stuck as error:
-            if not of_math and _is_between_products(softmax, of_backward):
-                matches.append(_refusal(softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), of_backward))
-            continue
-        if isinstance(match, Kept):
-            if not of_math:
-                matches.append(_refusal(softmax, match, of_backward))
-            continue
-        if of_math and match.reader.dtype() not in _DTYPES:
-            continue
-        match.of_math = next((refused.pop(node) for node in of_math), None)
-        matches.append(match)
-    yield from refused.values()
+    known = _Known({node: number for number, node in enumerate(graph.nodes)}, _of_backward(graph), set())
+    found = [_read(softmax, known, of_math) for softmax in softmaxes]
+    yield from of_math.values()
+    matches = [match for match in found if isinstance(match, _Match)]
+    yield from (refusal for refusal in found if isinstance(refusal, Refusal))
     for match in matches:
-        if isinstance(match, _Match):
-            with contextlib.suppress(Stuck):
-                avoid |= match.inside()
+        with contextlib.suppress(Stuck):
+            known.avoid.update(match.inside())
     for match in matches:  # only now, because what is added has users
-        if isinstance(match, Refusal):
-            yield match
-            continue
         try:
-            found: Found = match.attention(graph)
+            attention: Found = match.attention()
         except Stuck as error:
-            found = match.of_math or _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), of_backward)
-        yield found
+            attention = match.of_math or _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+        yield attention
+
+
+def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Match | Refusal | None:
+    """An attention, or why it is kept; None for other softmaxes, and for PyTorch's own that stay in `of_math`."""
+    own = next((node for node in of_math if _is_of(node, softmax)), None)
+    try:
+        match = _match(softmax, known)
+    except NotAttention:
+        return None
+    except Stuck as error:
+        if own is not None or not _is_between_products(softmax, known.of_backward):
+            return None
+        return _refusal(softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+    if isinstance(match, Kept):
+        return None if own is not None else _refusal(softmax, match, known)
+    if own is not None:
+        if match.reader.dtype() not in _DTYPES:
+            return None
+        match.of_math = of_math.pop(own)
+    return match
 
 
 def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
@@ -123,6 +121,15 @@ def _is_of(node: Node, softmax: _Softmax) -> bool:
 def _row_nodes(softmax: _Softmax) -> list[Node]:
     difference = softmax.exponential.all_input_nodes
     return [*difference, *(source for node in difference for source in node.all_input_nodes)]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The places of a graph's nodes, those that depend on gradients, and those that are gone in the end."""
+
+    place: dict[Node, int]
+    of_backward: Set[Node]
+    avoid: set[Node]
 
 
 @dataclass
@@ -166,7 +173,7 @@ class _Match:
         results = [sink for sink in (out, *gradients) if isinstance(sink, Result)]
         return set().union(*(result.before for result in results))
 
-    def attention(self, graph: Graph) -> Attention:
+    def attention(self) -> Attention:
         """The attention, with the nodes that it reads in the dimensions of attention.
 
         Raises:
@@ -268,7 +275,7 @@ class _Match:
         return Result(found[0], values.known[found[0]].labels, (batch, heads, queries, ()), values.atoms)
 
 
-def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node], avoid: set[Node]) -> _Match | Kept:
+def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     """All nodes of an attention by their values, or why it is kept.
 
     Raises:
@@ -278,21 +285,26 @@ def _match(softmax: _Softmax, place: dict[Node, int], of_backward: Set[Node], av
     exponent = softmax.exponential.args[0]
     assert isinstance(exponent, Node)
     scores = find_scores(exponent, softmax.dim)
-    values = Values(scores, place, of_backward)
+    values = Values(scores, known.place, known.of_backward)
     values.run(softmax.exponential, softmax.total, softmax.quotient)
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
-    reader = Reader(softmax.quotient.graph, values, Roles.of(values), avoid)
+    reader = Reader(softmax.quotient.graph, values, Roles.of(values), known.avoid)
     strangers = [(node, user) for node, user in values.strangers() if user not in set(_asked(values))]
     if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
         of_bias = {node for node, _ in strangers if _is_gradient_of_bias(values, node)}
         if len(of_bias) == 1:
             strangers = [(node, user) for node, user in strangers if node not in of_bias]
-    strangers.sort(key=lambda pair: (pair[1] in of_backward, place[pair[1]]))
+    strangers.sort(key=lambda pair: (pair[1] in known.of_backward, known.place[pair[1]]))
     for node, user in strangers:
-        if user.op == "output" or user not in of_backward:
-            return Kept(Reason.PROBABILITIES_USED, f"{values.known[node].kind} ({node.name}) is read by {_name(user)}")
-        return Kept(Reason.UNSUPPORTED_OP, f"in the backward, {values.known[node].kind} is read by {_name(user)}")
+        if user.op == "output" or user not in known.of_backward:
+            return Kept(
+                Reason.PROBABILITIES_USED, f"{_words(values.known[node])} ({node.name}) is read by {_name(user)}"
+            )
+        return Kept(
+            Reason.UNSUPPORTED_OP,
+            f"in the backward, {_words(values.known[node])} ({node.name}) is read by {_name(user)}",
+        )
     return _Match(softmax, values, reader)
 
 
@@ -317,11 +329,14 @@ def _readers(node: Node) -> str:
     return "its probabilities are read by " + ", ".join(map(_name, list(node.users)[:4]))
 
 
-def _refusal(softmax: _Softmax, kept: Kept, of_backward: Set[Node]) -> Refusal:
-    with_backward = any(user in of_backward for user in softmax.quotient.users) or any(
-        user in of_backward for reader in softmax.quotient.users for user in reader.users
-    )
-    return Refusal(softmax.quotient, OP, kept, with_backward, None, place=softmax.quotient)
+def _words(value: Value) -> str:
+    return {"P": "the softmax", "D": "the softmax with dropout", "score": "a score"}.get(value.kind, value.kind)
+
+
+def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
+    readers = [user for reader in softmax.quotient.users for user in (reader, *reader.users)]
+    has_backward = any(user in known.of_backward for user in readers)
+    return Refusal(softmax.quotient, OP, kept, has_backward, None, place=softmax.quotient)
 
 
 def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
@@ -333,8 +348,8 @@ def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
         close = op_name(node) in ("aten::cat", "aten::slice")
         return is_float(node) and (close or sizes.same(math.prod(shape_of(node)), whole))
 
-    behind, seen = [softmax.exponential], set()
-    found = False
+    behind, found = [softmax.exponential], False
+    seen: set[Node] = set()
     while behind and not found and len(seen) < 400:
         node = behind.pop()
         if node in seen:
@@ -347,7 +362,8 @@ def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
         ]
     if not found:
         return False
-    ahead, reached = [softmax.quotient], set()
+    ahead = [softmax.quotient]
+    reached: set[Node] = set()
     while ahead and len(reached) < 400:
         node = ahead.pop()
         if node in reached:

@@ -159,9 +159,10 @@ def strides(atoms: Atoms, labels: Labels, value: Tensor) -> dict[Atom, Dim]:
     """The stride of every atom of a tensor."""
     found: dict[Atom, Dim] = {}
     for dimension, stride in zip(atoms.resolved(labels), value.stride(), strict=True):
+        inner: Dim = stride
         for atom in reversed(dimension):
-            found[atom] = stride
-            stride = stride * atom.size
+            found[atom] = inner
+            inner = inner * atom.size
     return found
 
 

@@ -139,20 +139,20 @@ def _keeps_shape(source: Any, node: Node) -> bool:
     return same_all(shape_of(source), shape_of(node))
 
 
-def is_row_bound(node: object, of: Node) -> bool:
-    """Whether a node is the maximum of scores along their last dimension, a constant for each softmax."""
+def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
+    """Whether a node is a maximum that is the same for all keys of a query, so that a softmax does not depend on it."""
     while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
         node = node.args[0]
-    if not isinstance(node, Node):
+    if not isinstance(node, Node) or len(shape_of(node)) != len(labels):
         return False
-    size = list(shape_of(node))
-    rest = [a for a, b in zip(size, shape_of(of), strict=False) if static(a) != 1 or static(b) == 1]
-    if len(size) != len(shape_of(of)) or len(rest) < len(size) - 1:
+    over_keys = [
+        static(n) for n, dim in zip(shape_of(node), labels, strict=True) if dim in (found.wide_dim, found.key_dim)
+    ]
+    if over_keys != [1]:
         return False
-    if op_name(node) == "aten::amax":
-        return True
     source = node.args[0] if node.args else None
-    return isinstance(source, Node) and op_name(source) == "aten::max" and node.args[1] == 0
+    of_both = isinstance(source, Node) and op_name(source) == "aten::max" and node.args[1] == 0
+    return op_name(node) == "aten::amax" or of_both
 
 
 def _walk(found: Scores, node: Node, labels: Labels) -> None:
@@ -196,7 +196,7 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         else:
             found.inner *= factor[1]
         return factor[0], labels
-    if name == "aten::sub" and len(args) == 2 and not node.kwargs and is_row_bound(args[1], node):
+    if name == "aten::sub" and len(args) == 2 and not node.kwargs and _is_row_bound(found, args[1], labels):
         source = args[0]
         if isinstance(source, Node) and _keeps_shape(source, node):
             return source, labels

@@ -350,7 +350,7 @@ class Values:
         draws = []
         while isinstance(drawn, Node) and op_name(drawn) in (CAST, *COPIES):
             draws.append(drawn)
-            drawn = drawn.args[0]  # type: ignore[assignment]
+            drawn = drawn.args[0]
         if not isinstance(drawn, Node) or op_name(drawn) not in _RANDOM or not isinstance(p, (int, float)):
             return None
         whole = len(shape_of(drawn)) == len(probabilities.labels)
@@ -593,7 +593,7 @@ def _widens(source: object, node: Node) -> bool:
     """Whether a cast loses nothing: the source is what may be read in the place of its result."""
     assert isinstance(source, Node)
     old, new = source.meta["val"].dtype, node.meta["val"].dtype
-    return old == new or old.itemsize < new.itemsize
+    return bool(old == new or old.itemsize < new.itemsize)
 
 
 def _new_dimension(node: object, dim: int) -> Dimension:

@@ -28,8 +28,10 @@ def with_sinks(emitter: Emitter, out: Node, logsumexp: Node, sinks: Node, before
 
     rows = call(aten.unsqueeze.default, logsumexp, 3)
     sinks = _in_fp32(call, sinks)
-    share = call(aten.sigmoid.default, call(aten.sub.Tensor, rows, sinks))
-    total = call(aten.squeeze.dim, call(aten.logaddexp.default, rows, sinks), 3)
+    above = call(aten.sub.Tensor, rows, sinks)
+    share = call(aten.sigmoid.default, above)
+    rest = call(aten.log1p.default, call(aten.exp.default, call(aten.neg.default, call(aten.abs.default, above))))
+    total = call(aten.squeeze.dim, call(aten.add.Tensor, call(aten.maximum.default, rows, sinks), rest), 3)
     scaled = call(aten.mul.Tensor, _in_fp32(call, out), share)
     return call(prims.convert_element_type.default, scaled, out.meta["val"].dtype), total
 
