@@ -36,17 +36,17 @@ class Reason(Enum):
     )
     UNSUPPORTED_OP = (
         "unsupported_op",
-        "This attention operator is not one that is replaced.",
-        "Choose another SDPA backend.",
+        "This operator of attention, or one between the products of attention by hand, is not one that is replaced.",
+        "Choose another SDPA backend. Of attention by hand, `detail` names the node that stands in the way.",
     )
     MATH_PATH = (
         "math_path",
         "PyTorch computes this call by its math implementation, without a fused operator.",
         (
             "`detail` says which condition of PyTorch's fused operators the call does not meet, and with which tensors "
-            "the program made it. On the CPU these are dropout, a mask that needs a gradient, and unequal head "
-            "dimensions; elsewhere float64, grouped heads with a mask, and leading dimensions that no view of all "
-            "tensors makes one. A program that uses `sdpa_kernel(SDPBackend.MATH)` has asked for it."
+            "the program made it. Such calls are replaced as attention by hand is, but for float64 and for masks "
+            "that broadcast along some of several leading dimensions. A program that uses "
+            "`sdpa_kernel(SDPBackend.MATH)` has asked for it."
         ),
     )
     VARLEN = (
