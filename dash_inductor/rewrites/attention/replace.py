@@ -21,6 +21,7 @@ from ...operators.attention import attention_backward, attention_backward_with_b
 from ...upstream.partitioner import stand_for
 from .data_masks import DataMask, needs_tables
 from .extras import extras
+from .saved import unwatched
 from .sinks import gradient_of_sinks, put_sink_gradient, with_sinks
 from .sites import Match
 
@@ -103,6 +104,7 @@ def _plain_results(
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
     if sinks is not None and logsumexp is not None:
         out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, before=old)
+    unwatched(out)
     for size, parts in forward.sizes:
         arguments = [(view.node, dim) for view, dim in parts]
         found = [emitter.call(aten.sym_size.int, each, before=size, like=size) for each in arguments]
