@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor.entries.by_hand.entry import OP
+from dash_inductor.entries.by_hand.values import Values
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, SiteRecord, sites
@@ -218,6 +219,17 @@ def test_an_error_leaves_the_graph_as_it_was(number: int) -> None:
         graphs, _ = compiled(sinks, tensors(*GROUPED, (HEADS,)))
     assert only_record().reason is Reason.INTERNAL_ERROR
     assert graphs.texts == before.texts
+
+
+def test_an_error_of_a_reader_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Values, node: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(Values, "_product", fail)
+    _, results = compiled(plain, tensors(*QKV))
+    assert only_record().reason is Reason.INTERNAL_ERROR
+    assert "on purpose" in only_record().detail
+    assert_as_exact(plain, tensors(*QKV), results)
 
 
 def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

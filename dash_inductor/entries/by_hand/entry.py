@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
+import traceback
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
@@ -30,6 +32,8 @@ from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
 from .values import Kind, Value, Values
+
+log = logging.getLogger("dash_inductor")
 
 OP = "softmax by hand"
 NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
@@ -59,13 +63,15 @@ def find(graph: Graph) -> Iterator[Found]:
     matches = [match for match in found if isinstance(match, _Match)]
     yield from (refusal for refusal in found if isinstance(refusal, Refusal))
     for match in matches:
-        with contextlib.suppress(Stuck):
+        with contextlib.suppress(Exception):  # it is raised again below
             known.avoid.update(match.inside())
     for match in matches:  # only now, because what is added has users
         try:
             attention: Found = match.attention()
         except Stuck as error:
             attention = match.of_math or _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+        except Exception as error:
+            attention = _failure(match.softmax, error, known)
         yield attention
 
 
@@ -80,6 +86,8 @@ def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Ma
         if own is not None or not _is_between_products(softmax, known.of_backward):
             return None
         return _refusal(softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+    except Exception as error:
+        return None if own is not None else _failure(softmax, error, known)
     if isinstance(match, Kept):
         return None if own is not None else _refusal(softmax, match, known)
     if own is not None:
@@ -240,7 +248,8 @@ class _Match:
 
     def _bias_gradient(self) -> Result | None:
         """The sink of what the program reads of the gradient of the scores, behind which only masks stand."""
-        strangers = [pair for pair in self.values.strangers() if pair[1] not in set(_asked(self.values))]
+        asked = set(_asked(self.values))
+        strangers = [pair for pair in self.values.strangers() if pair[1] not in asked]
         if not strangers:
             return None
         node = strangers[0][0]
@@ -290,7 +299,8 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
     reader = Reader(softmax.quotient.graph, values, Roles.of(values), known.avoid)
-    strangers = [(node, user) for node, user in values.strangers() if user not in set(_asked(values))]
+    asked = set(_asked(values))
+    strangers = [(node, user) for node, user in values.strangers() if user not in asked]
     if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
         of_bias = {node for node, _ in strangers if _is_gradient_of_bias(values, node)}
         if len(of_bias) == 1:
@@ -337,6 +347,14 @@ def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
     readers = [user for reader in softmax.quotient.users for user in (reader, *reader.users)]
     has_backward = any(user in known.of_backward for user in readers)
     return Refusal(softmax.quotient, OP, kept, has_backward, None, place=softmax.quotient)
+
+
+def _failure(softmax: _Softmax, error: Exception, known: _Known) -> Refusal:
+    """A softmax that could not be read, for a reason that nobody has thought of."""
+    log.debug("softmax %s", softmax.quotient, exc_info=error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+    return _refusal(softmax, Kept(Reason.INTERNAL_ERROR, text), known)
 
 
 def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:

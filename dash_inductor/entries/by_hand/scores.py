@@ -151,7 +151,7 @@ def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
     if over_keys != [1]:
         return False
     source = node.args[0] if node.args else None
-    of_both = isinstance(source, Node) and op_name(source) == "aten::max" and node.args[1] == 0
+    of_both = isinstance(source, Node) and op_name(source) == "aten::max" and bool(node.args[1] == 0)
     return op_name(node) == "aten::amax" or of_both
 
 

@@ -354,7 +354,12 @@ class Values:
         if not isinstance(drawn, Node) or op_name(drawn) not in _RANDOM or not isinstance(p, (int, float)):
             return None
         whole = len(shape_of(drawn)) == len(probabilities.labels)
-        if self.random or not whole or not all(map(same, shape_of(drawn), _sizes(probabilities.labels))):
+        if (
+            self.random
+            or not whole
+            or not 0 < p < 1
+            or not all(map(same, shape_of(drawn), _sizes(probabilities.labels)))
+        ):
             return None
         self.dropout, self.random = float(p), [drawn, *drawn.all_input_nodes]
         for node in (drawn, *draws):
