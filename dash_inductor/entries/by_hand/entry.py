@@ -37,6 +37,7 @@ log = logging.getLogger("dash_inductor")
 
 OP = "softmax by hand"
 NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
+WIDE = "computed by hand, in float32: ours multiplies the 16-bit numbers that were converted, as fused attention does"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -229,7 +230,8 @@ class _Match:
             )
         draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
         forward = Forward(values.results["O"], inputs, out, None, draws, tuple(self._sizes(inputs)))
-        note = NOTE + ("; with sinks" if scores.sink is not None else "")
+        wide = values.results["O"].meta["val"].dtype.itemsize > own.itemsize
+        note = (WIDE if wide else NOTE) + ("; with sinks" if scores.sink is not None else "")
         return Attention(
             forward, backward, OP if self.of_math is None else math_path.OP, note=note, one_operator=False,
         )  # fmt: skip
@@ -299,6 +301,9 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
     reader = Reader(softmax.quotient.graph, values, Roles.of(values), known.avoid)
+    double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
+    if double is not None:
+        return Kept(Reason.DTYPE, f"computed in float64 ({_name(double)})")
     asked = set(_asked(values))
     strangers = [(node, user) for node, user in values.strangers() if user not in asked]
     if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
 from torch.fx import Node
 
 from ...graph.nodes import bind, op_name
@@ -595,10 +596,10 @@ _RULES = {
 
 
 def _widens(source: object, node: Node) -> bool:
-    """Whether a cast loses nothing: the source is what may be read in the place of its result."""
+    """Whether a cast loses nothing that kernels have: the source may be read in the place of its result."""
     assert isinstance(source, Node)
     old, new = source.meta["val"].dtype, node.meta["val"].dtype
-    return bool(old == new or old.itemsize < new.itemsize)
+    return bool(old == new or (old.itemsize < new.itemsize and new != torch.float64))
 
 
 def _new_dimension(node: object, dim: int) -> Dimension:
